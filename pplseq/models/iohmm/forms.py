@@ -38,9 +38,10 @@ def in_pairs(
         ValueError: for what could be one sequence or many of one step. TypeError: for tables without numbers.
     """
     x = without_frames(x, num_features, "x")
-    given = {part: value[0] if isinstance(value, (list, tuple)) and len(value) else value for part, value in parts_of(inputs).items()}
-    if none := [part for part, value in given.items() if sizes.get(part) == 0 and np.shape(value)[-1:] != (0,)]:
-        raise ValueError(f"{part_name(none[0])}: this model takes none; make it with num_inputs=..., or leave them out")
+    for part, value in parts_of(inputs).items():
+        one = value[0] if isinstance(value, (list, tuple)) and len(value) else value
+        if sizes.get(part) == 0 and np.shape(one)[-1:] != (0,):
+            raise ValueError(f"{part_name(part)}: this model takes none; make it with num_inputs=..., or leave them out")
     parts = {part: without_frames(value, sizes[part], part_name(part)) for part, value in parts_of(inputs).items()}
     if x is not None and (np.ndim(x[0]) > 0 if isinstance(x, (list, tuple)) and len(x) else np.ndim(x) > 2):
         are_alone = [False]  # outputs are sequences, or padded rows
