@@ -138,10 +138,13 @@ def advance(
     Returns:
         What observations make of each step's covariance, A Sigma (k, h, h), and the covariance behind it (k, h, h).
     """
-    updates, steps = [], [[*values.split(1)] * (1 if len(values) > 1 else num_steps) for values in (matrix, noise)]
+    updates: list[Any] = []
+    steps = [[*values.split(1)] * (1 if len(values) > 1 else num_steps) for values in (matrix, noise)]
     # without gradients matrices are made where they are to stand: putting large ones together costs as much as a product
     is_plain = not torch.is_grad_enabled() and type(predicted) is Tensor and not twice.transformed()
     rooms = [predicted.new_empty(num_steps, *predicted.shape) for _ in range(2)] if is_plain else []
+    moved: list[Any]
+    later: list[Any]
     moved, later = [list(room.split(1)) for room in rooms] or [[None] * num_steps for _ in range(2)]
     here = predicted.unsqueeze(0)
     for k, (a, q) in enumerate(zip(*steps, strict=True)):
@@ -151,7 +154,8 @@ def advance(
         spread = moved[k] @ a.mT
         here = later[k] = torch.add((spread + spread.mT) / 2, q, out=later[k])
     parts = map(torch.cat, zip(*updates, strict=True))
-    return type(updates[0])(*parts), *(rooms or map(torch.cat, (moved, later)))
+    moves, covariances = rooms or map(torch.cat, (moved, later))
+    return type(updates[0])(*parts), moves, covariances
 
 
 def adjoint(information: Tensor, closed_loop: Tensor, later: Tensor) -> Tensor:

@@ -42,10 +42,10 @@ class FittedState(SequenceModel):
     def labelled(self, found: Any, x: Any, lengths: Any, num_steps: int, names: Sequence[str] | None = None) -> Any:
         """A forecast of the steps behind x with the names of the columns (or others), and the times of these steps where the
         frames of x say them."""
-        index = None if lengths is not None else index_ahead(x, num_steps)
-        if index is not None and len(index) != len(found[0]):  # one frame of several sequences
-            index = None
-        return found._replace(column_names=self.column_names if names is None else tuple(names), index=index)
+        times = None if lengths is not None else index_ahead(x, num_steps)
+        if times is not None and len(times) != len(found[0]):  # one frame of several sequences
+            times = None
+        return found._replace(column_names=self.column_names if names is None else tuple(names), times=times)
 
     def take_names(self, other: FittedState) -> None:
         """Words, their clusters and the names of columns of another model."""

@@ -42,7 +42,7 @@ def test_every_model_of_vectors_tells_a_frame(kind, frame):
     rows = model.forecast([frame[:30], frame[:35]], 2)
     assert [str(rows.frame(row).index[0].date()) for row in (0, 1)] == ["2026-07-31", "2026-12-31"]
     bare = model.forecast(frame.to_numpy(), 3)
-    assert bare.index is None and list(bare.frame().index) == [0, 1, 2] and list(bare.frame()) == list(table)
+    assert bare.times is None and list(bare.frame().index) == [0, 1, 2] and list(bare.frame()) == list(table)
     one = model.predict_next(frame)
     assert one.column_names == ("temp", "wind")
     with pytest.raises(ValueError, match="one step no rows"):
@@ -73,7 +73,7 @@ def test_formulas_name_the_outputs():
     formulas.read(frame)
     model = IOHMM(1, outputs="gaussian", **(formulas.options | {"num_outputs": 1})).fit(frame, max_iterations=2)
     found = model.forecast(frame, future_inputs=frame[18:22])
-    assert found.index is None  # one frame of two sequences
+    assert found.times is None  # one frame of two sequences
     assert list(found.frame(1)) == ["power", "power low", "power high"]
 
 

@@ -69,7 +69,7 @@ class NextDistribution(NamedTuple):
     """The step behind the chain: state_log_probs (*B, Z) and, for word emissions, word_log_probs (*B, V), nats.
 
     Of vectors a model gives means (*B, D) and covariances (*B, D, D), uncertainty about the state included, and in
-    ``quantiles`` what :meth:`intervals` asks; column_names: of a frame's columns, where the model was fitted to one; index: of
+    ``quantiles`` what :meth:`intervals` asks; column_names: of a frame's columns, where the model was fitted to one; times: of
     each row the times of the steps, where the observations came as frames that say how theirs go on.
     """
 
@@ -79,7 +79,7 @@ class NextDistribution(NamedTuple):
     covariances: Tensor | None = None
     quantiles: Quantiles | None = None
     column_names: tuple[str, ...] | None = None
-    index: tuple[Any, ...] | None = None
+    times: tuple[Any, ...] | None = None
 
     def intervals(self, level: float = 0.95) -> tuple[Tensor, Tensor]:
         """Lower and upper ends (*B, D) of intervals that hold each number with this probability (of counts, at least): exact
@@ -96,7 +96,7 @@ class NextDistribution(NamedTuple):
         Raises:
             ValueError: for words, and a single step (of ``predict_next``): ask forecast. ImportError: where pandas is missing.
         """
-        return forecast_frame(self.means, lambda: self.intervals(level), row, self.column_names, self.index)
+        return forecast_frame(self.means, lambda: self.intervals(level), row, self.column_names, self.times)
 
 
 class MissingWords(NamedTuple):

@@ -25,7 +25,7 @@ class VectorForecast(NamedTuple):
     """What comes after the vectors: p(x_{T+k} | x_1..x_T), k = 1..K, a mixture over paths of states, by its moments.
 
     means: (B, K, D). covariances: (B, K, D, D). states: (B, K, Z) probabilities. quantiles: what :meth:`intervals` asks.
-    column_names: of a frame's columns. index: of each row the times of the steps, of frames that say how theirs go on.
+    column_names: of a frame's columns. times: of each row the times of the steps, of frames that say how theirs go on.
     """
 
     means: Tensor
@@ -33,7 +33,7 @@ class VectorForecast(NamedTuple):
     states: Tensor
     quantiles: Quantiles | None = None
     column_names: tuple[str, ...] | None = None
-    index: tuple[Any, ...] | None = None
+    times: tuple[Any, ...] | None = None
 
     def intervals(self, level: float = 0.95) -> tuple[Tensor, Tensor]:
         """Lower and upper ends (B, K, D) of intervals that hold each number with this probability: exact quantiles of the
@@ -50,7 +50,7 @@ class VectorForecast(NamedTuple):
         Raises:
             ValueError: for a single step (of ``predict_next``): ask forecast.
         """
-        return forecast_frame(self.means, lambda: self.intervals(level), row, self.column_names, self.index)
+        return forecast_frame(self.means, lambda: self.intervals(level), row, self.column_names, self.times)
 
 
 class ARHMM(ARHMMParameters):

@@ -28,7 +28,7 @@ class Forecast(NamedTuple):
     """What comes after the observations: p(x_{T+k} | x_1..x_T), k = 1..K; without K for the next step alone.
 
     means: (B, K, n). covariances: (B, K, n, n). state_means: (B, K, h). state_covariances: (B, K, h, h).
-    column_names: of a frame's columns, where the model was fitted to one. index: of each row the times of the steps, where the
+    column_names: of a frame's columns, where the model was fitted to one. times: of each row those of the steps, where the
     observations came as frames that say how theirs go on.
     """
 
@@ -37,7 +37,7 @@ class Forecast(NamedTuple):
     state_means: Tensor
     state_covariances: Tensor
     column_names: tuple[str, ...] | None = None
-    index: tuple[Any, ...] | None = None
+    times: tuple[Any, ...] | None = None
 
     def intervals(self, level: float = 0.95) -> tuple[Tensor, Tensor]:
         """Lower and upper ends (B, K, n) of intervals that hold each number with this probability."""
@@ -52,7 +52,7 @@ class Forecast(NamedTuple):
         Raises:
             ValueError: for a single step (of ``predict_next``): ask forecast.
         """
-        return forecast_frame(self.means, lambda: self.intervals(level), row, self.column_names, self.index)
+        return forecast_frame(self.means, lambda: self.intervals(level), row, self.column_names, self.times)
 
 
 class Diagnostics(NamedTuple):

@@ -19,7 +19,7 @@ class SwitchingForecast(NamedTuple):
     """What comes after the numbers: p(x_{T+k} | x_1..x_T), k = 1..K.
 
     means, variances: (B, K). regimes: (B, K, R) probabilities. quantiles: what :meth:`intervals` asks. column_names: of the
-    series or column the model was fitted to. index: of each row the times of the steps, where the numbers came as series that
+    series or column the model was fitted to. times: of each row the times of the steps, where the numbers came as series that
     say how theirs go on.
     """
 
@@ -28,7 +28,7 @@ class SwitchingForecast(NamedTuple):
     regimes: Tensor
     quantiles: Quantiles | None = None
     column_names: tuple[str, ...] | None = None
-    index: tuple[Any, ...] | None = None
+    times: tuple[Any, ...] | None = None
 
     def intervals(self, level: float = 0.95) -> tuple[Tensor, Tensor]:
         """Lower and upper ends (B, K) of intervals that hold each number with this probability: exact quantiles of the mixture
@@ -47,7 +47,7 @@ class SwitchingForecast(NamedTuple):
             ValueError: for a single step (of ``predict_next``), and where :meth:`intervals` raises it.
         """
         return forecast_frame(
-            self.means.unsqueeze(-1), lambda: intervals_of(self.quantiles, level), row, self.column_names, self.index
+            self.means.unsqueeze(-1), lambda: intervals_of(self.quantiles, level), row, self.column_names, self.times
         )
 
 

@@ -46,14 +46,14 @@ class RegimeMoments(NamedTuple):
 
 class RegimeForecast(NamedTuple):
     """What comes after the observations, approximately: means (B, K, n), covariances (B, K, n, n), regimes (B, K, R)
-    probabilities; quantiles: what :meth:`intervals` asks; column_names and index: of frames, see :meth:`frame`."""
+    probabilities; quantiles: what :meth:`intervals` asks; column_names and times: of frames, see :meth:`frame`."""
 
     means: Tensor
     covariances: Tensor
     regimes: Tensor
     quantiles: Quantiles | None = None
     column_names: tuple[str, ...] | None = None
-    index: tuple[Any, ...] | None = None
+    times: tuple[Any, ...] | None = None
 
     def intervals(self, level: float = 0.95) -> tuple[Tensor, Tensor]:
         """Lower and upper ends (B, K, n) of intervals that hold each number with about this probability: quantiles of a mixture
@@ -66,7 +66,7 @@ class RegimeForecast(NamedTuple):
         Raises:
             ValueError: for a single step (of ``predict_next``): ask forecast.
         """
-        return forecast_frame(self.means, lambda: self.intervals(level), row, self.column_names, self.index)
+        return forecast_frame(self.means, lambda: self.intervals(level), row, self.column_names, self.times)
 
 
 class ApproximateSwitchingLDS(Estimator):

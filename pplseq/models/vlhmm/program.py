@@ -24,24 +24,13 @@ from pplseq.infer.fit.em import Batch
 from pplseq.infer.programs.markov import markov
 from pplseq.models.base import Given, Sizes, one_chain
 from pplseq.models.constrained import Constrainable
+from pplseq.models.vlhmm.layers import ResidualLayer
 
 PARAMETERIZATIONS = ("independent", "factored", "scalar")
 TRANSITIONS = ("softmax", "hierarchical")
 INITIALIZATIONS = ("normal", "xavier")
 ROLES = ("start", "out", "into", "emit")
 PRODUCT_DTYPES = {"float32": None, "bfloat16": torch.bfloat16}
-
-
-class ResidualLayer(nn.Module):
-    """LayerNorm(relu(W2 u) + u), u = relu(W1 x); (..., D) -> (..., D)."""
-
-    def __init__(self, size: int):
-        super().__init__()
-        self.first, self.second, self.norm = nn.Linear(size, size), nn.Linear(size, size), nn.LayerNorm(size)
-
-    def forward(self, x: Tensor) -> Tensor:
-        u = torch.relu(self.first(x))
-        return self.norm(torch.relu(self.second(u)) + u)
 
 
 class VLHMM(Constrainable):
