@@ -15,7 +15,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 CLEAN = r"pplseq/(distributions|infer|kernels|runs)/|pplseq/models/(.*/)?(program|vlhmm)\.py"
-CEILING = 89  # errors in all other rooms: lower it when they become fewer, never raise it
+CEILING = 83  # errors in all other rooms: lower it when they become fewer, never raise it
 
 
 def errors() -> list[dict]:

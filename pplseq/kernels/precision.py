@@ -51,7 +51,7 @@ def matmul_precision(name: str) -> Iterator[None]:
         yield
 
 
-def network_precision(x: torch.Tensor) -> contextlib.AbstractContextManager[None]:
+def network_precision(x: torch.Tensor) -> contextlib.AbstractContextManager[Any]:
     """Around the linear layers of a network: they run in bfloat16 where that is wanted and the only way to have such products.
 
     Sums inside of a product are float32; what comes out is of bfloat16 and goes back to float32 behind the layers.

@@ -61,7 +61,7 @@ def in_form(x: Any, lengths: Any = None, *, num_features: int | None, name: str 
                 f"{name}: expected numbers, vectors of {num_features} a step, got the text {text!r}; make numbers of "
                 "it, or take a model of words"
             )
-        first: Any = x[0] if len(x) else None
+        first = next(iter(x), None)
         if first is None or isinstance(first, str) or np.ndim(first) > 0 or is_table(first):
             rows = [_row(row, num_features, name) for row in x]
             if num_features == 1 and len(x) > 1 and all(np.shape(row) == (1,) for row in x):
@@ -152,7 +152,8 @@ def column_names(x: Any, name: str = "x") -> tuple[str, ...] | None:
         return None
     frame = as_frame(first, name)
     names = tuple(frame.columns) if hasattr(frame, "columns") else (getattr(frame, "name", None),)
-    return names if names and all(isinstance(each, str) and each for each in names) else None
+    strings = tuple(each for each in names if isinstance(each, str) and each)
+    return strings if strings and len(strings) == len(names) else None
 
 
 def by_names(x: Any, names: tuple[str, ...] | None, name: str = "x") -> Any:

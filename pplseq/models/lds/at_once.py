@@ -87,7 +87,7 @@ class View(NamedTuple):
 
     def shows(self, part: Tensor | None) -> bool:
         """Whether this is a view, and still the one, of a parameter."""
-        if part is not self.part or part.data_ptr() != self.address or part.shape != self.shape or not part.is_contiguous():
+        if part is None or part is not self.part or part.data_ptr() != self.address or part.shape != self.shape or not part.is_contiguous():
             return False
         return self.numbers.dtype is (DOUBLE if part.dtype is torch.float64 else SINGLE)
 
@@ -153,7 +153,7 @@ class AtOnce(LDSQueries):
         """The parameters, where the loop answers questions about x."""
         if not self._is_as_it_is or not fits(x, self.num_states):
             return None
-        parts = [self._parameters[name] for name in RAW]
+        parts: list[Tensor | None] = [self._parameters[name] for name in RAW]
         found = self._last.numbers_of(parts)
         if found is None or parts[0] is None or parts[0].dtype != x.dtype:
             return None

@@ -89,7 +89,7 @@ def fit_plainly(system: Numbers, values: np.ndarray, tol: float, floor: float | 
     work = rows * steps * system.h * (2 * system.h + 4 * n)
     if steps < 2 or rows * steps <= system.h or work > MOST_WORK or compiled.num_parts(rows, 4 * work) > 1:
         return None
-    vector = VectorSystem(system, values, tol, floor)
+    vector: Any = VectorSystem(system, values, tol, floor)
     try:
         history: FitHistory = expectation_maximization(vector, [Batch(torch.from_numpy(values))], **options)
     except NotPlain:

@@ -59,13 +59,15 @@ def race(
     regression = best_weights(alone, alone.new_zeros(1, size - 1), alone.new_ones(1), columns)
     whole = float(left_variances(alone, seen.sum().to(alone)[None], regression, shared=True))
     prior = size + 1.0, max(whole, 1e-12) / moves.shape[-1] ** 2
-    for iteration in range(ITERATIONS + 1):
+    iteration = 0
+    while True:
         left = joint[:, 0] - weights @ joint[:, 1:].T  # (S, R, N)
         emit = torch.where(seen, -(left / scale.unsqueeze(-1)).square() / 2 - scale.log().unsqueeze(-1), 0.0)
         first = stationary_log_probs(moves)
         found = expectation(first.T.unsqueeze(1), moves.movedim(0, -1).unsqueeze(2), emit.permute(1, 2, 0), lattice)
         if iteration == ITERATIONS:
             break
+        iteration += 1
         each = found.emit.permute(2, 0, 1)  # (S, R, N)
         moments = (each @ outer).unflatten(-1, (size, size))
         weights = best_weights(moments, weights, scale, places)
