@@ -87,7 +87,9 @@ class View(NamedTuple):
 
     def shows(self, part: Tensor | None) -> bool:
         """Whether this is a view, and still the one, of a parameter."""
-        if part is None or part is not self.part or part.data_ptr() != self.address or part.shape != self.shape or not part.is_contiguous():
+        if part is None or part is not self.part or part.data_ptr() != self.address:
+            return False
+        if part.shape != self.shape or not part.is_contiguous():
             return False
         return self.numbers.dtype is (DOUBLE if part.dtype is torch.float64 else SINGLE)
 
