@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from pplseq.models.constraints.constraint import Constraint
 
 BATCH_CELLS = 1 << 21  # steps x rows x states of one batch
+MAX_PAIRS = 1 << 27  # steps x states x states of the longest sentence whose pairs of states are all in memory, 8 bytes each
 DECODERS = ("viterbi", "posterior")
 
 
@@ -244,6 +245,12 @@ class ProbabilisticTagger(Tagger):
 
     def _posterior_chain(self, chain: Chain, row: int, length: int) -> PosteriorChain:
         states = self.tag_of_state()
+        size = len(states) * (1 if self._constraint is None else self._constraint.num_states)
+        if length * size**2 > MAX_PAIRS:
+            raise ValueError(
+                f"x: got a sentence of {length:,} words; with {size:,} states the best taggings and the entropy are for "
+                f"sentences of at most {MAX_PAIRS // size**2:,} words, whose pairs of states fit in memory: cut it"
+            )
         if self._constraint is None:
             marginals = chain.marginals().dense(len(states))[row, :length]
         else:  # given a constraint, states beside those of its automaton are a chain, and states alone are none
@@ -282,7 +289,7 @@ class ProbabilisticTagger(Tagger):
         def best(chain: Chain, lengths: list[int]) -> list[list[tuple[tuple[str, ...], float]]]:
             if self.has_substates():
                 found = best_taggings(self._posterior_chain(chain, 0, lengths[0]), n)
-                return [[(tuple(self.tags[k] for k in tags), math.log(prob)) for tags, prob in found]]
+                return [[(tuple(self.tags[k] for k in tags), log_prob) for tags, log_prob in found]]
             paths, log_probs = chain.k_best(n)
             total = float(chain.log_prob())
             found = zip(paths[:, 0], (log_probs[:, 0]).tolist(), strict=True)

@@ -184,7 +184,7 @@ def check_sentences(sentences: Sequence[TaggedSentence], *, need_tags: bool = Tr
         if need_tags and any(tag is None for tag in tags):
             raise ValueError(
                 f"x: number {i} has a word without a tag ({words[tags.index(None)]!r}); this tagger needs all tags; "
-                "partly tagged text is for the unsupervised and dictionary taggers"
+                "text that lacks some is for the systems semi-supervised, partly-tagged, dictionary and unsupervised"
             )
 
 

@@ -40,9 +40,9 @@ def test_against_all_taggings(num_steps, sizes, sparse):
         for n in (1, 3, 10, 10_000):
             found = best_taggings(chain, n)
             assert len(found) == min(n, len(truth)) == len({tags for tags, _ in found})
-            np.testing.assert_allclose([p for _, p in found], [p for _, p in truth[:n]], rtol=1e-9)
+            np.testing.assert_allclose(np.exp([p for _, p in found]), [p for _, p in truth[:n]], rtol=1e-9)
             lookup = dict(truth)
-            np.testing.assert_allclose([p for _, p in found], [lookup[tags] for tags, _ in found], rtol=1e-9)
+            np.testing.assert_allclose(np.exp([p for _, p in found]), [lookup[tags] for tags, _ in found], rtol=1e-9)
         entropy = -sum(p * np.log(p) for _, p in truth)
         lower, upper = entropy_bounds(chain)
         assert lower - 1e-12 <= entropy <= upper + 1e-12
@@ -50,6 +50,41 @@ def test_against_all_taggings(num_steps, sizes, sparse):
             np.testing.assert_allclose([lower, upper], entropy, atol=1e-12)
         states = random_chain(seed, num_steps, sizes, sparse)._replace(groups=np.eye(sum(sizes)))
         assert upper < entropy_bounds(states)[0] or max(sizes) == 1  # that of states is another
+
+
+def log_prob_of(chain, tags):
+    forward, log_prob = chain.first * chain.groups[:, tags[0]], 0.0
+    for step, tag in zip(chain.steps, tags[1:], strict=True):
+        forward = forward @ step * chain.groups[:, tag]
+        log_prob, forward = log_prob + np.log(forward.sum()), forward / forward.sum()
+    return log_prob
+
+
+def test_long_sentences_are_not_searched_through_nor_too_improbable():
+    """Each of some thousand words has two taggings that are nearly equal: most of all beginnings are left, none is lost."""
+    chain = random_chain(0, 3000, (2, 2))
+    flat = chain._replace(steps=0.9 * chain.steps[:1] + 0.1 * chain.steps)
+    found = best_taggings(flat, 4)
+    assert len(found) == 4 and found[0][1] < -800  # below the smallest number that there is
+    np.testing.assert_allclose([p for _, p in found], [log_prob_of(flat, tags) for tags, _ in found], rtol=1e-9)
+    short = flat._replace(steps=flat.steps[:9])
+    np.testing.assert_allclose(
+        np.exp([p for _, p in best_taggings(short, 20)]), [p for _, p in all_taggings(short)[:20]], rtol=1e-9
+    )
+
+
+def test_too_much_to_search_or_to_hold_is_refused(monkeypatch):
+    monkeypatch.setattr("pplseq.models.taggers.substates.taggings.MAX_PREFIXES", 50)
+    with pytest.raises(ValueError, match="the 300 best taggings of these 7 words are too much alike"):
+        best_taggings(random_chain(0, 7, (4, 4)), 300)
+    train = [TaggedSentence(("a", "b", "a"), ("X", "Y", "X"))] * 40
+    tagger = LatentTagger(num_substates=2, max_iterations=2).fit(train)
+    size = len(tagger.tag_of_state())
+    monkeypatch.setattr("pplseq.models.taggers.probabilistic.MAX_PAIRS", 10 * size**2)
+    for ask in (lambda words: tagger.n_best(words, 2), lambda words: tagger.entropy([words])):
+        ask(["a"] * 10)
+        with pytest.raises(ValueError, match="sentence of 11 words; .* at most 10 words"):
+            ask(["a"] * 11)
 
 
 def test_a_latent_tagger_answers_about_taggings():

@@ -14,6 +14,9 @@ import numpy as np
 
 from pplseq.infer.discrete.constrained.moves import WordMoves
 
+MAX_PREFIXES = 1_000_000  # of taggings in memory, some 500 bytes each
+MORE_RIVALS = 64  # prefixes beside n that others are compared with, for each word and tag
+
 
 class PosteriorChain(NamedTuple):
     """first (Z,) p(z_1 | words); steps (T - 1, Z, Z) [from, to]; groups (Z, M) 1 where a state is one of a tag's."""
@@ -33,49 +36,80 @@ class PosteriorChain(NamedTuple):
 
 
 def best_taggings(chain: PosteriorChain, n: int) -> list[tuple[tuple[int, ...], float]]:
-    """The n most probable taggings, as numbers of tags, and their probabilities, best first; fewer where there are no more.
+    """The n most probable taggings, as numbers of tags, and log of their probabilities, best first; fewer where there are no
+    more.
 
     A* over prefixes of taggings, with forward sums a(z) = p(tags so far, z_t = z | words). No tagging that goes on from a
     prefix is more probable than sum a(z), all of them together, nor than sum a(z) h_t(z), where
 
         h_t(z) = max over tags of  sum over the tag's states z' of  P_t(z, z') h_{t+1}(z'),   h_T = 1
 
-    lets every state choose its own continuation. Exact, but for probabilities below 1e-308.
+    lets every state choose its own continuation. A prefix is left where n others with its last tag have sums a(z) that are no
+    smaller for any z: whatever follows, those are as probable. Exact.
 
-    Cost: the first bound lets at most T / p(n-th tagging | words) prefixes be opened, each a product of a tag's states and Z.
+    Cost: a product of a tag's states and Z a prefix that is opened. What came long ago hardly tells, so that of two prefixes
+    one is soon no smaller; there are a few for each word and tag.
+
+    Raises:
+        ValueError: more than MAX_PREFIXES are needed.
 
     Source: P. Hart, N. Nilsson and B. Raphael (1968), A formal basis for the heuristic determination of minimum cost paths.
     """
     first, steps, groups = chain
     members = [np.flatnonzero(group) for group in groups.T]
-    futures = [np.ones(len(first))]
+    futures, logs = [np.ones(len(first))], [0.0]  # h_t, its largest made 1, and log of what that was
     for step in steps[::-1]:
-        futures.append(((step * futures[-1]) @ groups).max(-1))
+        best = ((step * futures[-1]) @ groups).max(-1)
+        logs.append(logs[-1] + float(np.log(best.max())))
+        futures.append(best / best.max())
     futures.reverse()
-    heap: list[tuple[float, int, int, tuple, np.ndarray]] = []  # the most promising first; the number breaks ties
+    logs.reverse()
+    # the most promising first; the number breaks ties
+    heap: list[tuple[float, int, int, tuple, np.ndarray, float]] = []
     done: list[float] = []  # the n best whole taggings so far, the worst first
+    opened: dict[tuple[int, int], list[np.ndarray]] = {}  # by place and tag log a(z) of the first ones
     number = 0
 
-    def push(forward: np.ndarray, t: int, tags: tuple) -> None:
+    def push(forward: np.ndarray, scale: float, t: int, tags: tuple) -> None:
         nonlocal number
-        promise = np.minimum(forward @ groups, (forward * futures[t]) @ groups)
-        least = done[0] if len(done) == n else 0.0
+        with np.errstate(divide="ignore"):
+            promise = scale + np.log(np.stack([forward @ groups, (forward * futures[t]) @ groups]))
+        promise = np.minimum(promise[0], promise[1] + logs[t])
+        least = done[0] if len(done) == n else -np.inf
         for tag in np.flatnonzero(promise > least).tolist():
             value = float(promise[tag])
             if t == len(steps):
                 (heapq.heappush if len(done) < n else heapq.heappushpop)(done, value)
             number += 1
-            heapq.heappush(heap, (-value, number, tag, tags, forward[members[tag]]))
+            own = forward[members[tag]]
+            largest = own.max()
+            heapq.heappush(heap, (-value, number, tag, tags, own / largest, scale + float(np.log(largest))))
+        if number > MAX_PREFIXES:
+            raise ValueError(
+                f"the {n:,} best taggings of these {len(steps) + 1:,} words are too much alike to be told apart "
+                f"({MAX_PREFIXES:,} beginnings were tried); ask for fewer, or of shorter sentences"
+            )
 
-    push(first, 0, ())
+    def surpassed(forward: np.ndarray, scale: float, place: tuple[int, int]) -> bool:
+        """Whether n of the opened prefixes are no smaller; else it is one of them."""
+        with np.errstate(divide="ignore"):
+            sums = scale + np.log(forward)
+        rivals = opened.setdefault(place, [])
+        if len(rivals) >= n and int((np.stack(rivals) >= sums).all(-1).sum()) >= n:
+            return True
+        if len(rivals) < n + MORE_RIVALS:
+            rivals.append(sums)
+        return False
+
+    push(first, 0.0, 0, ())
     found: list[tuple[tuple[int, ...], float]] = []
     while heap and len(found) < n:
-        value, _, tag, tags, forward = heapq.heappop(heap)
+        value, _, tag, tags, forward, scale = heapq.heappop(heap)
         depth = 0 if not tags else tags[2]
         if depth == len(steps):
             found.append((_unrolled((tag, tags, depth + 1)), -value))
-        else:
-            push(forward @ steps[depth][members[tag]], depth + 1, (tag, tags, depth + 1))
+        elif not surpassed(forward, scale, (depth, tag)):
+            push(forward @ steps[depth][members[tag]], scale, depth + 1, (tag, tags, depth + 1))
     return found
 
 
