@@ -47,3 +47,39 @@ def test_the_floor_is_a_share_of_the_outputs():
     lowest = (2 * model.noise.log_scale.detach()).exp().amin(0)
     close(lowest[1], torch.tensor(1e-4 * x[:, 1].var(), dtype=torch.float64))
     assert lowest[0] > 1e-3 * x[:, 0].var()
+
+
+@pytest.mark.parametrize("steps", [200, 1100])  # regressions by tensor operations, and by compiled loops
+def test_fits_do_not_depend_on_the_units_of_inputs(steps):
+    rng = np.random.default_rng(1)
+    inputs = rng.normal(size=(steps, 1))
+    state = rng.random(steps) < 1 / (1 + np.exp(-3 * inputs[:, 0]))
+    x = np.where(rng.random(steps) < 0.9, state, rng.integers(3, size=steps)).astype(int)
+
+    def fit(mean, scale):
+        model = IOHMM(2, num_inputs={"transition": 1}, outputs="categorical", num_outputs=3)
+        model.fit([x], inputs=[mean + scale * inputs], num_restarts=2, seed=0, max_iterations=30)
+        return model.score([x], inputs=[mean + scale * inputs])
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        expected = fit(0.0, 1.0)
+        for mean, scale in ((20.0, 1.0), (1000.0, 1.0), (0.0, 1e4), (0.0, 1e-6)):
+            assert fit(mean, scale) == pytest.approx(expected, abs=1e-3), (mean, scale)
+
+
+@pytest.mark.parametrize("outputs", ["gaussian", "normal", "bernoulli"])
+def test_a_constant_input_has_no_slope_to_begin_with(outputs):
+    x, inputs = regimes()
+    x = (x > 0).astype(float) if outputs == "bernoulli" else x
+
+    def score(constant):
+        beside = np.concatenate([inputs, np.full_like(inputs, constant)], 1)
+        model = IOHMM(2, num_inputs=2, outputs=outputs, num_outputs=2, mealy=True)
+        return model.fit([x], inputs=[beside], num_restarts=2, seed=0, max_iterations=5).score([x], inputs=[beside])
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        expected = score(0.0)
+        for constant in (0.1, 1e3):  # the mean of 80 times 0.1 is not 0.1
+            assert score(constant) == pytest.approx(expected, abs=1e-3), constant

@@ -174,3 +174,20 @@ def test_distinct_rows_are_counted_before_they_are_looked_for(shape):
                 assert rows is given and 2 * len(torch.unique(given, dim=0)) > len(given)
             else:
                 torch.testing.assert_close(rows[index], given, equal_nan=True, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("ridge", [0.0, 0.5])
+@pytest.mark.parametrize("count", [300, 1200])  # by tensor operations, and by compiled loops
+def test_units_of_features_do_not_matter(count, ridge):
+    torch.manual_seed(3)
+    features = torch.cat([torch.randn(count, 2), torch.ones(count, 1)], 1).double()
+    truth = torch.randn(3, 3).double()
+    counts = torch.distributions.OneHotCategorical(logits=features @ truth).sample().unsqueeze(0)
+    precise = dict(tolerance=1e-13, max_iterations=100)
+    zeros, ridge = torch.zeros(1, 3, 3).double(), torch.full((3,), ridge).double()
+    expected = softmax_regression(features, counts, zeros, ridge=ridge, **precise)
+    for unit in (1e-9, 1e9):
+        units = torch.tensor([unit, 1 / unit, 1.0]).double()
+        found = softmax_regression(features * units, counts, zeros, ridge=ridge * units**2, **precise)
+        assert_close(found.objective, expected.objective, rtol=1e-9, atol=0.0)
+        assert_close(found.weights[0] * units[:, None], expected.weights[0], rtol=1e-4, atol=1e-4)

@@ -19,6 +19,7 @@ from pplseq.models.iohmm.restarts.regressions import bernoulli_regression, linea
 Weights = dict[str, Tensor]
 
 LOOKED_AT = 4  # columns that may show that few rows repeat
+ROUNDING = 1e-12  # deviations, of the largest number, of a column that does not vary
 
 
 class Rows(NamedTuple):
@@ -258,6 +259,17 @@ class RestartNetwork:
 def inner(counts: Tensor, log_probs: Tensor) -> Tensor:
     """(R,) sum counts * log_probs, where 0 * -inf is 0 and has no gradient."""
     return (counts * log_probs.masked_fill(counts == 0, 0.0)).flatten(0, -2).sum(0)
+
+
+def in_units_of(inputs: Tensor, weight: Tensor) -> None:
+    """Changes weights (..., U + 1, K, R), drawn as for inputs of mean 0 and deviation 1, to what they are for inputs (N, U) in
+    other units: far from 0 or wide, they would begin where one outcome is all but certain at every step. An input that does not
+    vary has no slope."""
+    mean = inputs.mean(0)
+    spread = (inputs - mean).square().mean(0).sqrt()
+    varies = spread > ROUNDING * inputs.abs().amax(0)
+    weight[..., :-1, :, :] *= torch.where(varies, 1 / spread, 0.0)[:, None, None]
+    weight[..., -1, :, :] -= torch.einsum("...ukr,u->...kr", weight[..., :-1, :, :], mean)
 
 
 def distinct(values: Tensor) -> tuple[Tensor, Tensor | None]:

@@ -157,14 +157,14 @@ def climb(features, counts, total, weights, allowed, ridge, max_iterations, halv
     least = tolerance * max(mass, 1.0)
     value = value_at(features, counts, total, weights, allowed, ridge, True, gradient, hessian)
     for iteration in range(1, max_iterations + 1):
-        top = -np.inf
-        for i in range(size):
-            f, k = i // num_classes, i % num_classes
-            slope[i] = gradient[f, k] - ridge[f] * weights[f, k]
-            hessian[i, i] += ridge[f]
-            top = max(top, hessian[i, i])
-        for i in range(size):  # where a direction is flat (all classes up together, say)
-            hessian[i, i] += slight * top + TINY**0.5
+        for f in range(num_features):
+            top = -np.inf
+            for i in range(f * num_classes, (f + 1) * num_classes):
+                slope[i] = gradient[f, i % num_classes] - ridge[f] * weights[f, i % num_classes]
+                hessian[i, i] += ridge[f]
+                top = max(top, hessian[i, i])
+            for i in range(f * num_classes, (f + 1) * num_classes):  # a direction is flat (all classes up together, say)
+                hessian[i, i] += slight * top + TINY**0.5  # in the feature's own units
         solve(hessian, slope, step)
         promise, share = 0.0, 1.0
         for f in range(num_features):

@@ -172,18 +172,19 @@ def _newton_step(features, total, probs, gradient, ridge) -> Tensor:
         hessian = (outer.T @ spread).unflatten(-1, (num_classes, -1)).unflatten(1, (num_features, -1))
         hessian = hessian.permute(0, 1, 3, 2, 4).reshape(-1, size, size)
         hessian = hessian + torch.diag(ridge.expand(-1, num_classes).flatten())
-        steps.append(torch.cholesky_solve(gradient[part].flatten(1).unsqueeze(-1), factor(hessian)).squeeze(-1))
+        steps.append(torch.cholesky_solve(gradient[part].flatten(1).unsqueeze(-1), factor(hessian, num_classes)).squeeze(-1))
     return torch.cat(steps).unflatten(-1, (num_features, num_classes))
 
 
-def factor(matrix: Tensor) -> Tensor:
-    """Cholesky factors, with what it takes on the diagonal where a direction is flat (all classes up together, say)."""
-    top = matrix.diagonal(dim1=-2, dim2=-1).amax(-1)
+def factor(matrix: Tensor, group: int = 1) -> Tensor:
+    """Cholesky factors, with what it takes on the diagonal where a direction is flat (all classes up together, say).
+
+    That is a share of the largest entry of each ``group`` of successive ones, which are of one feature: what is little for one
+    may be all there is of another, in other units.
+    """
+    top = matrix.diagonal(dim1=-2, dim2=-1).unflatten(-1, (-1, group)).amax(-1).repeat_interleave(group, -1)
     slight = torch.finfo(matrix.dtype).eps ** 0.6
-    eye = torch.eye(matrix.shape[-1], dtype=matrix.dtype, device=matrix.device)
-    return torch.linalg.cholesky_ex(
-        matrix + (slight * top + torch.finfo(matrix.dtype).tiny ** 0.5)[..., None, None] * eye
-    )[0]
+    return torch.linalg.cholesky_ex(matrix + torch.diag_embed(slight * top + torch.finfo(matrix.dtype).tiny ** 0.5))[0]
 
 
 def bernoulli_regression(features: Tensor, ones: Tensor, zeros: Tensor, weights: Tensor, **options) -> Solution:

@@ -13,7 +13,7 @@ from torch import Tensor
 from pplseq.models.hmm.families import LARGEST, maximize_each
 from pplseq.models.iohmm.networks import ConstantNetwork, LinearNetwork, TableNetwork
 from pplseq.models.iohmm.responses import LINKS, Column, ResponseColumns
-from pplseq.models.iohmm.restarts.networks import Penalty, RestartNetwork
+from pplseq.models.iohmm.restarts.networks import Penalty, RestartNetwork, in_units_of
 from pplseq.models.iohmm.restarts.outputs import CategoricalOutputs, NoisyOutputs, Parameters, Seen
 from pplseq.models.iohmm.restarts.regressions import HALVINGS, Solution, factor
 
@@ -158,14 +158,12 @@ class ResponseOutputs(NoisyOutputs):
         if self.network.kind in ("constant", "table"):
             emission = {"logits": eta.expand(emission["logits"].shape).clone()}
         elif self.network.kind == "linear":
-            features = seen.rows.features[..., :-1]
-            spread, weight = features.std(0, correction=0), scale * torch.randn_like(emission["weight"])
+            weight = scale * torch.randn_like(emission["weight"])
             for column in self.columns.normal:
                 if column.link == "identity":
                     weight[:, :, column.first] *= dispersion[column.place].exp()
-            # an input that does not vary has no slope
-            weight[:, :-1] *= torch.where(spread > 0, 1 / spread.clamp_min(1e-300), 0.0)[:, None, None]
-            weight[:, -1] = eta - torch.einsum("zfkr,f->zkr", weight[:, :-1], features.mean(0))
+            weight[:, -1] = eta
+            in_units_of(seen.rows.features[..., :-1], weight)
             emission = {"weight": weight}
         noise = dispersion[:, None].expand(self.num_states, -1, count).clone()
         return {"emission": emission, "noise": {"log_dispersion": noise}}

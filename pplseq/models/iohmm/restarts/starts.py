@@ -11,7 +11,7 @@ from torch.distributions import Gamma
 
 from pplseq.models.iohmm.restarts.gaussian import GaussianOutputs
 from pplseq.models.iohmm.restarts.history import RestartBlock
-from pplseq.models.iohmm.restarts.networks import RestartNetwork
+from pplseq.models.iohmm.restarts.networks import RestartNetwork, Rows, in_units_of
 from pplseq.models.iohmm.restarts.outputs import BernoulliOutputs, Parameters
 from pplseq.models.iohmm.restarts.problem import RestartProblem
 from pplseq.models.iohmm.restarts.responses import ResponseOutputs
@@ -22,8 +22,8 @@ def draw_parameters(problem: RestartProblem, blocks: Sequence[RestartBlock]) -> 
     """Random parameters of all blocks' restarts, from torch's generator.
 
     Tables are drawn from Dirichlet (for bits: Beta) distributions, weights of generalised linear models and of layers from
-    normal ones; Gaussian means are targets picked at random, with slopes no steeper than targets vary, and their covariances
-    those of all targets.
+    normal ones, in units of the inputs' deviations from their mean; Gaussian means are targets picked at random, with slopes no
+    steeper than targets vary, and their covariances those of all targets.
     """
     drawn = [_draw(problem, block) for block in blocks]
     return {
@@ -34,8 +34,8 @@ def draw_parameters(problem: RestartProblem, blocks: Sequence[RestartBlock]) -> 
 
 def _draw(problem: RestartProblem, block: RestartBlock) -> Parameters:
     initial, transition, outputs = problem.initial, problem.transition, problem.outputs
-    result = {"transition": _network(transition, block)}
-    result["initial"] = {} if isinstance(initial, StationaryStart) else _network(initial, block)
+    result = {"transition": _network(transition, block, problem.rows)}
+    result["initial"] = {} if isinstance(initial, StationaryStart) else _network(initial, block, problem.start_rows)
     if block.fixed_start and initial.kind == "constant":
         logits = torch.full_like(result["initial"]["logits"], -torch.inf)
         first = 0 if initial.forbidden is None else int((~initial.forbidden).nonzero()[0])
@@ -45,7 +45,9 @@ def _draw(problem: RestartProblem, block: RestartBlock) -> Parameters:
         return result
     if isinstance(outputs, ResponseOutputs):
         return result | outputs.start(problem.seen, block.scale, block.num_restarts, _network(outputs.network, block))
-    result["emission"] = _network(outputs.network, block, bits=isinstance(outputs, BernoulliOutputs))
+    # means of Gaussians that are linear have units of their own, below
+    rows = None if isinstance(outputs, GaussianOutputs) and outputs.network.kind == "linear" else problem.seen.rows
+    result["emission"] = _network(outputs.network, block, rows, bits=isinstance(outputs, BernoulliOutputs))
     if isinstance(outputs, GaussianOutputs):
         result["emission"], result["noise"] = _gaussian(problem, outputs, block, result["emission"])
     return result
@@ -55,7 +57,10 @@ def _like(network: RestartNetwork) -> Tensor:
     return next(iter(network.network.parameters()))
 
 
-def _network(network: RestartNetwork, block: RestartBlock, bits: bool = False) -> dict[str, Tensor]:
+def _network(
+    network: RestartNetwork, block: RestartBlock, rows: Rows | None = None, bits: bool = False
+) -> dict[str, Tensor]:
+    """Weights, in units of the rows' inputs if these are given."""
     like, count = _like(network), block.num_restarts
     if network.kind in ("constant", "table"):
         shape = network.network.logits.shape
@@ -67,8 +72,11 @@ def _network(network: RestartNetwork, block: RestartBlock, bits: bool = False) -
             logits = logits.masked_fill(network.forbidden.unsqueeze(-2), -torch.inf)
         return {"logits": torch.log_softmax(logits, -1).transpose(-1, -2).contiguous()}
     if network.kind == "linear":
-        weight = network.network.weight
-        return {"weight": block.scale * torch.randn(*weight.shape, count, dtype=like.dtype, device=like.device)}
+        shape = network.network.weight.shape
+        weight = block.scale * torch.randn(*shape, count, dtype=like.dtype, device=like.device)
+        if rows is not None:
+            in_units_of(rows.features[..., :-1], weight)
+        return {"weight": weight}
     copies, one = [], copy.deepcopy(network.network)
     for _ in range(count):
         if network.kind == "layered":
@@ -78,7 +86,10 @@ def _network(network: RestartNetwork, block: RestartBlock, bits: bool = False) -
                 if hasattr(module, "reset_parameters"):
                     module.reset_parameters()
         copies.append({name: value.detach().clone() for name, value in one.named_parameters()})
-    return {name: torch.stack([each[name] for each in copies], -1) for name in copies[0]}
+    drawn = {name: torch.stack([each[name] for each in copies], -1) for name in copies[0]}
+    if network.kind == "layered" and network.network.input_dims and rows is not None:
+        in_units_of(rows.features, drawn["layers.0"])
+    return drawn
 
 
 def _log_gamma(concentration: float, shape, like: Tensor) -> Tensor:
@@ -108,6 +119,7 @@ def _gaussian(problem, outputs, block, emission):
         # slopes as steep as targets vary, whatever their units: others would begin all states but one far from any
         emission["weight"] *= spread.diagonal().sqrt().unsqueeze(-1)
         emission["weight"][..., -1, :, :] = picked
+        in_units_of(seen.rows.features[..., :-1], emission["weight"])
     spread = spread + torch.as_tensor(outputs.floor).to(eye) * eye
     if outputs.covariance in ("diag", "spherical"):
         variance = spread.diagonal() if outputs.covariance == "diag" else spread.diagonal().mean(0, keepdim=True)
