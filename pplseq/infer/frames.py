@@ -22,7 +22,7 @@ def forecast_frame(
             columns, by default x0, x1, ... index: of each row the times of its K steps, or None where they are not known.
 
     Raises:
-        ImportError: without pandas. ValueError: for what has no means of several steps.
+        ImportError: without pandas. ValueError: for what has no means of several steps, and a row that is not there.
     """
     try:
         import pandas
@@ -30,6 +30,8 @@ def forecast_frame(
         raise ImportError('frame: a table needs pandas: pip install "pplseq[frames]"') from error
     if means is None or means.dim() != 3:
         raise ValueError("frame: is of forecasts of vectors, (B, K, D); words have probabilities, and one step no rows")
+    if isinstance(row, bool) or not isinstance(row, int) or not -len(means) <= row < len(means):
+        raise ValueError(f"row: which of the {len(means)} sequences, 0 to {len(means) - 1}, got {row!r}; shares go to level=")
     (low, high), values, size = ends(), {}, means.shape[-1]
     names = column_names if column_names is not None and len(column_names) == size else [f"x{k}" for k in range(size)]
     for k, name in enumerate(names):

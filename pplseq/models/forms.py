@@ -144,28 +144,48 @@ class Sequences(list):
 
 def column_names(x: Any, name: str = "x") -> tuple[str, ...] | None:
     """Names of the columns of a frame, or of the first of several, or of what :func:`sequences_by` made of one; of a series
-    its own. None where there are none, or numbers instead of names."""
+    its own. None where there are none, or 0, 1, 2, ..., as of a frame made of an array; other numbers, dates and the names of
+    several levels are written as text.
+
+    Raises:
+        ValueError: for two columns that are written alike.
+    """
     if isinstance(x, Sequences):
         return x.column_names
     first = x[0] if isinstance(x, (list, tuple)) and len(x) and is_table(x[0]) else x
     if not is_table(first):
         return None
     frame = as_frame(first, name)
-    names = tuple(frame.columns) if hasattr(frame, "columns") else (getattr(frame, "name", None),)
-    strings = tuple(each for each in names if isinstance(each, str) and each)
-    return strings if strings and len(strings) == len(names) else None
+    if not hasattr(frame, "columns"):
+        own = getattr(frame, "name", None)
+        return (own,) if isinstance(own, str) and own else None
+    return _as_texts(list(frame.columns), name)
+
+
+def _as_texts(columns: Sequence[Any], name: str) -> tuple[str, ...] | None:
+    """What the columns of a frame are called, see :func:`column_names`."""
+    if columns == list(range(len(columns))):
+        return None
+    told = tuple(" ".join(map(str, each)) if isinstance(each, tuple) else str(each) for each in columns)
+    if len(set(told)) < len(set(columns)):
+        twice = next(each for each in told if told.count(each) > 1)
+        alike = " and ".join(repr(each) for each, text in zip(columns, told, strict=True) if text == twice)
+        raise ValueError(f"{name}: columns must have names of their own, got {alike}; rename them, or give {name}.to_numpy()")
+    return told if all(told) else None
 
 
 def by_names(x: Any, names: tuple[str, ...] | None, name: str = "x") -> Any:
     """A frame's, or several frames', columns of these names in this order; what has no names, or for None, is as it is.
 
-    A series is one column, whatever its name.
+    A series is one column, whatever its name. Columns 0, 1, 2, ... in another order are put in theirs for None.
 
     Raises:
         ValueError: for a frame that lacks one.
     """
     if names is None:
-        return x
+        columns = list(x.columns) if is_frame(x) and hasattr(x, "columns") else []
+        turned = all(type(each) is int for each in columns) and columns != (places := sorted(columns))
+        return x[places] if turned and places == list(range(len(columns))) else x
     if isinstance(x, Sequences):
         if x.column_names in (None, names):
             return x
@@ -175,12 +195,15 @@ def by_names(x: Any, names: tuple[str, ...] | None, name: str = "x") -> Any:
     if isinstance(x, (list, tuple)):
         return [by_names(row, names, f"{name}[{place}]") for place, row in enumerate(x)] if any(map(is_table, x)) else x
     there = column_names(x, name)
+    if there is None and is_frame(x) and set(names) <= set(numbers := [str(each) for each in getattr(x, "columns", ())]):
+        there = tuple(numbers)  # columns 1, 0 of a frame made of an array
     if there is None or there == names or not hasattr(frame := as_frame(x, name), "columns"):
         return x
     _check_there(names, there, name, f"{name}.to_numpy()")
     if len(set(there)) < len(there):
         return x  # who reads it says so
-    return frame[list(names)]
+    columns = list(frame.columns)
+    return frame[[columns[there.index(each)] for each in names]]
 
 
 def _check_there(names: tuple[str, ...], there: tuple[str, ...], name: str, without: str) -> None:
@@ -312,8 +335,7 @@ def sequences_by(frame: Any, by: str, columns: Any = None) -> Sequences:
     numbers = numbers_of(chosen, num_features=0)
     if isinstance(names, str) and not any(_missing(value) or isinstance(value, float) for value in chosen):
         numbers = _whole(numbers)  # may be words
-    told = (names,) if isinstance(names, str) else tuple(names)
-    known = told if all(isinstance(each, str) and each for each in told) else None
+    known = _as_texts([names] if isinstance(names, str) else list(names), "frame")
     return Sequences([numbers[rows] for rows in places.values()], list(places), known)
 
 

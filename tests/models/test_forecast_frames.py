@@ -61,6 +61,9 @@ def test_a_series_gives_its_name_and_index(kind, frame):
         model.score(frame[["temp"]])
     with pytest.raises(ValueError, match="one step no rows"):
         model.predict_next(frame).frame()
+    for row in (1, 0.9):
+        with pytest.raises(ValueError, match=f"row: which of the 1 sequences, 0 to 0, got {row}; shares go to level="):
+            model.forecast(frame, 2).frame(row)
 
 
 def test_formulas_name_the_outputs():
@@ -117,7 +120,7 @@ def test_groups_of_a_frame_keep_its_names(frame, tmp_path):
     assert list(model.forecast(turned, 1).frame(1))[3] == "wind"
     with pytest.raises(ValueError, match="x: no column 'wind', and the model was fitted to temp, wind; there are temp"):
         model.score(sequences_by(table, "trip", ["temp"]))
-    assert sequences_by(table.rename(columns={"temp": 3}), "trip").column_names is None
+    assert sequences_by(table.rename(columns={"temp": 3}), "trip").column_names == ("3", "wind")
     again = pplseq.load(model.save(tmp_path / "model"))
     assert again.score(turned) == model.score(groups)
 

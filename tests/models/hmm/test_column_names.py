@@ -116,3 +116,31 @@ def test_outputs_that_see_inputs_are_found_by_name(tmp_path):
     words = pplseq.IOHMM(2, num_inputs=1, num_outputs=2, mealy=True)  # of words there are no columns
     words.fit(pd.DataFrame({"word": [0, 1] * 10}), inputs=given[:20], max_iterations=2)
     assert words.column_names is None
+
+
+@pytest.mark.parametrize("columns", [
+    [("wind", "mean"), ("wind", "gusts")], [3, 5], pd.to_datetime(["2024-01-01", "2024-01-02"]).to_list(), [1, 0],
+])  # fmt: skip
+def test_names_that_are_no_texts(columns):
+    generator = np.random.default_rng(0)
+    numbers = generator.normal(size=(40, 2)) + [0, 9]
+    frame = pd.DataFrame(numbers)
+    frame.columns = pd.MultiIndex.from_tuples(columns) if isinstance(columns[0], tuple) else columns
+    model = HMM(2, num_features=2).fit(frame, seed=0)
+    expected = model.score(numbers)
+    assert model.score(frame) == model.score(frame[columns[::-1]]) == expected
+    made = numbers[:, ::-1] if columns == [1, 0] else numbers  # a frame of an array is as it is, but has columns 0 and 1
+    assert model.score(pd.DataFrame(made)) == expected
+    assert model.column_names == tuple(str(c) if not isinstance(c, tuple) else " ".join(c) for c in columns)
+    with pytest.raises(ValueError, match="x: no column "):
+        model.score(frame.set_axis(["other", columns[1]], axis=1))
+
+
+def test_columns_of_a_frame_made_of_an_array_keep_their_places():
+    numbers = np.random.default_rng(0).normal(size=(40, 2)) + [0, 9]
+    frame = pd.DataFrame(numbers)
+    model = HMM(2, num_features=2).fit(frame, seed=0)
+    assert model.column_names is None
+    assert model.score(frame[[1, 0]]) == model.score(frame) == model.score(numbers)
+    with pytest.raises(ValueError, match="columns must have names of their own, got 1 and '1'"):
+        HMM(2, num_features=2).fit(frame.set_axis([1, "1"], axis=1))
