@@ -9,7 +9,7 @@ from typing import Any, Self, cast
 
 from pplseq import checks
 from pplseq.models.base import SequenceModel
-from pplseq.models.forms import Form, by_names, column_names, in_form, index_ahead
+from pplseq.models.forms import Form, by_names, check_rows_together, column_names, in_form, index_ahead
 
 
 class FittedState(SequenceModel):
@@ -29,8 +29,10 @@ class FittedState(SequenceModel):
         """Observations as :func:`pplseq.models.forms.in_form` reads them, a frame's columns by the names of the fit."""
         return in_form(by_names(x, self.column_names), lengths, num_features=self.num_features)
 
-    def inputs_in_form(self, inputs: Any, lengths: Any = None, *, size: int) -> Any:
-        """Inputs (N, U) of that size as :func:`pplseq.models.forms.in_form` reads them, a frame's columns by those names."""
+    def inputs_in_form(self, inputs: Any, lengths: Any = None, *, size: int, beside: Any = None) -> Any:
+        """Inputs (N, U) of that size as :func:`pplseq.models.forms.in_form` reads them, a frame's columns by those names;
+        ``beside``: x as it came, whose rows are those of the inputs."""
+        check_rows_together(beside, inputs)
         if not size:
             raise ValueError("inputs: this model takes none; make it with num_inputs=..., or leave them out")
         return in_form(self.inputs_by_name(inputs), lengths, num_features=size, name="inputs")[0]

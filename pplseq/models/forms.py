@@ -206,6 +206,21 @@ def by_names(x: Any, names: tuple[str, ...] | None, name: str = "x") -> Any:
     return frame[[columns[there.index(each)] for each in names]]
 
 
+def check_rows_together(x: Any, inputs: Any) -> None:
+    """Raises ValueError where the rows of frames stand in another order than those of the frames of inputs beside them."""
+    are_lists = isinstance(x, (list, tuple)) and isinstance(inputs, (list, tuple))
+    for one, other in zip(x, inputs, strict=False) if are_lists else [(x, inputs)]:
+        if not (is_frame(one) and is_frame(other) and hasattr(one, "index") and hasattr(other, "index")):
+            continue
+        here, there = one.index, other.index
+        if len(here) == len(there) and not here.equals(there) and here.isin(there).all() and there.isin(here).all():
+            place = int((here != there).argmax())
+            raise ValueError(
+                f"inputs: rows stand in another order than those of x: row {place} is {there[place]} beside {here[place]}; "
+                "sort them alike, inputs.loc[x.index], or give numbers without an index: inputs.to_numpy()"
+            )
+
+
 def _check_there(names: tuple[str, ...], there: tuple[str, ...], name: str, without: str) -> None:
     if missing := [each for each in names if each not in there]:
         raise ValueError(

@@ -22,7 +22,7 @@ from pplseq.infer.discrete.results import NextDistribution
 from pplseq.infer.fit.em import Batch
 from pplseq.models.batch import as_given
 from pplseq.models.estimator import Sample
-from pplseq.models.forms import by_names, is_table
+from pplseq.models.forms import by_names, check_rows_together, is_table
 from pplseq.models.iohmm.data import Inputs, Source
 from pplseq.models.iohmm.forms import without_frames
 from pplseq.models.iohmm.formulas import Formulas
@@ -72,6 +72,7 @@ class IOHMMQueries(StateLanguages, IOParameters):
         """Data as checked tensors: see :meth:`~pplseq.models.iohmm.data.IOFormat.batch`; frames are read by ``formulas``."""
         if self.formulas is not None:
             x, inputs, lengths = self.formulas.data_of(x, inputs, lengths)
+        check_rows_together(x, inputs)
         x = by_names(x, self.column_names)
         return self.format.batch(x, lengths, states=states, inputs=self.inputs_by_name(inputs))
 

@@ -252,8 +252,8 @@ class LDS(AtOnce):
             state_noises=state_noises, emission_noises=emission_noises, **offsets,
         )  # fmt: skip
         if inputs is not None:
+            inputs = self.inputs_in_form(inputs, lengths, size=self.num_inputs, beside=x)
             x, _ = self.in_form(x, lengths)
-            inputs = self.inputs_in_form(inputs, lengths, size=self.num_inputs)
         batch = with_inputs(batch, inputs, x, self.num_inputs)
         for name, value in controls.items():  # B_t u_t is an offset of its step
             if value is not None:

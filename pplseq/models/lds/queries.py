@@ -220,7 +220,7 @@ class LDSQueries(LDSTensors):
         asked, given = x, lengths
         x, lengths = self.in_form(x, lengths)
         if inputs is not None:
-            inputs = self.inputs_in_form(inputs, given, size=self.num_inputs)
+            inputs = self.inputs_in_form(inputs, given, size=self.num_inputs, beside=asked)
         future_inputs = self.inputs_by_name(future_inputs, "future_inputs")
         future = to_come(future_inputs, len(x), num_steps, self.num_inputs, self.reference)
         inputs = for_empty_rows(inputs, x, self.num_inputs)

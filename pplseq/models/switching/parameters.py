@@ -152,8 +152,8 @@ class SwitchingParameters(Estimator):
         """x, its lengths and inputs as tensors; see the class of all estimators."""
         batch = super().as_batch(x, lengths)
         if inputs is not None:
+            inputs = self.inputs_in_form(inputs, lengths, size=self.num_inputs, beside=x)
             x, _ = self.in_form(x, lengths)
-            inputs = self.inputs_in_form(inputs, lengths, size=self.num_inputs)
         return with_inputs(batch, inputs, x, self.num_inputs)
 
     def check_observations(self, x: Tensor) -> None:

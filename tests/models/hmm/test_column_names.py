@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import pplseq
-from pplseq import HMM, LDS
+from pplseq import ARHMM, HMM, IOHMM, LDS, SwitchingRegression
 
 pd = pytest.importorskip("pandas")
 
@@ -144,3 +144,23 @@ def test_columns_of_a_frame_made_of_an_array_keep_their_places():
     assert model.score(frame[[1, 0]]) == model.score(frame) == model.score(numbers)
     with pytest.raises(ValueError, match="columns must have names of their own, got 1 and '1'"):
         HMM(2, num_features=2).fit(frame.set_axis([1, "1"], axis=1))
+
+
+@pytest.mark.parametrize("make", [
+    lambda: LDS(1, 1, num_inputs=1), lambda: ARHMM(1, 1, num_inputs=1), lambda: SwitchingRegression(2, num_inputs=1),
+    lambda: IOHMM(1, num_inputs=1, outputs="gaussian", num_outputs=1, mealy=True),
+])  # fmt: skip
+def test_inputs_in_another_order_than_the_rows_beside_them(make):
+    generator = np.random.default_rng(0)
+    frame = pd.DataFrame(generator.normal(size=(30, 2)), columns=["y", "u"], index=pd.date_range("2024", periods=30))
+    model, turned = make().fit(frame[["y"]], inputs=frame[["u"]], seed=0), frame[["u"]].sort_index(ascending=False)
+    expected = model.score(frame["y"], inputs=frame["u"])
+    assert model.score(frame["y"], inputs=turned.loc[frame.index]) == expected
+    assert model.score(frame["y"], inputs=frame["u"].reset_index(drop=True)) == expected  # an index of its own: by place
+    assert np.isfinite(model.score(frame["y"][1:], inputs=frame["u"][:-1]))  # the inputs of the day before
+    for x, inputs in ((frame["y"], turned), ([frame["y"]], [turned])):
+        for ask in (model.score, model.smooth, model.fit):
+            with pytest.raises(ValueError, match="inputs: rows stand in another order than those of x: row 0 is 2024-01-30"):
+                ask(x, inputs=inputs)
+    with pytest.raises(ValueError, match="another order"):
+        model.forecast(frame["y"], num_steps=None if isinstance(model, IOHMM) else 2, inputs=turned, future_inputs=turned[:2])
