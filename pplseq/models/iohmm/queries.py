@@ -73,8 +73,7 @@ class IOHMMQueries(StateLanguages, IOParameters):
         if self.formulas is not None:
             x, inputs, lengths = self.formulas.data_of(x, inputs, lengths)
         check_rows_together(x, inputs)
-        x = by_names(x, self.column_names)
-        return self.format.batch(x, lengths, states=states, inputs=self.inputs_by_name(inputs))
+        return self.format.batch(by_names(x, self.column_names), lengths, states=states, inputs=self.inputs_by_name(inputs))
 
     def short_chain(self, batch: Batch) -> Chain | None:
         plain = vars(type(self)).get("has_short_ways", False)
