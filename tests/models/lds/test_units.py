@@ -140,3 +140,14 @@ def test_columns_that_say_the_same_keep_the_smallest_weights(dtype):
     least = torch.linalg.lstsq(columns[:, :3], seen).solution  # columns 2 and 3 as one
     close(weights[:, 2] + 1.7 * weights[:, 3], least[2], rtol=1e-3, atol=1e-3)
     close(1.7 * weights[:, 3], weights[:, 2], rtol=0.02, atol=0.02)  # the smallest in units of the columns
+
+
+@pytest.mark.parametrize("unit", [1e-6, 1e6])
+def test_units_of_inputs_do_not_matter(unit):
+    rng = np.random.default_rng(0)
+    inputs = rng.normal(size=(1, 200, 1))
+    sign = np.where(np.arange(200) // 40 % 2 == 0, 1, -1)[None, :, None]
+    x = sign * (1 + inputs) + 0.3 * rng.normal(size=(1, 200, 1))
+    plain = dict(seed=0, max_iterations=3, acceleration=0)
+    one, other = (LDS(2, 1, num_inputs=1).fit(x, inputs=scale * inputs, **plain) for scale in (1.0, unit))
+    assert other.score(x, inputs=unit * inputs) == pytest.approx(one.score(x, inputs=inputs), abs=1e-3)
