@@ -13,9 +13,9 @@ import numpy as np
 
 from pplseq.kernels.compiled import jit
 from pplseq.kernels.gaussian.kalman_loops import CAREFUL, EPS, Back, walk_back
-from pplseq.kernels.gaussian.mean_loops import product
+from pplseq.kernels.gaussian.product_loops import add_outer, add_times, product, times, turned_times
 
-ROOM = 1 << 16  # numbers of a block of rows, filtered, that stay in a core's cache
+ROOM = 1 << 19
 LANES, FEWEST = 64, 8  # rows of a block
 FILTER, MEANS, SUMS, MOMENTS = 1, 2, 4, 8  # what is wanted
 
@@ -30,8 +30,8 @@ LATER_STEP, LATER, LATER_START = 6, 7, 8  # N_{t+1} A P_t|t, N_{t+1}, N_1
 COVARIANCE, FIRST_COVARIANCE, LAST_COVARIANCE, LAG_ONE = 9, 10, 11, 12  # Cov(x_t | all), t = 1, t = T, Cov(x_{t+1}, x_t | all)
 
 # What means go by: first (h,), offset (h,) and shift (n,); matrix (1, h, h), loadings (1, n, h); of nodes gain (N, h, n) and
-# whitener (N, n, n); index (T, 1), the node of each step
-Way = namedtuple("Way", "first offset shift matrix loadings gain whitener index")
+# whitener (N, n, n); index (T, 1), the node of each step; tiles: see product_loops
+Way = namedtuple("Way", "first offset shift matrix loadings gain whitener index tiles")
 # of nodes: back (N, h, h) P A' of the filtered P; inverse (N, n, n) S^-1; turned (N, n, h) -K'
 Tables = namedtuple("Tables", "back inverse turned")
 # what sums of covariances are made of: of kalman_loops.Nodes and Back
@@ -50,39 +50,6 @@ def sums_in(out, h, n):
 
 
 # ---------------------------------------------------------------- means
-@jit
-def times(left, i, right, j, out):
-    """out = left[i] @ right[j], of matrices."""
-    for row in range(left.shape[1]):
-        for col in range(right.shape[2]):
-            out[row, col] = 0.0
-        for k in range(left.shape[2]):
-            a = left[i, row, k]
-            for col in range(right.shape[2]):
-                out[row, col] += a * right[j, k, col]
-
-
-@jit
-def turned_times(left, i, right, out, scale):
-    """out += scale left[i]' @ right, of matrices."""
-    for k in range(left.shape[1]):
-        for row in range(left.shape[2]):
-            a = scale * left[i, k, row]
-            for col in range(right.shape[1]):
-                out[row, col] += a * right[k, col]
-
-
-@jit
-def add_outer(left, right, width, out):
-    """out += left @ right', of vectors (., lanes)."""
-    for i in range(left.shape[0]):
-        for j in range(right.shape[0]):
-            total = 0.0
-            for lane in range(width):
-                total += left[i, lane] * right[j, lane]
-            out[i, j] += total
-
-
 @jit
 def add_sum(vectors, width, out):
     for i in range(vectors.shape[0]):
@@ -112,13 +79,13 @@ def filter_block(values, block, width, way, means, errors):
                 for lane in range(width):
                     ahead[i, lane] = first[i]
         else:
-            product(matrix, 0, means[t - 1], base, width, ahead)
+            product(matrix, 0, means[t - 1], base, width, ahead, way.tiles)
         for lane in range(width):
             for i in range(n):
                 errors[t, i, lane] = values[block + lane, t, i] - shift[i]
-        product(lacking, 0, ahead, errors[t], width, errors[t])
-        product(way.gain, node, errors[t], ahead, width, means[t])
-        product(way.whitener, node, errors[t], zero, width, white)
+        product(lacking, 0, ahead, errors[t], width, errors[t], way.tiles)
+        product(way.gain, node, errors[t], ahead, width, means[t], way.tiles)
+        product(way.whitener, node, errors[t], zero, width, white, way.tiles)
         for i in range(n):
             for lane in range(width):
                 total += white[i, lane] * white[i, lane]
@@ -141,38 +108,38 @@ def smooth_block(block, width, way, tables, means, errors, sums, wanted, smoothe
     for t in range(num_steps - 1, -1, -1):
         node = index[t, 0]
         if t + 1 < num_steps:
-            product(tables.back, node, adjoint, means[t], width, state)
-            product(turned, 0, adjoint, zero, width, ahead)
+            product(tables.back, node, adjoint, means[t], width, state, way.tiles)
+            product(turned, 0, adjoint, zero, width, ahead, way.tiles)
             if with_sums:
-                add_outer(adjoint, state, width, sums.states[STEP])
-                add_outer(adjoint, adjoint, width, sums.states[MOVE])
+                add_outer(adjoint, state, width, sums.states[STEP], way.tiles)
+                add_outer(adjoint, adjoint, width, sums.states[MOVE], way.tiles)
                 add_sum(adjoint, width, sums.vectors[0])
         else:
             for i in range(h):
                 for lane in range(width):
                     state[i, lane] = means[t, i, lane]
-        product(tables.inverse, node, errors[t], zero, width, error)
-        product(tables.turned, node, ahead, error, width, error)
-        product(upward, 0, error, ahead, width, adjoint)
+        product(tables.inverse, node, errors[t], zero, width, error, way.tiles)
+        product(tables.turned, node, ahead, error, width, error, way.tiles)
+        product(upward, 0, error, ahead, width, adjoint, way.tiles)
         if wanted & MEANS:
             for lane in range(width):
                 for i in range(h):
                     smoothed[block + lane, t, i] = state[i, lane]
         if with_sums:
-            add_outer(error, state, width, sums.seen[0])
-            add_outer(error, error, width, sums.noise[0])
+            add_outer(error, state, width, sums.seen[0], way.tiles)
+            add_outer(error, error, width, sums.noise[0], way.tiles)
             add_sum(error, width, sums.errors)
         if with_moments:
-            add_outer(state, state, width, sums.states[SECOND])
+            add_outer(state, state, width, sums.states[SECOND], way.tiles)
             add_sum(state, width, sums.vectors[2])
             if t + 1 == num_steps:
-                add_outer(state, state, width, sums.states[LAST])
+                add_outer(state, state, width, sums.states[LAST], way.tiles)
                 add_sum(state, width, sums.vectors[4])
     if with_sums:
-        add_outer(adjoint, adjoint, width, sums.states[START])
+        add_outer(adjoint, adjoint, width, sums.states[START], way.tiles)
         add_sum(adjoint, width, sums.vectors[1])
     if with_moments:
-        add_outer(state, state, width, sums.states[FIRST])
+        add_outer(state, state, width, sums.states[FIRST], way.tiles)
         add_sum(state, width, sums.vectors[3])
 
 
@@ -193,7 +160,7 @@ def largest(matrix, k):
 
 
 @jit
-def add_covariances(matrix, path, made, places, sums, with_moments, limit):
+def add_covariances(matrix, path, made, places, sums, with_moments, limit, tiles):
     """Adds sums over steps of what covariances say; returns whether all digits are there (see SmoothedPath).
 
     Args:
@@ -210,13 +177,13 @@ def add_covariances(matrix, path, made, places, sums, with_moments, limit):
     most = np.zeros(made)
     for k in range(1, made):
         node, later, count = path.of[k], path.later[k], counts[k]
-        times(path.information, later, path.moved, node, pulled[0])
-        times(matrix, 0, path.gain, node, moved[0])
-        times(path.information, later, moved, 0, raised[0])
+        times(path.information, later, path.moved, node, pulled[0], tiles)
+        times(matrix, 0, path.gain, node, moved[0], tiles)
+        times(path.information, later, moved, 0, raised[0], tiles)
         for i in range(h):
             for a in range(n):
                 lowered[0, i, a] = 0.0
-        turned_times(matrix, 0, raised[0], lowered[0], 1.0)  # A' N A K
+        turned_times(matrix, 0, raised[0], lowered[0], 1.0, tiles)  # A' N A K
         for i in range(h):
             for j in range(h):
                 sums.states[LATER_STEP, i, j] += count * pulled[0, i, j]
@@ -224,17 +191,17 @@ def add_covariances(matrix, path, made, places, sums, with_moments, limit):
         for a in range(n):
             for j in range(h):
                 shared[a, j] = 0.0
-        turned_times(lowered, 0, path.filtered[node], shared, 1.0)
+        turned_times(lowered, 0, path.filtered[node], shared, 1.0, tiles)
         for a in range(n):
             for j in range(h):
                 sums.seen[1, a, j] += count * (path.gain[node, j, a] - shared[a, j])
-        turned_times(path.whitener, node, path.whitener[node], sums.noise[1], float(count))
-        turned_times(path.gain, node, lowered[0], sums.noise[1], float(count))
+        turned_times(path.whitener, node, path.whitener[node], sums.noise[1], float(count), tiles)
+        turned_times(path.gain, node, lowered[0], sums.noise[1], float(count), tiles)
         if with_moments:
             for i in range(h):
                 for j in range(h):
                     smoothed[i, j] = path.filtered[node, i, j]
-            turned_times(path.moved, node, pulled[0], smoothed, -1.0)
+            turned_times(path.moved, node, pulled[0], smoothed, -1.0, tiles)
             most[k] = max(largest(path.information, later), most[later])
             widest, size = 0.0, largest(path.moved, node)
             for i in range(h):
@@ -242,7 +209,7 @@ def add_covariances(matrix, path, made, places, sums, with_moments, limit):
             is_exact = is_exact and size * size * most[k] <= limit * widest
             after = path.of[later] if later else -1
             if after >= 0:  # of all steps but the last
-                times(path.predicted, path.parent[after], pulled, 0, lag)
+                times(path.predicted, path.parent[after], pulled, 0, lag, tiles)
             for i in range(h):
                 for j in range(h):
                     value = (smoothed[i, j] + smoothed[j, i]) / 2
@@ -280,8 +247,17 @@ def add_second_order(way, nodes, made, tables, tol, agree, sums, with_moments):
     seen, moved = np.empty((1, n, h)), np.empty((1, h, n))
     for node in range(made):
         steady[node] = nodes.later[node] == nodes.parent[node]
-        times(tables.inverse, node, way.loadings, 0, seen[0])
-        times(way.matrix, 0, nodes.gain, node, moved[0])
+        times(tables.inverse, node, way.loadings, 0, seen[0], way.tiles)
+        times(way.matrix, 0, nodes.gain, node, moved[0], way.tiles)
+        if len(way.tiles):
+            for i in range(h):
+                for j in range(h):
+                    information[node, i, j], closed[node, i, j] = 0.0, way.matrix[0, i, j]
+                for a in range(n):
+                    moved[0, i, a] = -moved[0, i, a]
+            turned_times(way.loadings, 0, seen[0], information[node], 1.0, way.tiles)
+            add_times(moved[0], way.loadings[0], h, closed[node], False)
+            continue
         for i in range(h):
             for j in range(h):
                 known, step = 0.0, way.matrix[0, i, j]
@@ -295,7 +271,7 @@ def add_second_order(way, nodes, made, tables, tol, agree, sums, with_moments):
         back, counts[0] = room_back(room, h), 1
         begin = walk_back(
             num_steps - 1, way.index, places, np.zeros(1, np.int64), (information, closed), steady, np.full(made, -1), back,
-            counts, tol, agree, True,
+            counts, tol, agree, True, way.tiles,
         )  # fmt: skip
         if begin < 0:
             break
@@ -304,4 +280,4 @@ def add_second_order(way, nodes, made, tables, tol, agree, sums, with_moments):
         nodes.predicted, nodes.parent, nodes.filtered, nodes.gain, nodes.whitener, nodes.moved, back.information, back.of,
         back.later,
     )  # fmt: skip
-    return add_covariances(way.matrix, path, counts[0], places, sums, with_moments, CAREFUL / EPS)
+    return add_covariances(way.matrix, path, counts[0], places, sums, with_moments, CAREFUL / EPS, way.tiles)

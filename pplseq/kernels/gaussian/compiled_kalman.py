@@ -13,16 +13,28 @@ from torch import Tensor
 from pplseq.kernels import compiled
 from pplseq.kernels.compiled import array
 
-MOST_STATES = 64  # dimensions of a state up to which loops over covariances are the faster way
+MOST_STATES, MOST_BY_FEW_THREADS = 64, 256  # dimensions of a state up to which loops over covariances are the faster way
+FEW_THREADS = 2  # a library divides large products among more
 MOST_ALONE = 32  # and of means
 MOST_NUMBERS = 64
+WORTH_TILES = 8  # states from which products go by tiles
 FIRST_ROOM = 256  # nodes that there is room for at first
+
+
+def most_states() -> int:
+    """Dimensions of a state up to which there are loops."""
+    return MOST_BY_FEW_THREADS if torch.get_num_threads() <= FEW_THREADS else MOST_STATES
 
 
 def applies(dtype: torch.dtype, device: torch.device, h: int, n: int) -> bool:
     """Whether there are loops for such a chain here."""
-    fits = h <= MOST_STATES and n <= MOST_NUMBERS and dtype in (torch.float64, torch.float32)
+    fits = h <= most_states() and n <= MOST_NUMBERS and dtype in (torch.float64, torch.float32)
     return fits and device.type == "cpu" and compiled.available()
+
+
+def tiles_for(h: int) -> tuple[bool, ...]:
+    """What products of compiled loops are told, see :mod:`~pplseq.kernels.gaussian.product_loops`."""
+    return (True,) if h >= WORTH_TILES else ()
 
 
 def pays(residual: Tensor, first: Tensor) -> bool:
@@ -123,7 +135,7 @@ def covariances(
     seen = np.ones(loadings.shape[:2]) if seen is None else seen
     system = loops.System(
         array(matrix), array(noise), loadings, covariance, seen, np.array(precision),
-        -1 if nothing is None else nothing, tol, agree,
+        -1 if nothing is None else nothing, tol, agree, tiles_for(len(matrix)),
     )  # fmt: skip
     nodes, counts, fixed, index = filtered_nodes(system, array(start), which, num_columns, waits)
     made, steady = int(counts[loops.FILTERED]), int(counts[loops.STEADY])
@@ -164,7 +176,7 @@ def backward_nodes(
         back = _room_for(loops.Back, {"information": (h, h)}, room, back)
         if counts[0] == 1:
             back.information[0], back.later[0], back.least[0], back.age[0], back.last[0] = 0.0, 0, np.inf, 0, 0.0
-        t = loops.walk_back(t, columns, index, now, given, steady, settled_on, back, counts, tol, agree, waits)
+        t = loops.walk_back(t, columns, index, now, given, steady, settled_on, back, counts, tol, agree, waits, tiles_for(h))
         if t < 0:
             return back, int(counts[0]), index
         room *= 4
@@ -243,7 +255,7 @@ class MeanLoops:
             np.concatenate([np.broadcast_to(matrix, (len(loadings), h, h)), -(loadings @ matrix)], 1),
             np.concatenate([gain, whitener], 1), np.concatenate([filtered @ turned, turned], 1),
             np.concatenate([_transposed(whitener) @ whitener, -transposed], 2), _transposed(loadings),
-            array(tables.kind), index, order, ends,
+            array(tables.kind), index, order, ends, tiles_for(h),
         )  # fmt: skip
 
     def with_residual(self, residual: Tensor) -> MeanLoops:

@@ -42,7 +42,7 @@ from pplseq.kernels.gaussian.whole_loops import (
     gram,
 )
 
-WHOLE = 2531212033  # checksum of whole_loops.py, which has that of what it imports: numba looks at this file alone
+WHOLE = 3085748154  # checksum of whole_loops.py, which has that of what it imports: numba looks at this file alone
 CLEAR = 1e-4  # as in models/lds/parameters.py: pivots of a covariance, of its deviations, of which no digits are lost
 OPEN = 1e-6  # pivots of moments, of units, below which a direction may be open
 CLEARLY = 1e12  # as in models/lds/statistics.py
@@ -389,13 +389,13 @@ def scale_in(coordinates, at, full, lowest, out):
 
 # ---------------------------------------------------------------- the two entries
 @jit(entry=True)
-def step(values, numbers, h, form, tol, agree, many, floor, new, here, image, units, lowest):
+def step(values, numbers, h, form, tol, agree, many, floor, new, here, image, units, lowest, tiles):
     """An iteration of EM on whole rows (R, T, n).
 
     Args:
         numbers ... many: as for forward. floor: the smallest variance, or 0 for a share of that of the data, or the states.
         new, here, image, units (P,), lowest (h + n,): out, the next numbers, the coordinates of these and of those, the units
-            of the latter, and the floors of states and data.
+            of the latter, and the floors of states and data. tiles: see product_loops.
 
     Returns:
         DONE or REFUSED, and the log-likelihood at the numbers, nats.
@@ -403,14 +403,14 @@ def step(values, numbers, h, form, tol, agree, many, floor, new, here, image, un
     num_steps, n = values.shape[1:]
     while True:
         reals, integers = np.empty(many * (3 * h * h + h * n + n * n + 4)), np.empty(9 * many + 4 + num_steps, np.int64)
-        status, log_prob = forward(values, numbers, h, form, tol, agree, many, reals, integers, True, 0)
+        status, log_prob = forward(values, numbers, h, form, tol, agree, many, reals, integers, True, 0, tiles)
         if status != MORE_ROOM:
             break
         many *= 4
     if status != DONE:
         return REFUSED, 0.0
-    out = np.zeros(len(numbers) + 13 * h * h + 2 * n * (h + n) + 5 * h + n)
-    status, log_prob = backward(values, numbers, h, form, tol, agree, many, reals, integers, MOMENTS, np.empty((0, 0, 0)), out)
+    out, no_means = np.zeros(len(numbers) + 13 * h * h + 2 * n * (h + n) + 5 * h + n), np.empty((0, 0, 0))
+    status, log_prob = backward(values, numbers, h, form, tol, agree, many, reals, integers, MOMENTS, no_means, out, tiles)
     if status != DONE:
         return REFUSED, 0.0
     given, sums = given_by(numbers, h, n, form), sums_in(out[len(numbers) :], h, n)

@@ -12,6 +12,9 @@ from collections import namedtuple
 import numpy as np
 
 from pplseq.kernels.compiled import jit
+from pplseq.kernels.gaussian.product_loops import add_times, mirror, set_to, turned
+
+PRODUCTS = 3918434451  # checksum of product_loops.py: numba looks at this file alone
 
 NEGLIGIBLE = 1e-24  # as in kalman.py
 PATIENCE = 16
@@ -21,7 +24,8 @@ ROUNDING = 1e4 * EPS
 
 # What covariances depend on: matrix, noise (h, h); loadings (P, n, h), covariance (P, n, n), seen (P, n) and precision (P,) of
 # each kind of observation; nothing: the kind that says nothing, or -1. tol, agree: see kalman.Convergence; tol 0: never.
-System = namedtuple("System", "matrix noise loadings covariance seen precision nothing tol agree")
+# tiles: see product_loops
+System = namedtuple("System", "matrix noise loadings covariance seen precision nothing tol agree tiles")
 # predicted (N, h, h), size, least, age, last (N,): the largest entry, and the record of changes on the way; first (N,): the
 # first filtered node behind it. Of filtered nodes: kind, parent, later (predicted nodes before and behind, or -1), sibling
 # (the next one of the same parent), step, row (where it was made), and what observations make of it, as in
@@ -31,14 +35,15 @@ Nodes = namedtuple(
 )
 # counts (4,) of predicted and filtered nodes, and of fixed ones (numbers: fixed); the first step in the steady state, or -1
 PREDICTED, FILTERED, FIXED, STEADY = 0, 1, 2, 3
-Room = namedtuple("Room", "spread factor root work other scale")
+Room = namedtuple("Room", "spread factor root work other scale most turned")
 
 
 @jit
-def make_room(n, h):
+def make_room(n, matrix):
+    h = len(matrix)
     return Room(
         np.empty((n, h)), np.empty((n, n)), np.empty((n, h)), np.empty((max(h, n), h)), np.empty((max(h, n), max(h, n))),
-        np.empty(h),
+        np.empty(h), np.empty(h), turned(matrix, 1.0),
     )  # fmt: skip
 
 
@@ -74,13 +79,17 @@ def condition(system, nodes, p, kind, node, room):
     n, h = system.loadings.shape[1:]
     loadings, noise, spread, total, root = system.loadings, system.covariance, room.spread, room.factor, room.root
     predicted, gain, whitener, filtered = nodes.predicted, nodes.gain, nodes.whitener, nodes.filtered
-    for i in range(n):
-        for j in range(h):
-            spread[i, j] = 0.0
-        for k in range(h):
-            a = loadings[kind, i, k]
+    if len(system.tiles):
+        set_to(0.0, spread)
+        add_times(loadings[kind], predicted[p], h, spread, False)
+    else:
+        for i in range(n):
             for j in range(h):
-                spread[i, j] += a * predicted[p, k, j]
+                spread[i, j] = 0.0
+            for k in range(h):
+                a = loadings[kind, i, k]
+                for j in range(h):
+                    spread[i, j] += a * predicted[p, k, j]
     for i in range(n):
         for j in range(i + 1):
             value = 0.0
@@ -103,6 +112,12 @@ def condition(system, nodes, p, kind, node, room):
             gain[node, j, i] = value
     if nodes.size[p] > 0 and EPS * nodes.size[p] * system.precision[kind] > CAREFUL:
         joseph(system, nodes, p, kind, node, room)
+    elif len(system.tiles):
+        for i in range(h):
+            for j in range(i + 1):
+                filtered[node, i, j] = predicted[p, i, j]
+        add_times(turned(root, -1.0), root, h, filtered[node], True)
+        mirror(filtered[node])
     else:
         for i in range(h):
             for j in range(h):
@@ -126,6 +141,16 @@ def joseph(system, nodes, p, kind, node, room):
             rest[i, j] = 1.0 if i == j else 0.0
             for k in range(n):
                 rest[i, j] -= gain[node, i, k] * system.loadings[kind, k, j]
+    if len(system.tiles):
+        kept, spread, work = rest[:h, :h], np.zeros((h, n)), filtered[node]
+        set_to(0.0, moved)
+        add_times(kept, nodes.predicted[p], h, moved, False)
+        add_times(gain[node], system.covariance[kind], n, spread, False)
+        set_to(0.0, work)
+        add_times(moved[:h], turned(kept, 1.0), h, work, True)
+        add_times(spread, turned(gain[node], 1.0), h, work, True)
+        mirror(work)
+        return
     for i in range(h):
         for j in range(h):
             moved[i, j] = 0.0
@@ -148,27 +173,40 @@ def joseph(system, nodes, p, kind, node, room):
 def predict(system, nodes, node, child, room):
     """moved[node] = A Sigma and predicted[child] = A Sigma A' + Q."""
     h, matrix, moved, work = system.matrix.shape[0], system.matrix, nodes.moved, room.work
-    for i in range(h):
-        for j in range(h):
-            moved[node, i, j] = 0.0
-        for k in range(h):
-            a = matrix[i, k]
+    if len(system.tiles):
+        set_to(0.0, moved[node])
+        add_times(matrix, nodes.filtered[node], h, moved[node], False)
+    else:
+        for i in range(h):
             for j in range(h):
-                moved[node, i, j] += a * nodes.filtered[node, k, j]
+                moved[node, i, j] = 0.0
+            for k in range(h):
+                a = matrix[i, k]
+                for j in range(h):
+                    moved[node, i, j] += a * nodes.filtered[node, k, j]
     if child < 0:
         return
+    if len(system.tiles):
+        set_to(0.0, work)
+        add_times(moved[node], room.turned, h, work, True)
+        mirror(work[:h])
+    else:
+        for i in range(h):
+            for j in range(h):
+                value = 0.0
+                for k in range(h):
+                    value += moved[node, i, k] * matrix[j, k]
+                work[i, j] = value
+    most, size = room.most, 0.0  # of columns, which go side by side
+    for j in range(h):
+        most[j] = 0.0
     for i in range(h):
         for j in range(h):
-            value = 0.0
-            for k in range(h):
-                value += moved[node, i, k] * matrix[j, k]
-            work[i, j] = value
-    size = 0.0
-    for i in range(h):
-        for j in range(h):
-            nodes.predicted[child, i, j] = (work[i, j] + work[j, i]) / 2 + system.noise[i, j]
-            value = abs(nodes.predicted[child, i, j])
-            size = value if not value <= size else size
+            value = (work[i, j] + work[j, i]) / 2 + system.noise[i, j]
+            nodes.predicted[child, i, j] = value
+            most[j] = abs(value) if not abs(value) <= most[j] else most[j]
+    for j in range(h):
+        size = most[j] if not most[j] <= size else size
     nodes.size[child] = size
 
 
@@ -183,13 +221,18 @@ def set_scale(predicted, p, scale):
 
 
 @jit
-def distance(predicted, p, other, scale):
-    """The largest difference of two covariances, in these units."""
-    most = 0.0
+def distance(predicted, p, other, scale, most):
+    """The largest difference of two covariances, in these units. most: room for that of each column."""
+    for j in range(len(scale)):
+        most[j] = 0.0
     for i in range(len(scale)):
         for j in range(len(scale)):
-            most = max(most, abs(predicted[p, i, j] - predicted[other, i, j]) * scale[i] * scale[j])
-    return most
+            value = abs(predicted[p, i, j] - predicted[other, i, j]) * scale[i] * scale[j]
+            most[j] = value if value > most[j] else most[j]
+    largest = 0.0
+    for j in range(len(scale)):
+        largest = max(largest, most[j])
+    return largest
 
 
 @jit
@@ -204,10 +247,16 @@ def seen_change(system, nodes, node, p, other, room):
             a = nodes.whitener[node, i, k]
             for j in range(h):
                 seen[i, j] += a * system.loadings[kind, k, j]
-        for k in range(h):
-            a = seen[i, k]
+        if not len(system.tiles):
+            for k in range(h):
+                a = seen[i, k]
+                for j in range(h):
+                    moved[i, j] += a * (nodes.predicted[p, k, j] - nodes.predicted[other, k, j])
+    if len(system.tiles):
+        for i in range(h):
             for j in range(h):
-                moved[i, j] += a * (nodes.predicted[p, k, j] - nodes.predicted[other, k, j])
+                room.other[i, j] = nodes.predicted[p, i, j] - nodes.predicted[other, i, j]
+        add_times(seen, room.other[:h], h, moved, False)
     for i in range(n):
         for j in range(n):
             value = 0.0
@@ -245,7 +294,7 @@ def follow(system, nodes, node, counts, fixed, waits, room):
         for i in range(counts[FIXED]):
             fresh = fresh or fixed[i] == p
         set_scale(nodes.predicted, child, room.scale)
-        change = distance(nodes.predicted, child, p, room.scale)
+        change = distance(nodes.predicted, child, p, room.scale, room.most)
         change = max(change, seen_change(system, nodes, node, child, p, room))
         none, settled = stands_still(p, child, (nodes.least, nodes.age, nodes.last), change, fresh, system.tol)
         still = none or (waits and settled)
@@ -253,7 +302,7 @@ def follow(system, nodes, node, counts, fixed, waits, room):
         for _ in range(2):
             for i in range(counts[FIXED]):
                 other = fixed[i]
-                if near < 0 and other != p and distance(nodes.predicted, child, other, room.scale) <= reach:
+                if near < 0 and other != p and distance(nodes.predicted, child, other, room.scale, room.most) <= reach:
                     near = other
             if near >= 0 or not still:
                 break
@@ -277,7 +326,7 @@ def walk(begin, system, which, index, now, nodes, counts, fixed, waits):
         The number of steps, or the step to begin with when there is more room for nodes.
     """
     num_steps, rows = index.shape
-    room = make_room(system.loadings.shape[1], len(system.matrix))
+    room = make_room(system.loadings.shape[1], system.matrix)
     several = which.shape[1] > 1
     for t in range(begin, num_steps):
         last = t + 1 == num_steps
@@ -321,12 +370,13 @@ Back = namedtuple("Back", "information of later again first sibling least age la
 
 
 @jit(entry=True)
-def walk_back(begin, columns, index, now, given, steady, settled_on, back, counts, tol, agree, waits):
+def walk_back(begin, columns, index, now, given, steady, settled_on, back, counts, tol, agree, waits, tiles):
     """Nodes of :class:`~pplseq.infer.gaussian.smoothed_path.SmoothedPath` from the last step to the first.
 
     Args:
         columns: (T, U) filtered nodes, -1 at padded steps. given: information and closed loops (N, h, h) of filtered nodes.
         steady: (N,) whether one follows itself. settled_on: (N,) the node that stands still over it, or -1.
+        tiles: see product_loops.
 
     Returns:
         -1, or the step to go on with when there is more room.
@@ -352,20 +402,27 @@ def walk_back(begin, columns, index, now, given, steady, settled_on, back, count
             child = counts[0]
             if child == len(back.of):
                 return t
-            for i in range(h):
-                for j in range(h):
-                    work[i, j] = 0.0
-                for k in range(h):
-                    a = found[behind, i, k]
+            if len(tiles):
+                set_to(0.0, work)
+                add_times(found[behind], loops[node], h, work, False)
+                set_to(0.0, found[child])
+                add_times(turned(loops[node], 1.0), work, h, found[child], True)
+                mirror(found[child])
+            else:
+                for i in range(h):
                     for j in range(h):
-                        work[i, j] += a * loops[node, k, j]
-            for i in range(h):
-                for j in range(h):
-                    found[child, i, j] = 0.0
-                for k in range(h):
-                    a = loops[node, k, i]
+                        work[i, j] = 0.0
+                    for k in range(h):
+                        a = found[behind, i, k]
+                        for j in range(h):
+                            work[i, j] += a * loops[node, k, j]
+                for i in range(h):
                     for j in range(h):
-                        found[child, i, j] += a * work[k, j]
+                        found[child, i, j] = 0.0
+                    for k in range(h):
+                        a = loops[node, k, i]
+                        for j in range(h):
+                            found[child, i, j] += a * work[k, j]
             size = change = 0.0
             for i in range(h):
                 for j in range(i + 1):

@@ -13,34 +13,18 @@ from collections import namedtuple
 import numpy as np
 
 from pplseq.kernels.compiled import jit
+from pplseq.kernels.gaussian.product_loops import product
+
+PRODUCTS = 3918434451  # checksum of product_loops.py: numba looks at this file alone
 
 LANES = 64  # rows of a block: its vectors stay in a core's nearest cache, and a loop over them is worth its start
-
-
-@jit(fastmath={"contract"}, inline="always")  # sums in another order would go along a row, and not across lanes
-def product(matrix, node, vectors, base, width, out):
-    """out = base + matrix[node] @ vectors, of so many lanes; out may be base, and not vectors."""
-    size = matrix.shape[2]
-    whole = size - size % 4
-    for i in range(matrix.shape[1]):
-        for lane in range(width):
-            out[i, lane] = base[i, lane]
-        for j in range(0, whole, 4):
-            a, b, c, d = matrix[node, i, j], matrix[node, i, j + 1], matrix[node, i, j + 2], matrix[node, i, j + 3]
-            for lane in range(width):
-                many = a * vectors[j, lane] + b * vectors[j + 1, lane] + c * vectors[j + 2, lane] + d * vectors[j + 3, lane]
-                out[i, lane] += many
-        for j in range(whole, size):
-            a = matrix[node, i, j]
-            for lane in range(width):
-                out[i, lane] += a * vectors[j, lane]
 
 
 # residual (T, R, n), first (R, h), offset (0 | 1 | T-1, 1 | R, h). Tables of kinds (P, ., .): loadings M, ahead (h + n, h), A
 # over -M A. Of nodes (N, ., .): update (h + n, n), K over L^-1; back (2 h, h), Sigma A' over A'; blame (n, n + h), S^-1 beside
 # -K'; kind (N,). Of kinds, raised (P, h, n): M'. index (T, 1 | R); order (R,) rows, of which those of a block have the
-# same nodes; lengths (R,)
-Means = namedtuple("Means", "residual first offset loadings ahead update back blame raised kind index order lengths")
+# same nodes; lengths (R,); tiles: see product_loops
+Means = namedtuple("Means", "residual first offset loadings ahead update back blame raised kind index order lengths tiles")
 
 
 @jit(inline="always")
@@ -77,7 +61,7 @@ def innovate(given, t, block, width, kind, mean, base, shift, out):
             for lane in range(width):
                 base[i, lane] = 0.0
     if t:
-        product(given.ahead, kind, mean, base, width, out)
+        product(given.ahead, kind, mean, base, width, out, given.tiles)
     else:
         for i in range(h + n):
             for lane in range(width):
@@ -101,7 +85,7 @@ def filter_means(begin, end, blocks, given, means, squares):
                 for lane in range(width):
                     rest[i, lane] = out[h + i, lane]
                     out[h + i, lane] = 0.0
-            product(given.update, node, rest, out, width, out)
+            product(given.update, node, rest, out, width, out, given.tiles)
             for i in range(h):
                 for lane in range(width):
                     mean[i, lane] = out[i, lane]
@@ -136,7 +120,7 @@ def smooth_means(begin, end, blocks, given, means, smoothed, adjoints, errors):
         for t in range(num_steps - 1, -1, -1):
             node = given.index[t, column]
             kind = given.kind[node]
-            product(given.back, node, adjoint, zero, width, moved)
+            product(given.back, node, adjoint, zero, width, moved, given.tiles)
             for lane in range(width):
                 row = given.order[block + lane]
                 for i in range(h):
@@ -156,8 +140,8 @@ def smooth_means(begin, end, blocks, given, means, smoothed, adjoints, errors):
                 for lane in range(width):
                     ahead[i, lane] = moved[h + i, lane]
                     both[n + i, lane] = ahead[i, lane]
-            product(given.blame, node, both, zero, width, error)
-            product(given.raised, kind, error, ahead, width, adjoint)
+            product(given.blame, node, both, zero, width, error, given.tiles)
+            product(given.raised, kind, error, ahead, width, adjoint, given.tiles)
             for lane in range(width):
                 row = given.order[block + lane]
                 if t >= given.lengths[row]:

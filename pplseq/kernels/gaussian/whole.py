@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from pplseq.kernels import compiled
-from pplseq.kernels.gaussian.compiled_kalman import FIRST_ROOM, MOST_NUMBERS, MOST_STATES
+from pplseq.kernels.gaussian.compiled_kalman import FIRST_ROOM, MOST_NUMBERS, most_states, tiles_for
 from pplseq.kernels.kalman import DOUBLE, Convergence
 
 MOST_CELLS = 1 << 23  # numbers of all steps of the smallest block of rows
@@ -43,7 +43,7 @@ class Numbers(NamedTuple):
 
 def applies(num_rows: int, num_steps: int, h: int, n: int) -> bool:
     """Whether the loops are there for such rows, and their filtered means have room."""
-    fits = h <= MOST_STATES and n <= MOST_NUMBERS and num_steps * (h + n) * min(num_rows, 8) <= MOST_CELLS
+    fits = h <= most_states() and n <= MOST_NUMBERS and num_steps * (h + n) * min(num_rows, 8) <= MOST_CELLS
     return fits and compiled.available()
 
 
@@ -105,9 +105,9 @@ class WholeSystem:
         return numbers, h, form, self.tol, _agree(self.tol), *self._room
 
     def _forward(self, values: np.ndarray, wanted: int) -> float | None:
-        loops = _loops()
+        loops, tiles = _loops(), tiles_for(self.system.h)
         while True:
-            status, log_prob = loops.forward(values, *self._arguments(), not self._is_walked, wanted)
+            status, log_prob = loops.forward(values, *self._arguments(), not self._is_walked, wanted, tiles)
             if status != loops.MORE_ROOM:
                 break
             self._make_room(4 * self._room[0])
@@ -138,11 +138,12 @@ class WholeSystem:
         if self._forward(values, 0) is None:
             return None, NO_MEANS
         loops, about, (numbers, h, n, _) = _loops(), self._arguments(), self.system
+        tiles = tiles_for(h)
         size, found = len(numbers) + 13 * h * h + 2 * n * (h + n) + 5 * h + n, {}
 
         def run(part: int, begin: int, end: int) -> None:
             own, out = smoothed[begin:end], np.zeros(size)
-            found[part] = *loops.backward(values[begin:end], *about, wanted, own, out), out
+            found[part] = *loops.backward(values[begin:end], *about, wanted, own, out, tiles), out
 
         compiled.by_rows(run, len(values), 4 * self._work(values))
         log_prob = _sum([value if status == loops.DONE else None for status, value, _ in found.values()])
@@ -186,7 +187,7 @@ def em_step(
 
     (numbers, h, n, form), many = system, min(values.shape[1] + 1, FIRST_ROOM)
     made = *np.empty((4, len(numbers))), np.empty(h + n)
-    status, log_prob = em_loops.step(values, numbers, h, form, tol, _agree(tol), many, floor, *made)
+    status, log_prob = em_loops.step(values, numbers, h, form, tol, _agree(tol), many, floor, *made, tiles_for(h))
     return (log_prob, made) if status == em_loops.DONE else None
 
 

@@ -32,11 +32,11 @@ from pplseq.kernels.gaussian.block_loops import (
     lanes_of,
     smooth_block,
     sums_in,
-    turned_times,
 )
 from pplseq.kernels.gaussian.kalman_loops import FILTERED, Nodes, System, walk
+from pplseq.kernels.gaussian.product_loops import turned_times
 
-SHARED = 2276322289  # checksum of block_loops.py, kalman_loops.py and mean_loops.py: numba looks at this file alone
+SHARED = 493176591  # checksum of block_loops.py, kalman_loops.py and product_loops.py: numba looks at this file alone
 DONE, MORE_ROOM, REFUSED = range(3)
 OFFSET, FULL_NOISE, SHIFT, FULL_COVARIANCE = 1, 2, 4, 8  # what a vector of numbers holds
 
@@ -112,7 +112,7 @@ def nodes_in(reals, integers, many, h, n):
 
 
 @jit
-def walk_whole(given, nodes, integers, many, num_steps, tol, agree):
+def walk_whole(given, nodes, integers, many, num_steps, tol, agree, tiles):
     """Nodes of all steps; DONE, MORE_ROOM or REFUSED."""
     h, n = len(given.first), len(given.shift)
     start, covariance, precision = gram(given.start), np.empty((1, n, n)), 0.0
@@ -129,7 +129,8 @@ def walk_whole(given, nodes, integers, many, num_steps, tol, agree):
     if not precision < np.inf:
         return REFUSED
     system = System(
-        given.matrix[0], gram(given.noise), given.loadings, covariance, np.ones((1, n)), np.full(1, precision), -1, tol, agree
+        given.matrix[0], gram(given.noise), given.loadings, covariance, np.ones((1, n)), np.full(1, precision), -1, tol, agree,
+        tiles,
     )
     nodes.size[0] = 0.0
     for i in range(h):
@@ -197,19 +198,19 @@ def to_gradients(given, sums, count, form, out):
 
 # ---------------------------------------------------------------- the two entries
 @jit
-def way_of(given, nodes, integers, many, num_steps):
+def way_of(given, nodes, integers, many, num_steps, tiles):
     at = 8 * many + 4 + many
     index = integers[at : at + num_steps].reshape(num_steps, 1)
-    return Way(given.first, given.offset, given.shift, given.matrix, given.loadings, nodes.gain, nodes.whitener, index)
+    return Way(given.first, given.offset, given.shift, given.matrix, given.loadings, nodes.gain, nodes.whitener, index, tiles)
 
 
 @jit(entry=True)
-def forward(values, numbers, h, form, tol, agree, many, reals, integers, walks, wanted):
+def forward(values, numbers, h, form, tol, agree, many, reals, integers, walks, wanted, tiles):
     """Covariances of whole rows (R, T, n), and, if FILTER is wanted, their log-likelihood.
 
     Args:
         numbers: of a system, see Given; form: what they hold. many: nodes that there is room for in reals and integers.
-        walks: whether covariances are not yet there.
+        walks: whether covariances are not yet there. tiles: see product_loops.
 
     Returns:
         DONE, MORE_ROOM or REFUSED, and nats.
@@ -224,12 +225,12 @@ def forward(values, numbers, h, form, tol, agree, many, reals, integers, walks, 
         return REFUSED, 0.0
     given, nodes, squares = given_by(numbers, h, n, form), nodes_in(reals, integers, many, h, n), 0.0
     if walks:
-        status = walk_whole(given, nodes, integers, many, num_steps, tol, agree)
+        status = walk_whole(given, nodes, integers, many, num_steps, tol, agree, tiles)
         if status != DONE:
             return status, 0.0
     if not wanted & FILTER:
         return DONE, 0.0
-    way = way_of(given, nodes, integers, many, num_steps)
+    way = way_of(given, nodes, integers, many, num_steps, tiles)
     most, means, errors = lanes_of(num_steps, h + n), np.empty((0, 0, 0)), np.empty((0, 0, 0))
     for block in range(0, num_rows, most):
         width = min(most, num_rows - block)
@@ -241,7 +242,7 @@ def forward(values, numbers, h, form, tol, agree, many, reals, integers, walks, 
 
 
 @jit(entry=True)
-def backward(values, numbers, h, form, tol, agree, many, reals, integers, wanted, smoothed, out):
+def backward(values, numbers, h, form, tol, agree, many, reals, integers, wanted, smoothed, out, tiles):
     """What :func:`forward` has prepared: the smoothed means (R, T, h) of rows, sums of them, gradients.
 
     Args:
@@ -253,7 +254,7 @@ def backward(values, numbers, h, form, tol, agree, many, reals, integers, wanted
     """
     num_rows, num_steps, n = values.shape
     given, nodes, squares, size = given_by(numbers, h, n, form), nodes_in(reals, integers, many, h, n), 0.0, len(numbers)
-    way, made = way_of(given, nodes, integers, many, num_steps), integers[8 * many + FILTERED]
+    way, made = way_of(given, nodes, integers, many, num_steps, tiles), integers[8 * many + FILTERED]
     tables = Tables(np.empty((made, h, h)), np.zeros((made, n, n)), np.empty((made, n, h)))
     for node in range(made):
         for i in range(h):
@@ -261,7 +262,7 @@ def backward(values, numbers, h, form, tol, agree, many, reals, integers, wanted
                 tables.back[node, i, j] = nodes.moved[node, j, i]
             for a in range(n):
                 tables.turned[node, a, i] = -nodes.gain[node, i, a]
-        turned_times(nodes.whitener, node, nodes.whitener[node], tables.inverse[node], 1.0)
+        turned_times(nodes.whitener, node, nodes.whitener[node], tables.inverse[node], 1.0, tiles)
     sums = sums_in(out[size:], h, n)
     most, means, errors = lanes_of(num_steps, h + n), np.empty((0, 0, 0)), np.empty((0, 0, 0))
     for block in range(0, num_rows, most):

@@ -24,7 +24,9 @@ CASES = {
     "coarse": dict(offset="shared", tol=1e-4),
     "never steady": dict(ragged=True, gaps=True, tol=0.0),
 }
-SIZES = [(1, 1, 1, 1), (2, 1, 30, 3), (4, 2, 60, 18), (3, 5, 25, 9), (9, 3, 40, 1)]  # h, n, T, R
+SIZES = [  # h, n, T, R
+    (1, 1, 1, 1), (2, 1, 30, 3), (4, 2, 60, 18), (3, 5, 25, 9), (9, 3, 40, 1), (10, 4, 30, 9), (8, 11, 20, 5),
+]  # fmt: skip
 
 
 def chain_of(h, n, T, R, *, ragged, gaps, partly, own, dtype, noise, offset, tol):

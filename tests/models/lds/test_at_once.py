@@ -25,6 +25,8 @@ CASES = {  # h, n, rows, steps, options
     "more rows than lanes": (2, 1, 130, 17, {"offsets": "none"}),
     "two steps": (5, 3, 2, 2, {}),
     "long": (4, 2, 3, 400, {}),
+    "tiles": (10, 3, 11, 30, {}),
+    "tiles, more numbers than states": (9, 13, 70, 12, {"offsets": "none", "emission_noise": "diagonal"}),
     "single": (3, 2, 4, 20, {"dtype": "float32"}),
 }
 
@@ -72,6 +74,23 @@ def test_more_covariances_than_there_is_room_for_at_first():
     model, x = system(2, 1, 2, 700, {"offsets": "none"})  # a slow random walk, seen badly
     model.set_parameters(transition=torch.eye(2), state_noise=1e-6 * torch.eye(2), emission_noise=[[1e3]])
     check(model, x, close=1e-9)
+
+
+def test_precise_observations_of_many_states():
+    for n in (3, 12):
+        model, x = system(9, n, 4, 10, {})
+        model.set_parameters(emission_noise=1e-9 * torch.eye(n))
+        check(model, x, close=1e-6)
+
+
+def test_large_states_go_by_loops_where_threads_are_few():
+    threads = torch.get_num_threads()
+    try:
+        for number, largest in {1: 256, 2: 256, 3: 64}.items():
+            torch.set_num_threads(number)
+            assert whole.applies(1, 10, largest, 2) and not whole.applies(1, 10, largest + 1, 2)
+    finally:
+        torch.set_num_threads(threads)
 
 
 def test_precise_observations_and_states_known_exactly():
@@ -170,12 +189,15 @@ def test_rows_without_room_take_the_long_way(monkeypatch):
 
 
 def test_changes_of_shared_loops_are_noticed():
-    from pplseq.kernels.gaussian import block_loops, em_loops, kalman_loops, mean_loops, whole_loops
+    from pplseq.kernels.gaussian import block_loops, em_loops, kalman_loops, mean_loops, product_loops, whole_loops
 
     def checksum(*parts):
         return zlib.crc32(b"".join(Path(part.__file__).read_bytes() for part in parts))
 
-    found = checksum(block_loops, kalman_loops, mean_loops)
+    found = checksum(product_loops)
+    for loops in (mean_loops, kalman_loops):
+        assert found == loops.PRODUCTS, f"{loops.__name__}: set PRODUCTS to {found}, or old machine code stays in use"
+    found = checksum(block_loops, kalman_loops, product_loops)
     assert found == whole_loops.SHARED, f"whole_loops: set SHARED to {found}, or old machine code stays in use"
     found = checksum(whole_loops)
     assert found == em_loops.WHOLE, f"em_loops: set WHOLE to {found}, or old machine code stays in use"
