@@ -12,9 +12,9 @@ from collections import namedtuple
 import numpy as np
 
 from pplseq.kernels.compiled import jit
-from pplseq.kernels.gaussian.product_loops import add_times, mirror, set_to, turned
+from pplseq.kernels.gaussian.product_loops import add_times, factorize, mirror, set_to, turned
 
-PRODUCTS = 3918434451  # checksum of product_loops.py: numba looks at this file alone
+PRODUCTS = 975130976  # checksum of product_loops.py: numba looks at this file alone
 
 NEGLIGIBLE = 1e-24  # as in kalman.py
 PATIENCE = 16
@@ -45,32 +45,6 @@ def make_room(n, matrix):
         np.empty((n, h)), np.empty((n, n)), np.empty((n, h)), np.empty((max(h, n), h)), np.empty((max(h, n), max(h, n))),
         np.empty(h), np.empty(h), turned(matrix, 1.0),
     )  # fmt: skip
-
-
-@jit
-def factorize(total, whitener, node):
-    """The lower Cholesky factor in the place of ``total``, its inverse in whitener[node]; returns log det / 2, or NaN."""
-    n, log_det = total.shape[0], 0.0
-    for i in range(n):
-        for j in range(i + 1):
-            value = total[i, j]
-            for k in range(j):
-                value -= total[i, k] * total[j, k]
-            if i > j:
-                total[i, j] = value / total[j, j]
-            elif value > 0:
-                total[i, i] = math.sqrt(value)
-                log_det += math.log(total[i, i])
-            else:
-                total[i, i] = np.nan
-                log_det = np.nan
-    for j in range(n):
-        for i in range(n):
-            value = 1.0 if i == j else 0.0
-            for k in range(j, i):
-                value -= total[i, k] * whitener[node, k, j]
-            whitener[node, i, j] = value / total[i, i] if i >= j else 0.0
-    return log_det
 
 
 @jit

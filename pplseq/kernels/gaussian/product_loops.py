@@ -1,4 +1,4 @@
-"""Compiled products of matrices, for loops that make thousands of them. Importing this module imports numba.
+"""Compiled products of matrices, and factors, for loops that make thousands of them. Importing this module imports numba.
 
 From some size on they go by tiles of four rows and four columns: what is read serves sixteen multiplications, which on one core
 is as fast as the products of a library. Machine code for tiles slows the loops over small matrices that it stands beside, so
@@ -6,6 +6,8 @@ there is code for either: ``tiles`` is (True,) for large matrices and () for oth
 """
 
 from __future__ import annotations
+
+import math
 
 import numpy as np
 
@@ -138,3 +140,29 @@ def add_outer(left, right, width, out, tiles):
             for lane in range(width):
                 total += left[i, lane] * right[j, lane]
             out[i, j] += total
+
+
+@jit
+def factorize(total, whitener, node):
+    """The lower Cholesky factor in the place of ``total``, its inverse in whitener[node]; returns log det / 2, or NaN."""
+    n, log_det = total.shape[0], 0.0
+    for i in range(n):
+        for j in range(i + 1):
+            value = total[i, j]
+            for k in range(j):
+                value -= total[i, k] * total[j, k]
+            if i > j:
+                total[i, j] = value / total[j, j]
+            elif value > 0:
+                total[i, i] = math.sqrt(value)
+                log_det += math.log(total[i, i])
+            else:
+                total[i, i] = np.nan
+                log_det = np.nan
+    for j in range(n):
+        for i in range(n):
+            value = 1.0 if i == j else 0.0
+            for k in range(j, i):
+                value -= total[i, k] * whitener[node, k, j]
+            whitener[node, i, j] = value / total[i, i] if i >= j else 0.0
+    return log_det
