@@ -22,6 +22,7 @@ from torch import Tensor
 
 # all of "fast" but what takes NaN and infinities for impossible
 REORDERED = {"contract", "reassoc", "nsz", "arcp"}
+FEW_THREADS = 2
 WORTH_A_THREAD = 1 << 20  # multiplications, a millisecond or less
 
 _enabled = True
@@ -111,6 +112,11 @@ def by_rows(run: Callable[[int, int, int], None], num_rows: int, work: int) -> N
     jobs = [_pool(parts).submit(run, part, bounds[part], bounds[part + 1]) for part in range(parts)]
     for job in jobs:
         job.result()
+
+
+def few_threads() -> bool:
+    """Whether one core's loops outrun a library's products of matrices, which are divided among torch's threads."""
+    return torch.get_num_threads() <= FEW_THREADS
 
 
 def num_parts(num_rows: int, work: int) -> int:

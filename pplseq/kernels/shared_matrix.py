@@ -60,7 +60,7 @@ def forward_pass(init: Tensor, log_matrix: Tensor, emit: Tensor, valid: Tensor |
     first, first_top = _relative(init, -1)
     messages = torch.empty_like(relative, memory_format=torch.contiguous_format)
     torch.mul(first, relative[0], out=messages[0])
-    ops = step_ops(emit.device, relative[0].numel() * len(matrix))
+    ops = step_ops(emit.device, relative[0].numel() * len(matrix), len(first))
     (factor,) = ops.views(matrix.unsqueeze(0))
     with np.errstate(all="ignore"):
         message, *out = ops.views(messages)
@@ -112,7 +112,7 @@ def _backward_messages(log_matrix, relative, valid) -> Tensor:
     transposed = _relative(log_matrix, (-2, -1))[0].T.contiguous()
     messages = torch.empty_like(relative, memory_format=torch.contiguous_format)
     messages[-1] = 1.0
-    ops = step_ops(relative.device, relative[0].numel() * len(transposed))
+    ops = step_ops(relative.device, relative[0].numel() * len(transposed), relative.shape[1])
     (factor, evidence), padded = (ops.views(part.unsqueeze(0))[0] for part in (transposed, relative[0].clone())), None
     if valid is not None:
         padded = ops.views((~valid).unsqueeze(-1))

@@ -1,11 +1,13 @@
 """The few operations that loops over time are made of, from torch or from numpy.
 
 A step of a small chain is a few microseconds of work. There most of the time goes into calling, and numpy's calls cost less
-than half of torch's; both see the same memory.
+than half of torch's; both see the same memory. Products of a few rows with a larger matrix are compiled, see
+:mod:`pplseq.kernels.product_loops`: on one core they take a third of a library's time.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -13,6 +15,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pplseq.kernels import compiled
+
+TILED_ROWS, TILED_CELLS, TILED_MATRIX = 4, 1 << 14, 1 << 18  # fewest rows and multiplications; the largest matrix
 SMALL = 1 << 17  # multiplications of one step, up to which numpy's BLAS also keeps to one thread
 
 
@@ -65,6 +70,23 @@ TORCH = StepOps(
 )
 
 
-def step_ops(device: torch.device, cells: int) -> StepOps:
-    """numpy's operations for steps of few cells on the CPU, torch's otherwise."""
-    return NUMPY if device.type == "cpu" and cells <= SMALL else TORCH
+@functools.cache
+def _by_tiles() -> StepOps:
+    """numpy's operations, with compiled products."""
+    from pplseq.kernels.product_loops import multiply
+
+    return NUMPY._replace(product=lambda a, b, out: multiply(a, b, out) or out)
+
+
+def step_ops(device: torch.device, cells: int, num_rows: int = 1) -> StepOps:
+    """Operations on the CPU for steps of so many multiplications, with vectors of so many rows; torch's on other devices.
+
+    Few multiplications are numpy's. Several rows are multiplied by compiled tiles, where threads are few and a matrix stays in
+    a core's cache; torch has the rest.
+    """
+    if device.type != "cpu":
+        return TORCH
+    if TILED_CELLS < cells <= TILED_MATRIX * num_rows and num_rows >= TILED_ROWS:
+        if compiled.few_threads() and compiled.available():
+            return _by_tiles()
+    return NUMPY if cells <= SMALL else TORCH

@@ -13,7 +13,7 @@ import numpy as np
 
 from pplseq.kernels.compiled import jit
 from pplseq.kernels.gaussian.kalman_loops import CAREFUL, EPS, Back, walk_back
-from pplseq.kernels.gaussian.product_loops import add_outer, add_times, product, times, turned_times
+from pplseq.kernels.product_loops import add_outer, add_times, product, times, turned_times
 
 ROOM = 1 << 19
 LANES, FEWEST = 64, 8  # rows of a block

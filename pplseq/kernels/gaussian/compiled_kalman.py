@@ -14,7 +14,6 @@ from pplseq.kernels import compiled
 from pplseq.kernels.compiled import array
 
 MOST_STATES, MOST_BY_FEW_THREADS = 64, 256  # dimensions of a state up to which loops over covariances are the faster way
-FEW_THREADS = 2  # a library divides large products among more
 MOST_ALONE = 32  # and of means
 MOST_NUMBERS = 64
 WORTH_TILES = 8  # states from which products go by tiles
@@ -23,7 +22,7 @@ FIRST_ROOM = 256  # nodes that there is room for at first
 
 def most_states() -> int:
     """Dimensions of a state up to which there are loops."""
-    return MOST_BY_FEW_THREADS if torch.get_num_threads() <= FEW_THREADS else MOST_STATES
+    return MOST_BY_FEW_THREADS if compiled.few_threads() else MOST_STATES
 
 
 def applies(dtype: torch.dtype, device: torch.device, h: int, n: int) -> bool:
@@ -33,7 +32,7 @@ def applies(dtype: torch.dtype, device: torch.device, h: int, n: int) -> bool:
 
 
 def tiles_for(h: int) -> tuple[bool, ...]:
-    """What products of compiled loops are told, see :mod:`~pplseq.kernels.gaussian.product_loops`."""
+    """What products of compiled loops are told, see :mod:`~pplseq.kernels.product_loops`."""
     return (True,) if h >= WORTH_TILES else ()
 
 

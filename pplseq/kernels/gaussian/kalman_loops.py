@@ -12,9 +12,9 @@ from collections import namedtuple
 import numpy as np
 
 from pplseq.kernels.compiled import jit
-from pplseq.kernels.gaussian.product_loops import add_times, factorize, mirror, set_to, turned
+from pplseq.kernels.product_loops import add_times, factorize, mirror, set_to, turned
 
-PRODUCTS = 975130976  # checksum of product_loops.py: numba looks at this file alone
+PRODUCTS = 1069806280  # checksum of product_loops.py: numba looks at this file alone
 
 NEGLIGIBLE = 1e-24  # as in kalman.py
 PATIENCE = 16

@@ -48,6 +48,15 @@ def add_times(left, right, width, out, lower):
                 out[i, col] += a * right[j, col]
 
 
+@jit(entry=True, fastmath={"contract"})
+def multiply(left, right, out):
+    """out = left @ right."""
+    for i in range(out.shape[0]):
+        for j in range(out.shape[1]):
+            out[i, j] = 0.0
+    add_times(left, right, out.shape[1], out, False)
+
+
 @jit
 def turned(matrix, scale):
     """scale matrix'."""
