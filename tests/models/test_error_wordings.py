@@ -20,6 +20,8 @@ def models():
         "driven": LDS(1, 1, num_inputs=1).set_parameters(transition=[[0.5]]),
         "switching": SwitchingRegression(1, order=1).fit(Y),
         "arhmm": ARHMM(1, 1, order=1).fit(Y, max_iterations=2),
+        "driven switching": SwitchingRegression(1, order=1, num_inputs=1).fit(Y, inputs=U),
+        "driven arhmm": ARHMM(1, 1, order=1, num_inputs=1).fit(Y, inputs=U, max_iterations=2),
         "iohmm": IOHMM(1, num_inputs=0, outputs="gaussian", num_outputs=1).fit(Y, max_iterations=1),
         "fed": IOHMM(1, num_inputs=1, outputs="gaussian", num_outputs=1).fit(Y, inputs=U, max_iterations=1),
     }
@@ -76,7 +78,7 @@ def test_inputs_of_steps_to_come_are_called_so(models):
     model = models["driven"]
     for future, message in (
         (None, r"^future_inputs must be given, \(B, K, U\) = \(1, 3, 1\): the model has num_inputs=1"),
-        (U[:2, None], r"^future_inputs must have shape \(B, K, U\) = \(1, 3, 1\), got \(1, 2, 1\)"),
+        (U[:6].reshape(3, 2), r"^future_inputs must have shape \(B, K, U\) = \(1, 3, 1\), got \(1, 3, 2\)"),
         (np.full(3, np.nan), "^future_inputs must be finite"),
     ):
         with pytest.raises(ValueError, match=message):
@@ -88,3 +90,18 @@ def test_inputs_of_steps_to_come_are_called_so(models):
     )
     with pytest.raises(ValueError, match="^future_inputs: this model takes none"):
         models["lds"].forecast(Y, 3, future_inputs=U[:3])
+
+
+@pytest.mark.parametrize("kind", ["driven", "driven switching", "driven arhmm", "fed"])
+def test_inputs_of_steps_to_come_tell_how_many(models, kind):
+    model, pandas = models[kind], pytest.importorskip("pandas")
+    for future in (U[:3], U[:3, None], U[None, :3, None], pandas.Series(U[:3])):
+        told, asked = (model.forecast(Y, *steps, inputs=U, future_inputs=future) for steps in ((), (3,)))
+        assert told.means.shape[1] == 3
+        np.testing.assert_array_equal(told.means, asked.means)
+    with pytest.raises(ValueError, match="^future_inputs:? must be of num_steps = 4 steps, got 3"):
+        model.forecast(Y, 4, inputs=U, future_inputs=U[:3])
+    with pytest.raises(ValueError, match=r"^future_inputs:? must be given, \(B, K, .\), or \(K, .\) for all rows.*got None"):
+        model.forecast(Y, inputs=U)
+    with pytest.raises(ValueError, match="^future_inputs:? .*must .*got shape|^future_inputs must have .*; got"):
+        model.forecast(Y, inputs=U, future_inputs=U[:0])

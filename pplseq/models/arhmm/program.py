@@ -8,7 +8,6 @@ import pyro
 import torch
 from torch import Tensor
 
-from pplseq import checks
 from pplseq.distributions.state import Belief
 from pplseq.infer.discrete.chain import Chain
 from pplseq.infer.discrete.mixtures import PathMixture, Quantiles, intervals_of, step_of
@@ -18,7 +17,7 @@ from pplseq.infer.programs.markov import markov
 from pplseq.models.arhmm.fit import m_step, regression_statistics, start
 from pplseq.models.arhmm.parameters import ARHMMParameters
 from pplseq.models.base import Given, Sizes
-from pplseq.models.lds.arguments import check_inputs, to_come
+from pplseq.models.lds.arguments import check_inputs, inputs_ahead, to_come
 
 
 class VectorForecast(NamedTuple):
@@ -148,15 +147,14 @@ class ARHMM(ARHMMParameters):
         """Means and covariances of the next K = num_steps vectors, exactly: moments of the lags travel with every state.
 
         Args:
-            x, lengths, inputs: the past. future_inputs: (B, K, U), or (K, U) for all rows.
+            x, lengths, inputs: the past. future_inputs: (B, K, U), or (K, U) for all rows; num_steps may then be left out.
 
         Source: O. L. V. Costa, M. D. Fragoso and R. P. Marques (2005), Discrete-time Markov jump linear systems, section 3.2.
         Cost: Z (p D)^3 a step and row.
         """
-        num_steps = checks.steps_ahead(x, num_steps)
+        future_inputs, num_steps = inputs_ahead(self, x, num_steps, future_inputs)
         batch, chain = self._posterior(x, lengths, inputs=inputs)
         rows, order, size = len(batch.x), self.order, self.num_features
-        future_inputs = self.inputs_by_name(future_inputs, "future_inputs")
         future = to_come(future_inputs, rows, num_steps, self.num_inputs, self.reference)
         ends = torch.full((rows,), batch.x.shape[1]) if batch.lengths is None else batch.lengths.cpu()
         if bool((ends < order).any()):

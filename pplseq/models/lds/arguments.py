@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pplseq import checks
 from pplseq.data.ragged import pad_sequences
 from pplseq.infer.fit.em import Batch
 from pplseq.models.steps import as_tensor
@@ -63,11 +64,36 @@ def with_inputs(batch: Batch, inputs, x, num_inputs: int) -> Batch:
     return batch._replace(inputs=check_inputs(inputs, (batch.x.shape[0], batch.x.shape[1]), num_inputs, batch.lengths))
 
 
-def to_come(inputs, rows: int, num_steps: int, num_inputs: int, reference: Tensor) -> Tensor | None:
-    """(B, K, U) inputs of the steps to come, given so, as (K, U) for all rows, or as (K,) where U is 1."""
+def inputs_ahead(model: Any, x: Any, num_steps: int | None, inputs: Any) -> tuple[Any, int]:
+    """Inputs of the steps behind x as they came, of all rows or of each, for :func:`to_come`; and how many steps these are.
+
+    Args:
+        num_steps: K, or None for as many as the inputs have. inputs: (B, K, U), (K, U), (K,) where U is 1, a frame, or None.
+
+    Raises:
+        ValueError, TypeError: where nothing says how many steps, or both do and disagree; and for inputs of another shape.
+    """
+    size, inputs = model.num_inputs, model.inputs_by_name(inputs, "future_inputs")
+    if inputs is None or not size:
+        check_inputs(inputs, (0, 0), 0, None, "future_inputs")  # of a model that takes none
+        if size and num_steps is None:
+            raise ValueError(f"future_inputs must be given, (B, K, {size}), or (K, {size}) for all rows; got None")
+        return None, checks.steps_ahead(x, num_steps)
+    inputs = as_tensor(inputs)
+    inputs = inputs.unsqueeze(-1) if inputs.dim() == 1 and size == 1 else inputs
+    if inputs.dim() not in (2, 3) or not inputs.shape[-2]:
+        shapes = f"(B, K, {size}), or (K, {size}) for all rows, of K > 0 steps"
+        raise ValueError(f"future_inputs must have shape {shapes}; got {tuple(inputs.shape)}")
+    told = inputs.shape[-2]
+    if num_steps is not None and told != checks.steps_ahead(x, num_steps):
+        raise ValueError(f"future_inputs must be of num_steps = {num_steps} steps, got {told}; leave num_steps out")
+    return inputs, told
+
+
+def to_come(inputs: Any, rows: int, num_steps: int, num_inputs: int, reference: Tensor) -> Tensor | None:
+    """(B, K, U) inputs of the steps to come, checked, from :func:`inputs_ahead`."""
     if inputs is not None:
-        inputs = as_tensor(inputs).to(reference)
-        inputs = inputs.unsqueeze(-1) if inputs.dim() == 1 and num_inputs == 1 else inputs
+        inputs = inputs.to(reference)
         inputs = inputs.expand(rows, *inputs.shape) if inputs.dim() == 2 else inputs
     return check_inputs(inputs, (rows, num_steps), num_inputs, None, "future_inputs")
 

@@ -18,7 +18,15 @@ from pplseq.infer.frames import forecast_frame
 from pplseq.infer.gaussian.results import GaussianStates, StateMoments
 from pplseq.kernels.kalman import symmetric
 from pplseq.models.batch import as_given, without_empty_rows
-from pplseq.models.lds.arguments import check_controls, control_sizes, controlled, for_empty_rows, step_sizes, to_come
+from pplseq.models.lds.arguments import (
+    check_controls,
+    control_sizes,
+    controlled,
+    for_empty_rows,
+    inputs_ahead,
+    step_sizes,
+    to_come,
+)
 from pplseq.models.lds.estimates import NOTE, coordinate_names, written_estimates
 from pplseq.models.lds.parameters import LDSTensors, Parameters
 from pplseq.models.steps import as_tensor, step_matrices, steps_to_come
@@ -203,7 +211,7 @@ class LDSQueries(LDSTensors):
         """p(x_{T+1}), ..., p(x_{T+K}) given x.
 
         Args:
-            x, lengths, inputs: the past; a row may be empty. num_steps: K.
+            x, lengths, inputs: the past; a row may be empty. num_steps: K; may be left out where ``future_inputs`` tell.
             future_inputs: (B, K, U), or (K, U) for all rows: those of the steps to come.
             **known: what is known of single steps of the past ("transitions", "emission_noises", ...), and, as
                 "future_transitions", "future_transition_controls", ..., (B, K, ...), or (K, ...) for all rows, of those to
@@ -215,13 +223,12 @@ class LDSQueries(LDSTensors):
         Raises:
             ValueError: for future inputs, or what is known of the steps to come, that are missing or of another shape.
         """
-        num_steps = checks.steps_ahead(x, num_steps)
+        future_inputs, num_steps = inputs_ahead(self, x, num_steps, future_inputs)
         ahead = {name: known.pop(name) for name in list(known) if name.startswith("future_")}
         asked, given = x, lengths
         x, lengths = self.in_form(x, lengths)
         if inputs is not None:
             inputs = self.inputs_in_form(inputs, given, size=self.num_inputs, beside=asked)
-        future_inputs = self.inputs_by_name(future_inputs, "future_inputs")
         future = to_come(future_inputs, len(x), num_steps, self.num_inputs, self.reference)
         inputs = for_empty_rows(inputs, x, self.num_inputs)
         x, lengths, empty = without_empty_rows(x, lengths, num_features=self.num_features)

@@ -7,10 +7,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from pplseq import checks
 from pplseq.infer.discrete.mixtures import PathMixture, Quantiles, intervals_of, step_of
 from pplseq.infer.frames import forecast_frame
-from pplseq.models.lds.arguments import to_come
+from pplseq.models.lds.arguments import inputs_ahead, to_come
 from pplseq.models.regimes import RegimeQueries
 from pplseq.models.switching.parameters import SwitchingParameters
 
@@ -68,15 +67,14 @@ class SwitchingQueries(RegimeQueries, SwitchingParameters):
         """Means and variances of the next K = num_steps numbers, exactly: moments of the lags travel with every regime.
 
         Args:
-            x, lengths, inputs: the past. future_inputs: (B, K, U), or (K, U) for all rows.
+            x, lengths, inputs: the past. future_inputs: (B, K, U), or (K, U) for all rows; num_steps may then be left out.
 
         Source: O. L. V. Costa, M. D. Fragoso and R. P. Marques (2005), Discrete-time Markov jump linear systems, section 3.2.
         Cost: N (p + 1)^3 a step for N histories.
         """
-        num_steps = checks.steps_ahead(x, num_steps)
+        future_inputs, num_steps = inputs_ahead(self, x, num_steps, future_inputs)
         batch, chain = self._posterior(x, lengths, inputs=inputs)
         rows, order = len(batch.x), self.order
-        future_inputs = self.inputs_by_name(future_inputs, "future_inputs")
         future = to_come(future_inputs, rows, num_steps, self.num_inputs, self.reference)
         ends = batch.x.new_full((rows,), batch.x.shape[1], dtype=torch.long) if batch.lengths is None else batch.lengths
         if bool((ends < order).any()):
