@@ -17,6 +17,7 @@ from typing import Any, BinaryIO, cast
 from pplseq import checks
 
 UNPACKED_BYTES = 1 << 26  # that any packed file may hold
+CHUNK = 1 << 16  # bytes of a stream that are taken at a time where as many are there
 RATIO = "PPLSEQ_UNPACK_RATIO"
 OPENERS = {".gz": gzip.open, ".xz": lzma.open}
 SPLIT_PATTERNS = {
@@ -94,6 +95,17 @@ class _Bounded(io.RawIOBase):
 def unpacked(stream: Any, path: str | Path, num_bytes: int) -> BinaryIO:
     """The bytes of a packed file that is open; ValueError, while it is read, where they are far too many for its size."""
     return io.BufferedReader(_Bounded(stream, path, num_bytes), 1 << 16)
+
+
+def available_lines(stream: BinaryIO) -> Iterator[list[bytes]]:
+    """The whole lines that are there, again and again; the last one may lack its end."""
+    rest = b""
+    while chunk := stream.read1(CHUNK):  # type: ignore[attr-defined]  # of buffered streams
+        *lines, rest = (rest + chunk).split(b"\n")
+        if lines:
+            yield lines
+    if rest:
+        yield [rest]
 
 
 def read_text(path: str | Path, expected: str = "a text file") -> tuple[str, list[str]]:

@@ -2,17 +2,21 @@
 
 import json
 import shutil
+import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from click.testing import CliRunner
 from support.command_tables import lines, two_states, write
+from support.slow_streams import slowly
 
 from pplseq.cli import main
 from pplseq.data.tomita import GRAMMARS
 from pplseq.models import IOHMM
 from pplseq.models.automata.automaton import Automaton
 from pplseq.models.iohmm.restarts.training import RestartTraining
+from pplseq.recipes.runs import query
 from pplseq.runs.status import run_status
 
 
@@ -310,6 +314,23 @@ def test_questions_about_strings(automaton_run, folder):
     assert (folder / "a.dot").read_text() == (automaton_run / "automaton.dot").read_text()
     assert "unknown symbol '2'" in pplseq("query", automaton_run, "classify", text="012\n01\n", code=1).stdout
     assert "smooth has no answer" in pplseq("query", automaton_run, "smooth", text="0\n", code=2).stderr
+
+
+@pytest.mark.parametrize("question", ["classify", "filter", "produce"])
+def test_a_string_is_answered_before_the_next_one_comes(automaton_run, question, monkeypatch, tmp_path):
+    pieces = [b"\xef\xbb\xbf00", b"10\n", b"0\r\n01\r\n1", b"\n", b"2\n", b"11"]
+    events = []
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=slowly(pieces, events)))
+    for answer in query(automaton_run, question, "-"):
+        events.append(answer.get("string", answer.get("line")))
+    assert events == [*pieces[:2], "0010", pieces[2], "0", "01", pieces[3], "1", b"2\n", 5, b"11", "11"]
+    (tmp_path / "strings").write_bytes(b"".join(pieces))
+    asked = [pplseq("query", automaton_run, question, *file, text=text, code=1) for file, text in [
+        ([tmp_path / "strings"], None), ([], slowly(pieces)), ([], slowly([b"".join(pieces).replace(b"\r\n", b"\r")])),
+    ]]  # fmt: skip
+    whole, piecewise, other_ends = ([line.replace("<stdin>", str(tmp_path / "strings")) for line in found.stdout.splitlines()]
+                                    for found in asked)  # fmt: skip
+    assert whole == piecewise == other_ends and len(whole) == 6
 
 
 def test_words(folder):

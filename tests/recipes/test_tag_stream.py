@@ -5,36 +5,16 @@ import json
 
 import pytest
 from click.testing import CliRunner
+from support.slow_streams import slowly
 from support.tagged_toy import tagged_sentences
 
 from pplseq.baselines.tagging_systems import train_tagger
 from pplseq.cli import main
+from pplseq.data.sources import available_lines
 from pplseq.models.taggers.answers import TagQuestions
-from pplseq.recipes.taggers.stream import available_lines, holds_words, tag_stream
+from pplseq.recipes.taggers.stream import holds_words, tag_stream
 
 LINES = ["the dog barks", "", " a new  dog ", "the\x00dog", "The station .", "no end"]
-
-
-class Slowly(io.RawIOBase):
-    """Gives one piece a read, and notes when it was asked for it."""
-
-    def __init__(self, pieces, events):
-        self.pieces, self.events = list(pieces), events
-
-    def readable(self):
-        return True
-
-    def readinto(self, place):
-        if not self.pieces:
-            return 0
-        piece = self.pieces.pop(0)
-        self.events.append(piece)
-        place[: len(piece)] = piece
-        return len(piece)
-
-
-def slowly(pieces, events=None):
-    return io.BufferedReader(Slowly(pieces, [] if events is None else events))
 
 
 @pytest.fixture(scope="module")

@@ -7,13 +7,13 @@ import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import torch
 
 from pplseq.data.labelled_strings import LabelledStrings, read_labelled_strings
-from pplseq.data.sources import existing_path, listing
+from pplseq.data.sources import available_lines, existing_path, listing
 from pplseq.data.tables import MissingColumn
 from pplseq.files import write_text
 from pplseq.models import IOHMM
@@ -26,26 +26,37 @@ from pplseq.recipes.iohmm.tables import Columns, Run, is_run, read_run
 from pplseq.runs.progress import Watch
 
 
-def read_strings(run: Run, data: str) -> list[tuple[str, ...] | dict[str, Any]]:
-    """Strings to ask about, one a line, with or without a label; of a line that cannot be read {"line", "error"}."""
-    symbols = run.record["symbols"]
-    words = any(len(symbol) > 1 for symbol in symbols)
+def read_strings(run: Run, data: str) -> Iterator[list[tuple[str, ...] | dict[str, Any]]]:
+    """Strings to ask about, one a line, with or without a label; of a line that cannot be read {"line", "error"}.
+
+    As many at a time as are there: of a pipe that pauses each line before the next one comes.
+    """
     if data == "-":
-        name, text = "<stdin>", sys.stdin.buffer.read()
-    else:
-        name, path = data, existing_path(data)
-        if path.is_dir():
-            raise ValueError(f"{path} is a folder; expected a file of strings, one a line")
-        text = path.read_bytes()
-    lines = (
-        text.removeprefix(b"\xef\xbb\xbf")
-        .replace(b"\r\n", b"\n")
-        .replace(b"\r", b"\n")
-        .removesuffix(b"\n")
-        .split(b"\n")
-    )
+        yield from _strings_of(sys.stdin.buffer, "<stdin>", run.record["symbols"])
+        return
+    path = existing_path(data)
+    if path.is_dir():
+        raise ValueError(f"{path} is a folder; expected a file of strings, one a line")
+    with path.open("rb") as stream:
+        yield from _strings_of(stream, data, run.record["symbols"])
+
+
+def _strings_of(stream: BinaryIO, name: str, symbols: Sequence[str]) -> Iterator[list[tuple[str, ...] | dict[str, Any]]]:
+    words, number = any(len(symbol) > 1 for symbol in symbols), 0
+    for lines in available_lines(stream):
+        if number == 0:
+            lines[0] = lines[0].removeprefix(b"\xef\xbb\xbf")
+        lines = [part for line in lines for part in line.removesuffix(b"\r").split(b"\r")]  # all ends that there are
+        yield _parsed(lines, number + 1, name, symbols, words)
+        number += len(lines)
+
+
+def _parsed(
+    lines: Sequence[bytes], first: int, name: str, symbols: Sequence[str], words: bool
+) -> list[tuple[str, ...] | dict[str, Any]]:
+    """The strings of lines, the first of which has this number."""
     strings: list[tuple[str, ...] | dict[str, Any]] = []
-    for number, raw in enumerate(lines if text else [], 1):
+    for number, raw in enumerate(lines, first):
         try:
             line = raw.decode()
         except UnicodeDecodeError as error:
@@ -165,7 +176,7 @@ def query(folder: Path, question: str, data: str | Path, options: Any) -> Iterat
     elif question == "effects":
         yield from _effects(run, options)
     elif strings:
-        yield from _string_answers(run, question, str(data), options)
+        yield from _string_answers(run, question, str(data))
     else:
         yield from _table_answers(run, question, str(data), options)
 
@@ -248,13 +259,17 @@ def _values(option: str | None, mean: float, scale: float) -> np.ndarray:
     raise ValueError(f"values must be LOW:HIGH:NUMBER, like -2:2:25; got {option!r}")
 
 
-def _string_answers(run: Run, question: str, data: str, options: Any) -> Iterator[dict[str, Any]]:
+def _string_answers(run: Run, question: str, data: str) -> Iterator[dict[str, Any]]:
     if question not in ("classify", "filter", "produce"):
         raise ValueError(
             f"strings have no outputs on their way, so {question} has no answer; ask classify, produce, filter or automaton"
         )
+    for strings in read_strings(run, data):
+        yield from _answers_about(run, question, strings)
+
+
+def _answers_about(run: Run, question: str, strings: list[tuple[str, ...] | dict[str, Any]]) -> Iterator[dict[str, Any]]:
     between = "" if all(len(symbol) == 1 for symbol in run.record["symbols"]) else " "
-    strings = read_strings(run, data)
     automaton, probs = None, iter(())
     if question == "classify":
         automaton = Automaton.from_dict(next(a["automaton"] for a in run.record["automata"] if a["chosen"]))

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, BinaryIO
 
 from pplseq.baselines.tagging_systems import SavedTagger
 from pplseq.data.columns import TaggedSentence, decoded
+from pplseq.data.sources import available_lines
 from pplseq.data.tag_formats import LineError, WordsFormat
 from pplseq.data.tagged import render_tagged
 from pplseq.files import json_line
 from pplseq.models.taggers.answers import TagQuestions, answer_each
-
-CHUNK = 1 << 16  # bytes that are taken at a time where as many are there
 
 
 def holds_words(stream: Any) -> bool:
@@ -25,17 +24,6 @@ def holds_words(stream: Any) -> bool:
         return False
     first = peek(1).removeprefix(b"\xef\xbb\xbf").lstrip(b" \r\n").partition(b"\n")[0]
     return bool(first) and not first.startswith(b"#") and not re.match(rb"\d+(-\d+|\.\d+)?\t", first)
-
-
-def available_lines(stream: BinaryIO) -> Iterator[list[bytes]]:
-    """The whole lines that are there, again and again; the last one may lack its end."""
-    rest = b""
-    while chunk := stream.read1(CHUNK):  # type: ignore[attr-defined]  # of buffered streams
-        *lines, rest = (rest + chunk).split(b"\n")
-        if lines:
-            yield lines
-    if rest:
-        yield [rest]
 
 
 def tag_stream(
