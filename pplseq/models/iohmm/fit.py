@@ -17,6 +17,7 @@ from pplseq.infer.fit.em import Batch, FitHistory
 from pplseq.models.batch import split_rows
 from pplseq.models.fitting import check_options, fit_parameters
 from pplseq.models.iohmm.data import PARTS
+from pplseq.models.iohmm.input_units import units_note
 from pplseq.models.iohmm.parameters import FLOOR, IOParameters
 from pplseq.models.iohmm.restarts.choice import CHOICES, choose_restart
 from pplseq.models.iohmm.restarts.cluster import fit_on
@@ -95,9 +96,11 @@ def fit_model(model: IOParameters, batch: Batch, validation: Batch | None, plan:
     if plan.cluster is not None and (plan.on_disk or plan.method not in ("em", "gem")):
         why = "folder, max_time, on_record" if plan.on_disk else f"method {plan.method!r}"
         raise ValueError(f"cluster: restarts of 'em' and 'gem' are fitted there, whole; leave out {why}, or cluster")
+    if plan.method in ("svi", "nuts") and plan.on_disk:
+        raise ValueError(f"folder, max_time: a fit by {plan.method!r} cannot be interrupted; use 'em' or 'sgd'")
+    if (note := units_note(model, batch, plan.method)) is not None:  # before the fit, which may take long
+        warnings.warn(note, RuntimeWarning, stacklevel=3)
     if plan.method in ("svi", "nuts"):
-        if plan.on_disk:
-            raise ValueError(f"folder, max_time: a fit by {plan.method!r} cannot be interrupted; use 'em' or 'sgd'")
         if not plan.warm_start:
             model.initialize(batch)
         return fit_parameters(model, split_rows(batch, plan.batch_size), plan.method, plan.options)

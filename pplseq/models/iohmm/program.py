@@ -386,7 +386,8 @@ class IOHMM(IOHMMQueries):
             ValueError, TypeError: for bad data or options; ArithmeticError where every restart collapsed.
 
         Warns:
-            RuntimeWarning: where the likelihood of restarts broke, and about empty states and floors of the chosen one.
+            RuntimeWarning: where the likelihood of restarts broke, about empty states and floors of the chosen one, and about
+                inputs far from 0 or from deviation 1 where the fit depends on their units: all but EM's formulas do.
         """
         self.to(checks.device(options.pop("device", self.reference.device)))
         plan = FitPlan.of(self, method or METHODS[0], num_restarts, select, warm_start, batch_size, options)

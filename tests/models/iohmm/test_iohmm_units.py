@@ -83,3 +83,44 @@ def test_a_constant_input_has_no_slope_to_begin_with(outputs):
         expected = score(0.0)
         for constant in (0.1, 1e3):  # the mean of 80 times 0.1 is not 0.1
             assert score(constant) == pytest.approx(expected, abs=1e-3), constant
+
+
+WAYS = [("sgd", ()), ("gem", ()), ("svi", ()), ("em", (3,))]
+
+
+@pytest.mark.parametrize(("method", "hidden"), WAYS)
+def test_fits_that_depend_on_the_units_of_inputs_say_so(method, hidden):
+    x, inputs = regimes()
+    short = {"seed": 0, "method": method, "num_steps" if method in ("sgd", "svi") else "max_iterations": 2}
+    made = dict(num_inputs=3, outputs="gaussian", num_outputs=2, mealy=True, hidden=hidden, priors=method == "svi")
+    rare = np.arange(80) == 7
+
+    def fit(*columns, **more):
+        given = np.stack([np.broadcast_to(column, 80) for column in columns], 1)
+        IOHMM(2, **made, **more).fit([x[:60], x[60:]], inputs=[given[:60], given[60:]], **short)
+
+    own = inputs[:, 0]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        warnings.filterwarnings("ignore", "states .* are empty|a variance met|EM's objective")
+        fit(own, rare, 1.0)
+        fit(2 + own, 0.2 * own, 8 * own)
+    names = {"emission": ["wind", "level", "gust"], "transition": ["wind", "level", "gust"]}
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        fit(20 + own, 1e3, 0.01 * own, input_names=names)
+        fit(own, own, 100 * own)
+    notes = [str(one.message) for one in told if "units of inputs" in str(one.message)]
+    assert len(notes) == 2 and {one.filename for one in told if str(one.message) in notes} == {__file__}
+    wind = own.std()
+    assert notes[0].startswith(f"inputs: wind is {20 + own.mean():.3g} +- {wind:.3g}, level is 1e+03 +- 0, gust is ")
+    assert "inputs: u2 is" in notes[1] and "as `pplseq train iohmm` does" in notes[1]
+
+
+def test_em_says_nothing_of_the_units_of_inputs():
+    x, inputs = regimes()
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        model = IOHMM(2, num_inputs=1, outputs="gaussian", num_outputs=2, mealy=True)
+        model.fit([x], inputs=[1e3 + 50 * inputs], seed=0, max_iterations=2)
+    assert not any("units of inputs" in str(one.message) for one in told)
