@@ -67,6 +67,27 @@ def test_questions_are_those_of_the_model(tmp_path):
     assert "effects is about runs of" in call("query", folder, "effects", code=2).output
 
 
+def test_it_is_evaluated_on_a_table(tmp_path):
+    table = frame()
+    table.loc[3, "power"] = np.nan
+    model = saved(tmp_path / "saved", "power + road ~ speed", "~ load", ("normal", "categorical"), data=table)
+    table.to_csv(tmp_path / "steps.csv", index=False)
+    found, = answers("evaluate", tmp_path / "saved", tmp_path / "steps.csv")
+    assert (found["sequences"], found["targets"]) == (2, 30)
+    assert found["log_likelihood"] == pytest.approx(model.score(table))
+    assert found["nats_per_target"] == pytest.approx(-model.score(table) / 30)
+    inputs = table[["trip", "speed", "load"]]
+    for name, told in (("prediction", model.predictive(table)), ("production", model.production(inputs))):
+        rows = np.concatenate(told.outputs)
+        root = np.sqrt(np.nanmean((rows[:, 0] - table["power"]) ** 2))
+        assert found[name]["root_mean_squared_error"] == {"power": pytest.approx(root)}
+        assert found[name]["classes"]["road"]["accuracy"] == np.mean((rows[:, 1] < rows[:, 2]) == (table["road"] == "s"))
+    saved(tmp_path / "alone", "power ~ 1")
+    found, = answers("evaluate", tmp_path / "alone", tmp_path / "steps.csv")
+    assert "production" not in found and list(found["prediction"]["root_mean_squared_error"]) == ["power"]
+    assert "give DATA" in call("evaluate", tmp_path / "saved", code=2).output
+
+
 def test_without_inputs_it_looks_ahead_as_far_as_told(tmp_path):
     model = saved(tmp_path / "saved", "power ~ 1")
     frame().to_csv(tmp_path / "steps.csv", index=False)
@@ -83,8 +104,9 @@ def test_what_a_folder_does_not_say_and_what_is_not_run(tmp_path):
     said = call("query", tmp_path / "bare", "predict", tmp_path / "steps.csv", code=2).output
     assert "without formulas does not say which columns it reads" in said and "pplseq.load" in said
     said = call("evaluate", tmp_path / "bare", tmp_path / "steps.csv", code=2).output
-    assert "whose folder does not say how tables are read" in said
+    assert "without formulas does not say which columns it reads" in said
     saved(tmp_path / "code", "power ~ np.exp(speed)", data=frame())
-    said = call("query", tmp_path / "code", "predict", tmp_path / "steps.csv", code=2).output
-    assert "'np.exp(speed)' are Python code, which this command does not run" in said
+    for asked in (["query", tmp_path / "code", "predict"], ["evaluate", tmp_path / "code"]):
+        said = call(*asked, tmp_path / "steps.csv", code=2).output
+        assert "'np.exp(speed)' are Python code, which this command does not run" in said
     assert "no" in call("query", tmp_path / "nothing", "predict", tmp_path / "steps.csv", code=2).output

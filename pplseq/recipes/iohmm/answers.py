@@ -19,6 +19,7 @@ from pplseq.files import write_text
 from pplseq.models import IOHMM
 from pplseq.models.answers import answer_sequences, why
 from pplseq.models.automata.automaton import Automaton
+from pplseq.models.iohmm.formulas import Formulas
 from pplseq.recipes.forecasts import rows_ahead
 from pplseq.recipes.iohmm.formula_tables import expected_names, read_formulas, saved_model
 from pplseq.recipes.iohmm.settings import AUTOMATON, check_automaton
@@ -41,7 +42,7 @@ def read_strings(run: Run, data: str) -> Iterator[list[tuple[str, ...] | dict[st
         yield from _strings_of(stream, data, run.record["symbols"])
 
 
-def _strings_of(stream: BinaryIO, name: str, symbols: Sequence[str]) -> Iterator[list[tuple[str, ...] | dict[str, Any]]]:
+def _strings_of(stream: BinaryIO, name: str, symbols: list[str]) -> Iterator[list[tuple[str, ...] | dict[str, Any]]]:
     words, number = any(len(symbol) > 1 for symbol in symbols), 0
     for lines in available_lines(stream):
         if number == 0:
@@ -52,7 +53,7 @@ def _strings_of(stream: BinaryIO, name: str, symbols: Sequence[str]) -> Iterator
 
 
 def _parsed(
-    lines: Sequence[bytes], first: int, name: str, symbols: Sequence[str], words: bool
+    lines: Sequence[bytes], first: int, name: str, symbols: list[str], words: bool
 ) -> list[tuple[str, ...] | dict[str, Any]]:
     """The strings of lines, the first of which has this number."""
     strings: list[tuple[str, ...] | dict[str, Any]] = []
@@ -95,32 +96,48 @@ def load(folder: Path, settings: Any) -> IOHMM:
 def evaluate(folder: Path, data: str, settings: Any, watch: Watch) -> Iterator[dict[str, Any]]:
     """Nats per target; of classes the accuracy and the balanced accuracy, of numbers the root mean squared error, of
     predictions (closed loop) and of production (open loop); of strings also the automaton's."""
-    run = read_run(folder)
-    if run.record["kind"] == "strings":
-        read = read_labelled_strings(data, symbols=run.record["symbols"])
-        yield {"run": str(folder), "data": data, **_evaluate_strings(run, read)}
-        return
-    columns = Columns(**run.record["columns"])
-    table = columns.read(data)
-    x, inputs = columns.data(table)
+    inputs: Any
+    if not is_run(folder):
+        model = saved_model(folder)
+        assert model.formulas is not None, "as saved_model says"
+        columns, table = _columns_of(model.formulas), read_formulas(model.formulas, data)
+        x = [torch.as_tensor(rows) for rows in table.outputs]
+        inputs = {part: [own[part] for own in table.inputs if own] for part in table.inputs[0] or ()} or None
+    else:
+        run = read_run(folder)
+        if run.record["kind"] == "strings":
+            read = read_labelled_strings(data, symbols=run.record["symbols"])
+            yield {"run": str(folder), "data": data, **_evaluate_strings(run, read)}
+            return
+        model, columns = run.model, Columns(**run.record["columns"])
+        table = columns.read(data)
+        x, inputs = columns.data(table)
     targets = np.concatenate(table.outputs)
     seen = targets >= 0 if columns.output_levels else ~np.isnan(targets).all(-1)
     if not seen.any():
         raise ValueError(
             f"{data}: no output is given in {', '.join(columns.outputs)}; there is nothing to compare with"
         )
-    log_likelihood = float(run.model.score(x, inputs=inputs))
+    log_likelihood = float(model.score(x, inputs=inputs))
     result = {
         "run": str(folder), "data": data, "sequences": len(table.ids), "targets": int(seen.sum()),
         "log_likelihood": log_likelihood, "nats_per_target": -log_likelihood / int(seen.sum()),
     }  # fmt: skip
-    found = {"prediction": run.model.predictive(x, inputs=inputs)}
+    found = {"prediction": model.predictive(x, inputs=inputs)}
     if inputs is not None:
-        found["production"] = run.model.production(inputs)
+        found["production"] = model.production(inputs)
     for name, answer in found.items():
         expected = np.concatenate([np.asarray(rows) for rows in answer.outputs])[seen]
         result[name] = _errors(columns, expected, targets[seen])
     yield result
+
+
+def _columns_of(formulas: Formulas) -> Columns:
+    """The outputs of formulas, as the columns of a run tell them: each of its own family, a class by its place."""
+    classes = {name: list(levels) for name, levels in formulas.levels.items() if levels}
+    families = ["categorical" if name in classes else "normal" for name in formulas.output_names]
+    names = list(formulas.output_names)
+    return Columns(formulas.sequence_id, [], names, list(classes), families, output_symbols=classes or None)
 
 
 def _errors(columns: Columns, expected: np.ndarray, targets: np.ndarray) -> dict[str, Any]:
