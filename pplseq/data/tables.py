@@ -25,6 +25,14 @@ class MissingColumn(ValueError):
     """A table lacks a column that was asked for."""
 
 
+class NotANumber(ValueError):
+    """A cell holds a word where a number should stand."""
+
+    def __init__(self, message: str, column: str) -> None:
+        super().__init__(message)
+        self.column = column
+
+
 @dataclass(frozen=True, eq=False)
 class SequenceTable:
     """Sequences of steps, each with inputs and outputs.
@@ -308,9 +316,7 @@ class _Reader:
                 raise ValueError  # Python's 1_000 is no number elsewhere
             value = float(cell)
         except (TypeError, ValueError):
-            raise ValueError(
-                f"{where}: expected a number, got {cell!r}; columns of names are given with symbols"
-            ) from None
+            raise NotANumber(f"{where}: expected a number, got {cell!r}; make one of it", column) from None
         if not math.isfinite(value):
             raise ValueError(f"{where}: expected a finite number, got {cell!r}")
         return value

@@ -360,6 +360,8 @@ def test_words(folder):
         ("", [], "empty"),
         ("name,a,b,y\ns,1,2,3\n", ["--num-states", "0"], "states must be numbers of at least 1"),
         ("name,a,b,y\ns,1,2,3\n", ["--symbols", "c"], "symbols: 'c' is neither"),
+        ("name,a,b,y\ns,1,2,k\ns,1,2,m\n", [], "got 'k'; make one of it, or say that the column holds names: --symbols y"),
+        ("name,a,b,y\ns,u,v,1\n", ["--symbols", "a"], "holds names: --symbols a,b"),
         ("name,a,b,y\ns,1,2,k\ns,1,2,k\n", ["--family", "categorical"], "one class only, 'k'"),
         ("name,a,b,y\ns,1,2,3\ns,1,2,0\n", ["--family", "bernoulli"], "outside its family"),
         ("name,a,b,y\ns,1,2,3\ns,1,2,4\n", ["--graph", "GRAPH"], "dead end"),

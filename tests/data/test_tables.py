@@ -103,7 +103,7 @@ def test_symbols_beside_numbers_are_numbers_of_their_own(tmp_path):
         (CONTENT.replace("-1e2", ""), {}, "row 3, column 'u': an input is empty"),
         (CONTENT.replace("-1e2", "NaN"), {}, "row 3, column 'u': an input is empty or NaN"),
         (CONTENT.replace("-1e2", "inf"), {}, "row 3, column 'u': expected a finite number, got 'inf'"),
-        (CONTENT.replace("-1e2", "x"), {}, "row 3, column 'u': expected a number, got 'x'"),
+        (CONTENT.replace("-1e2", "x"), {}, "row 3, column 'u': expected a number, got 'x'; make one of it"),
         (CONTENT.replace("two,4,5,6,8", "one,4,5,6,8"), {}, "row 7: sequence 'one' began in row 2 and was interrupted"),
         (CONTENT, {"inputs": ["u", "u"]}, "a column is named twice"),
         (CONTENT, {"inputs": ["kind"], "symbols": ["kind"]}, "row 5, column 'kind': an input is empty"),

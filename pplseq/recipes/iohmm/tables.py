@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from pplseq import checks
-from pplseq.data.tables import SequenceTable, expanded_names, read_table
+from pplseq.data.tables import NotANumber, SequenceTable, expanded_names, read_table
 from pplseq.folder import whole_folder
 from pplseq.models import IOHMM
 from pplseq.models.iohmm.responses import RESPONSES
@@ -149,7 +149,11 @@ def _columns(data: str, settings: Any) -> tuple[Columns, SequenceTable]:
     if "categorical" in each:
         symbols = [*symbols, *(n for n, kind in zip(outputs, each, strict=True) if kind == "categorical" and n not in symbols)]
     columns = Columns(settings.sequence_id, inputs, outputs, symbols, family)
-    table = columns.read(data)
+    try:
+        table = columns.read(data)
+    except NotANumber as error:
+        named = ",".join([*settings.symbols, error.column])
+        raise ValueError(f"{error}, or say that the column holds names: --symbols {named}") from None
     if table.output_levels is not None and len(table.output_levels) < 2:
         raise ValueError(
             f"{data}: column {outputs[0]!r} holds one class only, {table.output_levels[0]!r}; there is nothing to learn"
