@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from pplseq.data.sources import opened
+from pplseq.data.sources import NUL_BYTE, opened
 from pplseq.data.tag_formats import ColumnsFormat, ConlluFormat, Line, LineError, TagFormat
 
 
@@ -113,7 +113,7 @@ def decoded(block: Iterable[tuple[int, bytes]]) -> list[Line]:
     lines = []
     for number, raw in block:
         if b"\0" in raw:
-            raise LineError(number, "a NUL byte, so this is not a UTF-8 text file; convert it to plain UTF-8 text")
+            raise LineError(number, NUL_BYTE)
         raw = raw.rstrip(b"\r\n")
         if b"\r" in raw:
             raise LineError(number, "a carriage return within the line; convert the file's line ends to \\n or \\r\\n")

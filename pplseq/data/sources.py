@@ -18,6 +18,7 @@ from pplseq import checks
 
 UNPACKED_BYTES = 1 << 26  # that any packed file may hold
 CHUNK = 1 << 16  # bytes of a stream that are taken at a time where as many are there
+NUL_BYTE = "a NUL byte, so this is not a UTF-8 text file; convert it to plain UTF-8 text"  # what is said of one
 RATIO = "PPLSEQ_UNPACK_RATIO"
 OPENERS = {".gz": gzip.open, ".xz": lzma.open}
 SPLIT_PATTERNS = {

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from pplseq import checks
+from pplseq.data.sources import NUL_BYTE
 from pplseq.data.vocabulary import Vocabulary
 from pplseq.distributions.state import MISSING
 from pplseq.files import json_line
@@ -262,6 +263,8 @@ def answer_lines(
             text = line.decode("utf-8-sig") if isinstance(line, bytes) else line
             words, handed_through = _parse(text)
             answer |= handed_through
+            if any("\0" in word for word in words if word is not None):
+                raise ValueError(NUL_BYTE)
             words = [None if word is None or word == gap else (word.lower() if lower else word) for word in words]
             if end is not None and (not words or words[-1] != end):
                 words.append(end)

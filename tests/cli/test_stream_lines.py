@@ -266,6 +266,8 @@ def test_words_left_out_are_null_in_the_answer():
     [
         (b"a \xff", {}, "not UTF-8"),
         (b"{x", {}, "JSON object"),
+        (b"the\0dog", {}, "a NUL byte, so this is not a UTF-8 text file"),
+        (b'{"words": ["the", "\\u0000"]}', {}, "a NUL byte"),
         (b'{"words": ["a", null]}', {}, "no gaps"),
         (b"the dog", {"unknown": "error"}, "'dog' is not among the 4"),
         (max_line_bytes() + 1, {}, "break it into several"),
