@@ -19,6 +19,7 @@ class FittedState(SequenceModel):
     num_features: int | None = None
     column_names: tuple[str, ...] | None = None  # of the frame it was fitted to, in the order of its numbers
     input_column_names: tuple[str, ...] | None = None  # of the frame of inputs
+    fixed_parameters: frozenset[str] = frozenset()  # names of those that the last fit was told to keep
 
     @property
     def has_columns(self) -> bool:

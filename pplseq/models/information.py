@@ -40,6 +40,7 @@ class Summary(NamedTuple):
     bounds: dict[str, float] = {}  # noqa: RUF012  # of those that stand at a bound of what they may be: which
     unidentified: tuple[str, ...] = ()  # names of those that other values of others make up for
     note: str = ""  # why
+    fixed: tuple[str, ...] = ()  # names of those that the fit was told to keep
 
     def intervals(self, level: float = 0.95) -> Tensor:
         """(P, 2) Wald intervals."""
@@ -54,6 +55,9 @@ class Summary(NamedTuple):
         for name, value, error, (low, high) in zip(
             self.names, self.estimates.tolist(), self.errors.tolist(), self.intervals().tolist(), strict=True
         ):
+            if name in self.fixed:
+                lines.append(f"{name:{width}} {value:12.5g}   fixed in the fit: no standard error")
+                continue
             if name in self.bounds:
                 lines.append(f"{name:{width}} {value:12.5g}   at its bound {self.bounds[name]:g}: no standard error")
                 continue
@@ -88,12 +92,15 @@ def summarize(model: Estimator, batch: Batch) -> Summary:
     rows = [_flat(torch.autograd.grad(slope, raw, retain_graph=True, allow_unused=True), raw) for slope in gradient]
     information = -torch.stack(rows)[used][:, used].detach()
     information = (information + information.T) / 2
-    names, flat, hidden = [], [], []
+    names, flat, hidden, fixed = [], [], [], []
     free, note = model.unidentified()
     for name, value in model.estimates().items():
         places = itertools.product(*(range(size) for size in value.shape))
         names += [model.entry_name(name, place, value.shape) for place in places]
-        hidden += [name.partition("[")[0] in free] * value.numel()
+        own = name.partition("[")[0]
+        hidden += [own in free] * value.numel()
+        own = "transition" if own == "eigenvalue" else own.partition(" ")[0]  # "transition a" of an entry with a name
+        fixed += [own in model.fixed_parameters] * value.numel()
         flat.append(value.flatten())
     estimates = torch.cat(flat)
     slopes = [
@@ -101,9 +108,12 @@ def summarize(model: Estimator, batch: Batch) -> Summary:
     ]
     jacobian = torch.stack(slopes).nan_to_num(0.0)
     bounds = model.at_bounds(batch)
-    held = torch.tensor([name in bounds for name in names], device=information.device)
-    if bounds:  # the likelihood rises towards a bound, so that its curvature there says nothing; the others are as if it stood
-        free = (jacobian[held] == 0).all(0)
+    stands = [out or name in bounds for name, out in zip(names, fixed, strict=True)]
+    held = torch.tensor(stands, device=information.device)
+    # the likelihood rises towards a bound, so that its curvature there says nothing, nor does it where the fit did not look for
+    # a maximum; the others are as if these stood
+    free = (jacobian[held] == 0).all(0)
+    if bool(held.any()) and bool(free.any()):
         jacobian, information = jacobian[:, free], information[free][:, free]
     # a parameter that is an estimate as it is has a unit, which must not make it seem to be known less; others have none
     own = (jacobian == 1).any(0) & ((jacobian != 0).sum(0) == 1) & (information.diagonal() > LEAST)
@@ -120,7 +130,7 @@ def summarize(model: Estimator, batch: Batch) -> Summary:
     flat_ways = ~known & ~wrong
     lost = lost | (jacobian[:, flat_ways].square().sum(-1) > 1e-6 * scale)
     unknown = torch.tensor(hidden, device=lost.device)
-    lost = lost & (jacobian.square().sum(-1) > 0) & ~unknown
+    lost = lost & (jacobian.square().sum(-1) > 0) & ~unknown & ~held
     errors = torch.where(lost | held | unknown, torch.nan, covariance.diagonal().clamp_min(0).sqrt())
     if bool(lost.any()):
         which = ", ".join(name for name, gone in zip(names, lost.tolist(), strict=True) if gone)
@@ -140,6 +150,7 @@ def summarize(model: Estimator, batch: Batch) -> Summary:
     return Summary(
         names, estimates.detach(), errors, covariance, total, 2 * count - 2 * total, count * math.log(tokens) - 2 * total,
         tokens, repr(model), bounds, tuple(name for name, out in zip(names, hidden, strict=True) if out), note,
+        tuple(name for name, out in zip(names, fixed, strict=True) if out),
     )  # fmt: skip
 
 

@@ -321,6 +321,7 @@ class LDS(AtOnce):
         """
         plain = warm_start and lengths is None and not fixed and initialization is None and num_restarts == 1
         if plain and type(x) is Tensor and self.fit_at_once(x, options):
+            self.fixed_parameters = frozenset()
             return self
         names = list(self._own)
         held = {fixed} if isinstance(fixed, str) else set(fixed)
@@ -351,9 +352,9 @@ class LDS(AtOnce):
             parameter.requires_grad_(False)
         try:
             warm = warm_start or self._is_warm(held)
-            return super().fit(
-                x, lengths, initialization=initialization, warm_start=warm, num_restarts=num_restarts, **options
-            )
+            super().fit(x, lengths, initialization=initialization, warm_start=warm, num_restarts=num_restarts, **options)
+            self.fixed_parameters = frozenset(held)
+            return self
         finally:
             self.held = frozenset()
             for parameter in frozen:

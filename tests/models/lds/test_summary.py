@@ -78,3 +78,40 @@ def test_eigenvalues_of_the_transition(matrix, expected):
     model = LDS(2, 1).set_parameters(transition=matrix)
     found = {name: float(value.detach()) for name, value in written_estimates(model).items() if name.startswith("eigenvalue")}
     assert found == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("offsets", ["none", "both"])
+def test_what_a_fit_kept_is_said_to_be_fixed_and_not_unidentified(offsets):
+    rng = np.random.default_rng(0)
+    x = [0.3 * rng.normal(size=(200, 1)).cumsum(0) + rng.normal(size=(200, 1))]
+    kept = ["transition", "emission"]
+    values = dict(transition=[[1.0, 1.0], [0.0, 0.8]], emission=[[1.0, 0.0]])
+    model = LDS(2, 1, offsets=offsets).set_parameters(**values)
+    told = model.fit(x, fixed=kept, max_iterations=5).summary
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of a fit that is not at its end
+        summary, before = told(x), str(model.fit(x, warm_start=True, max_iterations=1).summary(x))
+    lines = {line.split("  ")[0]: line for line in str(summary).splitlines()}
+    names = [f"{name}[{i}][{j}]" for name, rows in (("transition", 2), ("emission", 1)) for i in range(rows) for j in range(2)]
+    for name in [*names, "eigenvalue[0]", "eigenvalue[1]"]:
+        assert "fixed in the fit" in next(line for key, line in lines.items() if key.startswith(name)), name
+    free = {"transition_offset[0]", "transition_offset[1]", "emission_offset[0]", "initial_mean[0]", "initial_mean[1]"}
+    assert set(summary.unidentified) == (free if offsets == "both" else set())  # a shift of the states, if there are offsets
+    assert "fixed in the fit" not in before and "not identified" in before  # the next fit kept nothing
+
+
+def test_errors_beside_fixed_parameters_are_those_where_they_are_known():
+    rng = np.random.default_rng(1)
+    x = [0.5 * rng.normal(size=(300, 1)).cumsum(0) + rng.normal(size=(300, 1))]
+    model = LDS(1, 1, offsets="none", initial="diffuse").set_parameters(transition=[[1.0]], emission=[[1.0]])
+    found = model.fit(x, fixed=["transition", "emission"], method="lbfgs").summary(x)
+    patterns = dict(transition=[[1.0]], emission=[[1.0]])
+    known = ConstrainedLDS(1, 1, patterns, offsets="none", initial="diffuse").fit(x, method="lbfgs").summary(x)
+    for name in ("state_noise[0][0]", "emission_noise[0][0]"):
+        error, (other,) = found.errors[found.names.index(name)], known.errors[[n.startswith(name[:8]) for n in known.names]]
+        assert float(error) == pytest.approx(float(other), rel=1e-3)
+    patterns = {"transition": [["a"]], "emission": [[1.0]]}
+    named = ConstrainedLDS(1, 1, patterns, offsets="none").set_parameters(transition=[[0.9]])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        assert named.fit(x, fixed="transition", max_iterations=3).summary(x).fixed == ("transition a",)
