@@ -255,6 +255,11 @@ def _ahead(row: Any, num_steps: int) -> Any:
         if step is None:
             return None
         return pandas.date_range(index[-1], periods=num_steps + 1, freq=step, name=index.name)[1:]
+    if isinstance(index, pandas.TimedeltaIndex):  # all steps are as long; those of dates need not be: months
+        step = index.freq or (index[1] - index[0] if len(index) > 1 else None)
+        if step is None or not step or not bool((index[1:] - index[:-1] == step).all()):
+            return None
+        return pandas.TimedeltaIndex([index[-1] + k * step for k in range(1, num_steps + 1)], name=index.name)
     if isinstance(index, pandas.RangeIndex):
         step = index.step
     elif index.dtype.kind in "iu" and len(index) > 1:

@@ -96,10 +96,15 @@ def test_an_index_goes_on_where_it_says_how():
     ]  # fmt: skip
     paris = pd.date_range("2024-03-30", periods=3, freq="D", tz="Europe/Paris")  # on the second of which the clocks change
     assert steps(paris[:1]) == list(paris[1:])
+    hours = pd.timedelta_range("0h", periods=6, freq="90min")
+    assert steps(hours[:4]) == steps(pd.TimedeltaIndex(list(hours[:2])), 4)[2:] == list(hours[4:])
+    assert steps(hours[:1]) == list(hours[1:3]) and steps(hours[::-1], 1) == [pd.Timedelta("-90min")]
+    assert index_ahead(pd.Series(0.0, index=hours.rename("since")), 2)[0].name == "since"
     unsaid = [
         pd.Index([1, 2, 4]), pd.Index([1, 1]), pd.Index([7]), pd.Index(["a", "b"]), pd.Index([0.1, 0.2]),
         pd.DatetimeIndex(["2024-01-01", "2024-01-02", "2024-01-05"]), pd.DatetimeIndex(["2024-01-01", "2024-01-02"]),
-        pd.PeriodIndex(["2024-01", "2024-03"], freq="M"), pd.RangeIndex(0),
+        pd.PeriodIndex(["2024-01", "2024-03"], freq="M"), pd.RangeIndex(0), hours[[0, 1, 3]], hours[[1, 1]], hours[:0],
+        pd.TimedeltaIndex(["0h"]), pd.TimedeltaIndex(["0h", None, "2h"]), pd.TimedeltaIndex(["0h", "1h", None]),
     ]  # fmt: skip
     assert [steps(index) for index in unsaid] == [None] * len(unsaid)
     assert index_ahead([pd.Series([1.0]), np.zeros(3)], 1) is None and index_ahead([], 1) is None
