@@ -255,8 +255,10 @@ def _told(found: Any, level: float, sequence: int) -> list[np.ndarray]:
 
 def _times_of(past: Any, found: Any, sequence: int) -> Any:
     """Of the steps of a frame or series of pandas, and those that a forecast says to come; None where one has none."""
-    ahead = getattr(found, "index", None)
+    ahead = getattr(found, "times", None)
     if not isinstance(ahead, tuple) or not hasattr(past, "index") or not hasattr(past, "to_numpy"):
+        return None
+    if past.index.dtype.kind == "m":  # matplotlib has no axis of durations
         return None
     parts = [past.index, ahead[sequence]]
     return np.concatenate([np.asarray(part.to_timestamp() if hasattr(part, "to_timestamp") else part) for part in parts])
