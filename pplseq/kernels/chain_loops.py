@@ -17,76 +17,33 @@ one takes seconds to compile.
 from __future__ import annotations
 
 import math
-from collections import namedtuple
 
 import numpy as np
 
+from pplseq.kernels.chain_room import (
+    FEW,
+    FUTURE,
+    GROUP,
+    MASS,
+    MATRIX,
+    MOVED,
+    TOP,
+    WORK,
+    Links,
+    make_room,
+    number_of,
+    read_emissions,
+    scale_group,
+    scale_matrix,
+)
 from pplseq.kernels.compiled import jit
-from pplseq.kernels.loop_math import exponentials, log_of, log_sum, product
+from pplseq.kernels.loop_math import log_of, log_sum, product
 
 LOWEST = 1e-280  # a smaller number may have lost digits, or be what is left of several that underflowed
-FEW = 16  # states up to which a product goes entry by entry, which suits short rows
 FAR = 300.0  # nats that two sides of a pair may lie apart before it is done entry by entry
 NEGLIGIBLE = -50.0  # nats below the largest term of a sum, whatever the number of terms
 MATH = 4034617263  # checksum of loop_math.py: for machine code on disk, numba notices changes in this file alone
-
-# Room for a piece of P steps. logs, weights: (P, K) emissions less their largest, and the exponentials of that. probs:
-# (P + 1, K) filtered beliefs, [0] before the piece. factors: (P, K) what a pair consists of besides probs and matrix. steps:
-# (3, P) rows TOP and MATRIX, logarithms of what was divided out, and MASS, the rest of p(x_t | x_<t). scaled, transposed:
-# (K, K) the matrix over its largest entry, whose logarithm is shift[0]. rows: (3, K) rows WORK, FUTURE and MOVED.
-Room = namedtuple("Room", "logs weights probs factors steps scaled transposed shift rows")
-TOP, MATRIX, MASS = 0, 1, 2
-WORK, FUTURE, MOVED = 0, 1, 2
-# Which matrices a row's piece takes: number which + k * stride of the table leads into its step k, or where there are numbers
-# (T, N), number numbers[begin + k, row]; none if k = 0 of the first.
-Links = namedtuple("Links", "first table which stride numbers begin row")
-
-
-@jit(inline="always")
-def number_of(links, k):
-    return links.numbers[links.begin + k, links.row] if len(links.numbers) else links.which + k * links.stride
-
-
-@jit
-def make_room(piece, num_states):
-    return Room(
-        np.empty((piece, num_states)), np.empty((piece, num_states)), np.empty((piece + 1, num_states)),
-        np.empty((piece, num_states)), np.empty((3, piece)), np.empty((num_states, num_states)),
-        np.empty((num_states, num_states)), np.empty(1), np.empty((3, num_states)),
-    )  # fmt: skip
-
-
-@jit
-def scale_matrix(table, number, room):
-    """Sets the room's matrices to exp(log - max) and its transpose, and its shift to that maximum."""
-    num_states, most, scaled, transposed = table.shape[1], -np.inf, room.scaled, room.transposed
-    for i in range(num_states):
-        for j in range(num_states):
-            most = max(most, table[number, i, j])
-    most = most if most > -np.inf else 0.0
-    for i in range(num_states):
-        for j in range(num_states):
-            transposed[i, j] = table[number, i, j] - most
-    exponentials(transposed, scaled, num_states)
-    for i in range(num_states):
-        for j in range(num_states):
-            transposed[j, i] = scaled[i, j]
-    room.shift[0] = most
-
-
-@jit
-def read_emissions(emit, n, begin, step, room):
-    """The emissions of a piece of so many steps, into the room."""
-    num_states, logs, steps = emit.shape[2], room.logs, room.steps
-    for k in range(step):
-        most = -np.inf
-        for j in range(num_states):
-            most = max(most, emit[begin + k, n, j])
-        most = most if most > -np.inf else 0.0
-        steps[TOP, k] = most
-        for j in range(num_states):
-            logs[k, j] = emit[begin + k, n, j] - most
-    exponentials(logs, room.weights, step)
+ROOM = 333895772  # that of chain_room.py
 
 
 @jit
@@ -145,21 +102,33 @@ def forward_probs(messages, p, n, links, step, room):
     scaled, transposed, shift = room.scaled, room.transposed, room.shift
     table, first, stride, numbers = links.table, links.first, links.stride, links.numbers
     which, begin, top = links.which, links.begin, begin_probs(messages, p, n, probs, 0)
+    group, peaks, grouped = room.group, room.peaks, len(room.peaks) > 0
     if not top == top:
         return False
     for k in range(step):
-        plain = first and k == 0
+        plain, at = first and k == 0, k % GROUP
         number = numbers[begin + k, n] if len(numbers) else which + k * stride
+        if grouped and at == 0:
+            scale_group(links, k, step, room)
         if plain:
             for j in range(num_states):
                 probs[1, j] = probs[0, j]
             steps[MATRIX, k] = top
         else:
-            if stride:
+            if stride and not grouped:
                 scale_matrix(table, number, room)
-            steps[MATRIX, k] = shift[0] + (top if k == 0 else 0.0)
+            steps[MATRIX, k] = (peaks[at] if grouped else shift[0]) + (top if k == 0 else 0.0)
         total, least = 0.0, np.inf
-        if num_states <= FEW and not plain:
+        if grouped and not plain:
+            for j in range(num_states):
+                value = 0.0
+                for i in range(num_states):
+                    value += probs[k, i] * group[at, i * num_states + j]
+                value *= weights[k, j]
+                probs[k + 1, j] = value
+                total += value
+                least = min(least, value)
+        elif num_states <= FEW and not plain:
             for j in range(num_states):
                 value = 0.0
                 for i in range(num_states):
@@ -230,7 +199,7 @@ def forward(
         messages: (T, N, K) out, log p(z_t | x_<=t), or of length 0 where they are not wanted.
     """
     num_states, last = init.shape[1], -1
-    room = make_room(piece, num_states)
+    room = make_room(piece, num_states, stride)
     for n in range(begin_row, end_row):
         if not stride and first_matrix[n] != last:
             last = first_matrix[n]
@@ -276,6 +245,7 @@ def backward_probs(message, links, step, begin, n, scale, shown, room, single):
     weights, logs, scaled, transposed = room.weights, room.logs, room.scaled, room.transposed
     table, first, stride, numbers = links.table, links.first, links.stride, links.numbers
     which, top = links.which, begin_probs(message, 0, 0, rows, FUTURE)
+    group, grouped = room.group, len(room.peaks) > 0
     if not top == top:
         return False
     for k in range(step - 1, -1, -1):
@@ -286,10 +256,22 @@ def backward_probs(message, links, step, begin, n, scale, shown, room, single):
             return True
         for j in range(num_states):
             factors[k, j] = weights[k, j] * rows[FUTURE, j]
-        if stride:
+        at = k % GROUP
+        if grouped and (at == GROUP - 1 or k == step - 1):
+            scale_group(links, k - at, step, room)
+        if stride and not grouped:
             scale_matrix(table, number, room)
         both, total, least = 0.0, 0.0, np.inf
-        if num_states <= FEW:
+        if grouped:
+            for i in range(num_states):
+                value = 0.0
+                for j in range(num_states):
+                    value += factors[k, j] * group[at, i * num_states + j]
+                rows[MOVED, i] = value
+                both += probs[k, i] * value
+                total += value
+                least = min(least, value)
+        elif num_states <= FEW:
             for i in range(num_states):
                 value = 0.0
                 for j in range(num_states):
@@ -390,12 +372,20 @@ def add_pairs(step, room, num_states, sums, number):
 @jit
 def add_step_pairs(links, step, room, apart):
     """The pairs of each step, where every step has a matrix of its own."""
-    for k in range(1 if links.first else 0, step):
+    num_states, group, grouped = apart.shape[1], room.group, len(room.peaks) > 0
+    for k in range(step):
+        at = k % GROUP
+        if grouped and at == 0:
+            scale_group(links, k, step, room)
+        if links.first and k == 0:
+            continue
         number = number_of(links, k)
-        scale_matrix(links.table, number, room)
-        for i in range(apart.shape[1]):
-            for j in range(apart.shape[2]):
-                apart[number, i, j] += room.probs[k, i] * room.scaled[i, j] * room.factors[k, j]
+        if not grouped:
+            scale_matrix(links.table, number, room)
+        for i in range(num_states):
+            for j in range(num_states):
+                scaled = group[at, i * num_states + j] if grouped else room.scaled[i, j]
+                apart[number, i, j] += room.probs[k, i] * scaled * room.factors[k, j]
 
 
 @jit(entry=True)
@@ -411,7 +401,7 @@ def smooth(
         the sum of pairs is ``pairs`` times the scaled matrix, plus ``apart``; else the pairs of each step are ``apart``.
     """
     num_states, last = carry.shape[2], -1
-    room, message = make_room(piece, num_states), np.empty((1, 1, num_states))
+    room, message = make_room(piece, num_states, stride), np.empty((1, 1, num_states))
     for n in range(begin_row, end_row):
         if not stride and first_matrix[n] != last:
             last = first_matrix[n]

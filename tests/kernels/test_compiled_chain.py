@@ -52,7 +52,7 @@ def compare(init, pair, emit, valid, shared, tolerance=1e-9):
 
 
 @pytest.mark.parametrize("links", LINKS)
-@pytest.mark.parametrize("num_steps, rows, num_states", [(1, (2,), 3), (7, (1,), 1), (70, (2, 3), 5), (23, (3,), 17)])
+@pytest.mark.parametrize("num_steps, rows, num_states", [(1, (2,), 3), (7, (1,), 1), (70, (2, 3), 5), (130, (2,), 2), (66, (3,), 8), (66, (1,), 9), (23, (3,), 17)])
 def test_shapes(links, num_steps, rows, num_states):
     factors = random_chain(links, num_steps, rows, num_states)
     for valid in (None, ragged(num_steps, rows)):
@@ -140,12 +140,12 @@ def test_importing_the_kernels_imports_no_compiler():
 
 
 def test_changes_of_shared_functions_are_noticed():
-    from pplseq.kernels import chain_loops, loop_math
+    from pplseq.kernels import chain_loops, chain_room, loop_math
     from pplseq.kernels.whole_rows import row_loops, statistic_loops
 
     for user, name, used in (
-        (chain_loops, "MATH", loop_math), (row_loops, "MATH", loop_math), (row_loops, "CHAIN", chain_loops),
-        (statistic_loops, "ROWS", row_loops),
+        (chain_room, "MATH", loop_math), (chain_loops, "MATH", loop_math), (chain_loops, "ROOM", chain_room),
+        (row_loops, "MATH", loop_math), (row_loops, "CHAIN", chain_loops), (statistic_loops, "ROWS", row_loops),
     ):  # fmt: skip
         found = zlib.crc32(Path(used.__file__).read_bytes())
         assert found == getattr(user, name), f"{user.__name__}: set {name} to {found}, or old machine code stays in use"

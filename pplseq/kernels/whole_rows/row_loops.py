@@ -28,7 +28,7 @@ SMALL = 1e-30  # messages whose sum is smaller are scaled
 FEW = 4  # states up to which a product goes entry by entry
 PIECE = 256  # steps of which messages are kept, of a likelihood and of long rows
 # checksums of loop_math.py and chain_loops.py: for machine code on disk, numba notices changes in this file alone
-MATH, CHAIN = 4034617263, 4119923258
+MATH, CHAIN = 4034617263, 1353184899
 
 Tables = namedtuple("Tables", "start matrix transposed weights shift states")
 

@@ -14,7 +14,7 @@ import numpy as np
 from pplseq.kernels.compiled import jit
 from pplseq.kernels.whole_rows.row_loops import LOWEST, Tables, add_rows, all_within, scaled
 
-ROWS = 1508161430  # checksum of row_loops.py: for machine code on disk, numba notices changes in this file alone
+ROWS = 1480429489  # checksum of row_loops.py: for machine code on disk, numba notices changes in this file alone
 
 
 @jit
