@@ -52,7 +52,10 @@ def compare(init, pair, emit, valid, shared, tolerance=1e-9):
 
 
 @pytest.mark.parametrize("links", LINKS)
-@pytest.mark.parametrize("num_steps, rows, num_states", [(1, (2,), 3), (7, (1,), 1), (70, (2, 3), 5), (130, (2,), 2), (66, (3,), 8), (66, (1,), 9), (23, (3,), 17)])
+@pytest.mark.parametrize(
+    "num_steps, rows, num_states",
+    [(1, (2,), 3), (7, (1,), 1), (70, (2, 3), 5), (130, (2,), 2), (66, (3,), 8), (66, (1,), 9), (23, (3,), 17)],
+)
 def test_shapes(links, num_steps, rows, num_states):
     factors = random_chain(links, num_steps, rows, num_states)
     for valid in (None, ragged(num_steps, rows)):
