@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import dis
 import functools
+import operator
 import re
-from collections.abc import Mapping
-from typing import Any
+from collections import deque
+from collections.abc import Iterator, Mapping
+from inspect import CO_COROUTINE, CO_GENERATOR
+from types import GeneratorType
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from pyro.poutine.condition_messenger import ConditionMessenger
 from pyro.poutine.do_messenger import DoMessenger
@@ -53,8 +58,8 @@ class Body:
     """What a loop's body did in its first step, that it cannot do for all others at once."""
 
     def __init__(self, frame, handlers: list, first_step: int):
-        self.frame, self.handlers = frame, handlers
-        self.index_names = _stored_next(frame.f_code, frame.f_lasti)
+        self.frame, self.handlers, self.first_step = frame, handlers, first_step
+        self.loop = _loop_at(frame.f_code, frame.f_lasti)
         self.before = {name: (value, _contents(value)) for name, value in frame.f_locals.items()}
         for handler in handlers:
             handler.hidden.clear()
@@ -62,16 +67,27 @@ class Body:
             handler.first_step = first_step
 
     def carries(self) -> bool:
-        """Whether a variable from before the loop, which the next step may read, is now anything but a hidden state."""
-        now = self.frame.f_locals
+        """Whether the next step may read anything but hidden states of what the first one left.
+
+        That is a variable from before the loop that is another one now, one that the first step made and the next reads before
+        it makes it, what stands in a container or an iterator from before, and what the body sets in objects and modules.
+        """
+        loop, now = self.loop, self.frame.f_locals
+        if loop is None or loop.sets_elsewhere or type(now.get(loop.index)) is not int or now[loop.index] != self.first_step:
+            return True  # the loop's next value is not the step alone: zip, enumerate, a loop in another function
+        if any(name not in self.before and not isinstance(now.get(name), _SYMBOLS) for name in loop.read_first & now.keys()):
+            return True
         for name, (value, contents) in self.before.items():
-            if name in self.index_names or name not in now:
+            if name == loop.index or name not in now:
                 continue
             new = now[name]
-            if new is not value and not isinstance(new, _SYMBOLS) and isinstance(new, _CARRIED):
+            if new is not value and not isinstance(new, _SYMBOLS) and not _is_same(new, value):
                 return True
-            if new is value and contents is not None and _contents(new) != contents and not _only_symbols_more(contents, new):
-                return True
+            if new is value and contents is not None and _contents(new) != contents:
+                if loop.measures or not _only_symbols_more(contents, new):
+                    return True
+            if new is value and isinstance(new, Iterator) and contents is None and not _is_this_loop(new):
+                return True  # nobody can tell whether it is where it was
         return False
 
     def other_sites(self) -> list[str]:
@@ -88,35 +104,86 @@ class Body:
 
 
 _SYMBOLS = (StateVar, GaussianVar, StateValue)
-_CARRIED = (Tensor, int, float, complex, list, tuple, dict, set)
+_LARGEST = 1 << 16  # bytes of an array that are compared
+
+
+def _is_same(new, value) -> bool:
+    """Whether two objects are one number, text or truth value."""
+    return type(new) is type(value) and isinstance(new, (int, float, complex, str, bytes)) and new == value
+
+
+def _is_this_loop(value) -> bool:
+    return isinstance(value, GeneratorType) and value.gi_code.co_name == "markov"
 
 
 def _contents(value):
-    """What tells whether a value was changed in place."""
+    """What tells whether a value was changed in place; None where nothing does."""
     if isinstance(value, Tensor):
         return None if torch.is_inference(value) else value._version
     if isinstance(value, dict):
         return {key: id(item) for key, item in value.items()}
-    return [id(item) for item in value] if isinstance(value, (list, set)) else None
+    if isinstance(value, np.ndarray):
+        return value.tobytes() if value.nbytes <= _LARGEST else None
+    if isinstance(value, Iterator):
+        left = operator.length_hint(value, -1)
+        return None if left < 0 else left
+    return [id(item) for item in value] if isinstance(value, (list, set, deque)) else None
 
 
 def _only_symbols_more(before, now) -> bool:
-    """Whether a list or a dictionary got nothing but hidden states."""
-    if isinstance(now, (int, Tensor)):
-        return False
+    """Whether a list or a dictionary got nothing but hidden states, and lost nothing."""
     if isinstance(now, dict):
-        return all(before.get(key) == id(item) or isinstance(item, _SYMBOLS) for key, item in now.items())
-    return all(id(item) in before or isinstance(item, _SYMBOLS) for item in now)
+        return before.keys() <= now.keys() and all(
+            before.get(key) == id(item) or isinstance(item, _SYMBOLS) for key, item in now.items()
+        )
+    if not isinstance(now, list | set):
+        return False
+    found = [id(item) for item in now]
+    new = [item for item in now if id(item) not in before]
+    kept = found[: len(before)] == before if isinstance(now, list) else set(before) <= set(found)
+    return kept and all(isinstance(item, _SYMBOLS) for item in new)
+
+
+class _Loop(NamedTuple):
+    """What the code of a ``for`` loop says.
+
+    index: the variable that it sets to its next value. read_first: variables that the body reads, in its text, before it sets
+    them. sets_elsewhere: whether it sets global variables or attributes. measures: whether it asks for lengths.
+    """
+
+    index: str
+    read_first: frozenset[str]
+    sets_elsewhere: bool
+    measures: bool
 
 
 @functools.lru_cache(maxsize=256)
-def _stored_next(code, position: int) -> frozenset[str]:
-    """The variables that a loop at a position of a code sets to its next value."""
-    names: list[str] = []
-    ahead = (i for i in dis.get_instructions(code) if i.offset > position)
-    for instruction in ahead:
-        if instruction.opname.startswith("STORE_"):
-            names += instruction.argval if isinstance(instruction.argval, tuple) else [instruction.argval]
-        elif not instruction.opname.startswith(("UNPACK", "CACHE", "EXTENDED")):
-            break
-    return frozenset(names)
+def _loop_at(code, position: int) -> _Loop | None:
+    """The loop whose next value is asked for at a position of a code; None where that is no ``for`` over these values, or
+    its body may be elsewhere."""
+    instructions = [i for i in dis.get_instructions(code) if i.opname not in ("CACHE", "EXTENDED_ARG")]
+    at = next((k for k, i in enumerate(instructions) if i.offset == position), None)
+    if at is None or instructions[at].opname != "FOR_ITER" or code.co_flags & (CO_GENERATOR | CO_COROUTINE):
+        return None
+    target = instructions[at + 1]
+    if not target.opname.startswith("STORE_") or target.opname in ("STORE_ATTR", "STORE_SUBSCR"):
+        return None
+    index = target.argval[0] if isinstance(target.argval, tuple) else target.argval
+    end = instructions[at].argval
+    body = [i for i in instructions[at + 2 :] if i.offset < end]
+    if isinstance(target.argval, tuple):  # it sets one variable and reads another, in one instruction
+        body.insert(0, target._replace(opname="LOAD_FAST", argval=target.argval[1]))
+    first: dict[str, bool] = {}
+    for i in body:
+        for name, reads in _uses(i):
+            first.setdefault(name, reads)
+    reads = frozenset(name for name, is_read in first.items() if is_read and name != index)
+    elsewhere = any(i.opname in ("STORE_ATTR", "DELETE_ATTR", "STORE_GLOBAL", "DELETE_GLOBAL") for i in body)
+    return _Loop(index, reads, elsewhere, any(i.opname in ("LOAD_GLOBAL", "LOAD_NAME") and i.argval == "len" for i in body))
+
+
+def _uses(instruction) -> list[tuple[str, bool]]:
+    """The local variables of an instruction, and whether it reads them."""
+    names = instruction.argval if isinstance(instruction.argval, tuple) else (instruction.argval,)
+    actions = re.findall(r"(LOAD|STORE|DELETE)_(?:FAST|DEREF|NAME|CLOSURE)", instruction.opname)
+    return [(name, action != "STORE") for name, action in zip(names, actions, strict=False) if isinstance(name, str)]

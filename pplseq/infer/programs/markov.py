@@ -58,7 +58,7 @@ class TimeIndex:
         return f"TimeIndex({self.start}, {self.stop})"
 
     def __str__(self) -> str:
-        return format(self)
+        return _InNames(format(self))
 
     def numbers(self, device=None) -> Timed:
         """The steps' numbers: () at a step, integers."""
@@ -113,6 +113,19 @@ class TimeIndex:
             f"{name} on a vectorised time index is not supported: only x[:, t], comparisons, arithmetic and f'z_{{t}}' are; "
             f"{_ADVICE}"
         )
+
+
+class _InNames(str):
+    """``str(t)``: a part of a site's name, such as ``"z_" + str(t)``. Whoever reads it asks for a number that it is not."""
+
+    __slots__ = ()
+
+    def _refuse(self, *args, **kwargs):
+        raise TypeError(f"the text of a vectorised time index stands for many steps: it goes into names alone; {_ADVICE}")
+
+    __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = __contains__ = __getitem__ = __iter__ = __len__ = _refuse
+    endswith = startswith = find = index = count = split = isdigit = isdecimal = isnumeric = zfill = rjust = ljust = _refuse
+    __hash__ = str.__hash__
 
 
 def _as_numbers(value):
@@ -371,11 +384,12 @@ def markov(iterable, history: int = 1, *, vectorize: bool = True):
     """A drop-in for ``pyro.markov`` that ``BlockedEnum`` and ``KalmanCollapse`` may run once for all steps.
 
     Under such a handler the body runs twice: for the first step, and for a :class:`TimeIndex` that stands for all others.
-    What makes the first step tells whether that is right: where the body has other sites than states and their
-    observations, where it changes a variable, list or dictionary that was there before the loop to anything but a hidden
-    state, or where ``poutine.condition`` or ``poutine.do`` has a value for one of the steps, the loop goes on step by step.
-    What a body carries in attributes of objects cannot be seen; ``check_vectorizable`` compares. Everywhere else the loop
-    is ``pyro.markov``'s.
+    Where that might not be right the loop goes on step by step behind its first one: where the body has other sites than
+    states and their observations; where it changes a variable, container or array from before the loop to anything but a hidden
+    state, advances an iterator, reads what the step before it made, or sets attributes or global variables; where the loop is
+    not over the steps alone (``zip``, ``enumerate``); where ``poutine.condition`` or ``poutine.do`` has a value for one of the
+    steps. What functions that a body calls keep to themselves cannot be seen; ``check_vectorizable`` compares. Everywhere
+    else the loop is ``pyro.markov``'s.
 
     Args:
         iterable: usually ``range(T)``.

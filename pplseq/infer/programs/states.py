@@ -74,7 +74,7 @@ def check_vectorizable(model: Callable, *args, rtol: float = 1e-4, **kwargs) -> 
     """Runs the program step by step and vectorised, and compares the log-likelihoods of every chain and of all other sites.
 
     ``markov`` goes step by step by itself where it sees that a body carries more than the hidden state from step to step, or
-    has sites of its own. This finds what it cannot see: what a body keeps in attributes of objects.
+    has sites of its own. This finds what it cannot see: what functions that a body calls keep to themselves.
 
     Raises:
         ValueError: if they differ; names the site.

@@ -124,7 +124,7 @@ def carries_more(x, kind):
             if kind in ("nothing", "a site", "a factor"):
                 z = pyro.sample(f"z_{t}", plain(z))
             else:
-                u = {"a list": sums[-1], "an attribute": Outside.before, "a count": 0.1 * x[:, count]}.get(kind, seen_before)
+                u = {"a list": sums[-1], "elsewhere": Outside.before, "a count": 0.1 * x[:, count]}.get(kind, seen_before)
                 z = pyro.sample(f"z_{t}", transition(z, inputs=torch.stack([u, u], -1).to(F64)))
             y = pyro.sample(f"x_{t}", emission(z), obs=x[:, t])
             if kind == "a running sum":
@@ -137,8 +137,8 @@ def carries_more(x, kind):
                 sums.append(y.to(F64))
             elif kind == "a count":
                 count += 1
-            elif kind == "an attribute":
-                Outside.before = y.to(F64)
+            elif kind == "elsewhere":
+                Outside.keep(y.to(F64))
             elif kind == "a site":
                 pyro.sample(f"w_{t}", dist.Normal(0.0, 1.0), obs=x[:, t].to(F64))
             elif kind == "a factor":
@@ -150,6 +150,14 @@ class Outside:
 
     sites = 0
     before = torch.zeros(3, dtype=F64)
+
+    @classmethod
+    def keep(cls, y):
+        cls.before = y
+
+    @classmethod
+    def count(cls):
+        cls.sites += 1
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -164,13 +172,13 @@ def test_a_program_that_carries_more_goes_step_by_step(kind):
 def test_what_nobody_sees_is_found_out():
     x = words(3, 5)
     with pytest.raises(ValueError, match="vectorize=False"):
-        check_vectorizable(carries_more, x, "an attribute")
+        check_vectorizable(carries_more, x, "elsewhere")
 
     def often(x):
         carries_more(x, "nothing")
         Outside.sites = 0
         for _ in markov(range(5)):
-            Outside.sites += 1
+            Outside.count()
         pyro.factor("f", torch.tensor(float(Outside.sites)))
 
     with pytest.raises(ValueError, match="site 'f' has another log-probability"):
