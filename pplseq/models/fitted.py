@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Iterator, Sequence
+import functools
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Self, cast
+
+import torch
+from torch import Tensor
 
 from pplseq import checks
 from pplseq.models.base import SequenceModel
@@ -77,28 +81,45 @@ class FittedState(SequenceModel):
         """Parameters of the summary that other values of others make up for, whatever the data, and what to say of them."""
         return frozenset(), ""
 
-    def drawn(self) -> None:
-        """Called by constructors that draw parameters at random: until these change the model has nothing to say."""
-        vars(self)["_drawn"] = self._stamps()
+    def __init_subclass__(cls, **kwargs):
+        super().__init_subclass__(**kwargs)
+        own = vars(cls)
+        if "set_parameters" in own:
+            cls.set_parameters = _noting(own["set_parameters"])
 
-    def _stamps(self) -> list[tuple[int, int]]:
-        return [(id(parameter), parameter._version) for parameter in self.parameters()]
+    def drawn(self, names: Sequence[str] | None = None) -> None:
+        """Called by constructors that draw parameters at random: until these change the model has nothing to say.
+
+        Args:
+            names: of the parameters that were drawn; None for those that look it, or where none does, for all.
+        """
+        stamps = self._stamps()
+        if names is None:
+            names = [name for name, parameter in self.named_parameters() if _looks_drawn(name, parameter)] or list(stamps)
+        vars(self)["_drawn"] = {name: stamps[name] for name in names if name in stamps}
+
+    def _stamps(self) -> dict[str, tuple[int, int]]:
+        return {name: (id(parameter), parameter._version) for name, parameter in self.named_parameters()}
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "_drawn": None if self.__sklearn_is_fitted__() else "as drawn"}
+        left = None if self.__sklearn_is_fitted__() else list(vars(self)["_drawn"])
+        return {**super().__getstate__(), "_drawn": left}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        if vars(self).get("_drawn") == "as drawn":  # a copy's parameters are others, and no more fitted
-            self.drawn()
+        left = vars(self).get("_drawn")
+        if left:  # a copy's parameters are others, and no more fitted; earlier versions did not say which
+            self.drawn(left if isinstance(left, list) else None)
 
     def __sklearn_is_fitted__(self) -> bool:
         own = vars(self)
-        if self.is_fitted or own.get("_drawn") is None:
+        left = own.get("_drawn")
+        if self.is_fitted or not left:
             return True
-        if own["_drawn"] == self._stamps():
+        now = self._stamps()
+        if all(now.get(name) == stamp for name, stamp in left.items()):
             return False
-        own["_drawn"] = None  # what has changed once does not become what it was
+        own["_drawn"] = None  # what an optimizer, or a state that was loaded, has changed does not become what it was
         return True
 
     def __sklearn_tags__(self):
@@ -114,8 +135,47 @@ class FittedState(SequenceModel):
 
     def check_fitted(self) -> None:
         """Raises NotFittedError while the parameters are those that the constructor drew: neither fitted, nor set or loaded."""
-        if not self.__sklearn_is_fitted__():
-            raise checks.NotFittedError(
-                f"this {type(self).__name__} has random parameters: fit it, or give it parameters (set_parameters, "
-                "load_state_dict, an optimizer of your own)"
-            )
+        if self.__sklearn_is_fitted__():
+            return
+        left = ", ".join(dict.fromkeys(map(_written, vars(self)["_drawn"])))
+        raise checks.NotFittedError(
+            f"this {type(self).__name__} has random parameters ({left}): fit it, or give it parameters (set_parameters, "
+            "load_state_dict, an optimizer of your own)"
+        )
+
+
+def _noting(method: Callable) -> Callable:
+    """``set_parameters`` of a class; what it sets is no random draw any more."""
+
+    @functools.wraps(method)
+    def set_parameters(self, *args, **kwargs):
+        before = self._stamps()
+        result = method(self, *args, **kwargs)
+        left, now = vars(self).get("_drawn"), self._stamps()
+        if left and now != before:
+            still = [name for name in left if now.get(name) == before.get(name)]
+            named = dict(self.named_parameters())
+            vars(self)["_drawn"] = {name: left[name] for name in still if _looks_drawn(name, named[name])}
+        return result
+
+    return set_parameters
+
+
+def _looks_drawn(name: str, value: Tensor) -> bool:
+    """Whether these numbers differ from each other as random ones do, not as those of a constant or an identity matrix."""
+    value = value.detach()
+    if name.endswith("logits") and value.shape[-1:] == (1,) or value.numel() == 0:
+        return False  # of a distribution over one thing
+    if value.numel() == 1:
+        return float(value) not in (0.0, 1.0)
+    first = value.reshape(-1)[0]
+    if bool((value == first).all()):
+        return False
+    is_square = value.dim() == 2 and value.shape[0] == value.shape[1]
+    return not (is_square and torch.equal(value, first * torch.eye(len(value), dtype=value.dtype, device=value.device)))
+
+
+def _written(name: str) -> str:
+    """A parameter as ``set_parameters`` has it, nearly."""
+    name = name.rpartition(".")[2]
+    return "emission" if name == "logits" else name.removesuffix("_logits").removesuffix("_scale")

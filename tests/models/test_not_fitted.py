@@ -64,7 +64,15 @@ def test_parameters_may_come_from_anywhere(make, tmp_path):
 
 
 def test_set_and_fitted():
-    HMM(2, 4).set_parameters(initial=[0.5, 0.5]).score(X)
+    tables = {"initial": [0.5, 0.5], "transition": [[0.9, 0.1], [0.2, 0.8]], "emission": [[0.1, 0.2, 0.3, 0.4], [0.25] * 4]}
+    model = HMM(2, 4)
+    for name, table in tables.items():  # one after the other: what is random still is named
+        with pytest.raises(NotFittedError, match=rf"has random parameters \(.*{name}"):
+            copy.deepcopy(model).score(X)
+        model.set_parameters(**{name: table})
+    assert model.score(X) == HMM(2, 4).set_parameters(**tables).score(X)
+    with pytest.raises(NotFittedError, match=r"random parameters \(emission\)"):
+        LDS(1, 2).set_parameters(transition=[[0.9]]).score([torch.randn(6, 2)])
     assert HMM(2, 4).fit(X, max_iterations=2).score(X) < 0
     assert HMM(2, 4).set_params(num_states=3).__sklearn_is_fitted__() is False
     with pytest.raises(NotFittedError, match="without words"):
@@ -80,12 +88,7 @@ def test_scikit_learn_agrees():
 
 
 def test_a_copy_is_no_more_fitted_than_its_model():
-    import copy
-
-    from pplseq import HMM
-    from pplseq.checks import NotFittedError
-
     with pytest.raises(NotFittedError, match="random parameters"):
         copy.deepcopy(HMM(2, num_words=3)).score([[0, 1]])
-    fitted = HMM(2, num_words=3).set_parameters(initial=[0.5, 0.5])
+    fitted = HMM(2, num_words=3).fit([[0, 1, 2]], max_iterations=1)
     assert copy.deepcopy(fitted).score([[0, 1]]) == fitted.score([[0, 1]])
