@@ -42,7 +42,7 @@ from pplseq.models.fitting import (
     start_anew,
 )
 from pplseq.models.forms import is_table
-from pplseq.models.information import Summary, observed_tokens, summarize
+from pplseq.models.information import Summary, criterion, observed_tokens, summarize
 
 
 class Sample(NamedTuple):
@@ -275,17 +275,17 @@ class Estimator(FittedState, SequenceModel):
         """Of the criteria below; models whose parameters are tied by constraints count fewer than they store."""
         return sum(parameter.numel() for parameter in self.parameters())
 
+    def criterion_terms(self, batch: Batch) -> tuple[float, int]:
+        """What the criteria below are made of: log p(x), and how many parameters were learned for it."""
+        return float(self.log_prob(batch.x, batch.lengths, **batch.known).detach().sum()), self.num_free_parameters
+
     def aic(self, x, lengths=None, **known) -> float:
-        """Akaike's information criterion, -2 log p(x) + 2 parameters: lower is better."""
-        return -2 * self.score(x, lengths, **known) + 2 * self.num_free_parameters
+        """Akaike's criterion, -2 log p(x) + 2 parameters: lower is better."""
+        return criterion(self, x, lengths, known, lambda _: 2.0)
 
     def bic(self, x, lengths=None, **known) -> float:
-        """The Bayesian information criterion, -2 log p(x) + parameters * log(tokens): lower is better.
-
-        Tokens that are missing, or given as lags, do not count.
-        """
-        num_tokens = observed_tokens(self, self.as_batch(x, lengths, **known))
-        return -2 * self.score(x, lengths, **known) + self.num_free_parameters * math.log(num_tokens)
+        """The Bayesian criterion, -2 log p(x) + parameters * log(tokens), tokens that are seen and no lags: lower is better."""
+        return criterion(self, x, lengths, known, math.log)
 
     def estimates(self) -> dict[str, Tensor]:
         """The parameters that :meth:`summary` is about, by name, as functions of those that are learned."""

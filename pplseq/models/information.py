@@ -5,8 +5,8 @@ from __future__ import annotations
 import itertools
 import math
 import warnings
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -146,12 +146,21 @@ def summarize(model: Estimator, batch: Batch) -> Summary:
             f"{which}: no standard error; those of the others are as if it were known", RuntimeWarning, stacklevel=3
         )
     total = float(model.log_prob(batch.x, batch.lengths, **batch.known).sum())
-    tokens, count = observed_tokens(model, batch), model.num_free_parameters
+    tokens, (comparable, count) = observed_tokens(model, batch), model.criterion_terms(batch)
     return Summary(
-        names, estimates.detach(), errors, covariance, total, 2 * count - 2 * total, count * math.log(tokens) - 2 * total,
-        tokens, repr(model), bounds, tuple(name for name, out in zip(names, hidden, strict=True) if out), note,
+        names, estimates.detach(), errors, covariance, total, 2 * count - 2 * comparable,
+        count * math.log(tokens) - 2 * comparable, tokens, repr(model), bounds,
+        tuple(name for name, out in zip(names, hidden, strict=True) if out), note,
         tuple(name for name, out in zip(names, fixed, strict=True) if out),
     )  # fmt: skip
+
+
+def criterion(model: Estimator, x: Any, lengths: Any, known: dict[str, Any], price: Callable[[int], float]) -> float:
+    """-2 log p(x) and the price of each parameter, given the number of tokens."""
+    model.check_fitted()
+    batch = model.as_batch(x, lengths, **known)
+    log_prob, count = model.criterion_terms(batch)
+    return count * price(observed_tokens(model, batch)) - 2 * log_prob
 
 
 def observed_tokens(model: Estimator, batch: Batch) -> int:

@@ -128,6 +128,11 @@ class ConstrainedLDS(LDS):
         )  # fmt: skip
         self.drawn()
 
+    @property
+    def num_free_parameters(self) -> int:
+        """Free numbers; which of them other coordinates of the states would make up for depends on the patterns."""
+        return sum(parameter.numel() for parameter in self.parameters())
+
     # ---------------------------------------------------------------- what a linear dynamical system is made of
     transition, emission, state_noise = _part("transition"), _part("emission"), _part("state_noise")
     transition_offset, emission_offset = _part("transition_offset"), _part("emission_offset")

@@ -297,10 +297,26 @@ class LDSTensors(GaussianEstimator):
 
     @property
     def num_free_parameters(self) -> int:
-        total = 0
-        for name, value in self.named_parameters():
-            triangle = name.endswith("scale") and value.dim() == 2
-            total += value.shape[0] * (value.shape[0] + 1) // 2 if triangle else value.numel()
+        """Without those that a choice of the states' coordinates makes up for, and those that a fit was told to keep.
+
+        States M z + c say the same of all observations: for any invertible M; where the noise of states is diagonal, for any
+        that leaves it so, (h^2 + h) / 2 numbers; and for any c, where both parts have an offset. So do, where there are
+        more states than numbers, the noise of states and the first covariance together: S with C S = 0 may be added to the
+        covariance of every step.
+        """
+        total, h = 0, self.num_states
+        for name, value in self._own.items():
+            if name not in self.fixed_parameters:
+                triangle = name in SCALES and value.dim() == 2
+                total += value.shape[0] * (value.shape[0] + 1) // 2 if triangle else value.numel()
+        if self.fixed_parameters or any(prior != RegressionPrior() for prior in (self.state_prior, self.emission_prior)):
+            return total
+        total -= h * (h + 1) // 2 if "state_noise" in self.diagonal_noises else h * h
+        unseen = max(0, h - len(self.emission))
+        if self.initial != "diffuse":
+            total -= unseen * (unseen + 1) // 2
+        if self.transition_offset is not None:
+            total -= h if self.emission_offset is not None else unseen
         return total
 
     @torch.no_grad()

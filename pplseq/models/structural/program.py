@@ -39,7 +39,8 @@ class StructuralModel(LDS):
         seasonal: s, the steps of a season, or None.
         num_inputs: U, of regressors.
         initial: "wide": the first state has a variance a million times the mean square of the first data fitted, whose cost, in
-            every score, grows with the states: of models with different components neither scores nor criteria compare. Or
+            every score, grows with the states: scores of models with different components do not compare, `aic` and `bic`
+            do, which are those of a diffuse start. Or
             "diffuse": nothing is known of it, exactly; scores are then those of statsmodels' ``use_exact_diffuse=True``, every
             row must determine its state (h numbers that are not missing will), and there is nothing to generate from but a
             given ``start``.
@@ -139,6 +140,17 @@ class StructuralModel(LDS):
     @property
     def num_free_parameters(self) -> int:
         return sum(parameter.numel() for parameter in self.parameters())
+
+    @torch.no_grad()
+    def criterion_terms(self, batch: Batch) -> tuple[float, int]:
+        """As with an exactly diffuse start, whose states count as parameters, as in statsmodels: so that models with different
+        components compare, whatever their own start is."""
+        model = self
+        if self.initial != "diffuse":
+            model = type(self)(**(self.config | {"initial": "diffuse"})).to(self.reference.device)
+            model.load_state_dict(self.state_dict())
+        log_prob = model.log_prob(batch.x, batch.lengths, **batch.known).sum()
+        return float(log_prob), self.num_free_parameters + len(batch.x) * self.num_states
 
     def unidentified(self) -> tuple[frozenset[str], str]:
         return frozenset(), ""

@@ -318,3 +318,52 @@ def test_what_was_frozen_before_a_fit_stays_frozen():
     model.emission.requires_grad_(False)
     model.fit(x, fixed=["emission", "transition"], max_iterations=1)
     assert not model.emission.requires_grad and model.transition.requires_grad
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("offsets", ["both", "transition", "emission", "none"])
+@pytest.mark.parametrize(
+    "noise, size", [("full", (1, 1)), ("full", (2, 1)), ("full", (2, 2)), ("full", (3, 1)), ("diagonal", (2, 1))]
+)
+def test_parameters_that_coordinates_make_up_for_are_not_counted(offsets, noise, size):
+    """The rank of the likelihood's dependence on the parameters, of the first and second moments of a few observations."""
+    torch.manual_seed(0)
+    model = LDS(*size, offsets=offsets, state_noise=noise, emission_noise="full")
+    for parameter in model.parameters():
+        parameter += 0.3 * torch.randn(parameter.shape, dtype=parameter.dtype)
+    raw, T = dict(model.named_parameters()), 10
+    free = {name: value.tril() if name.endswith("scale") and value.dim() == 2 else value for name, value in raw.items()}
+    where = {
+        name: torch.tril_indices(*value.shape) if name.endswith("scale") and value.dim() == 2 else None
+        for name, value in free.items()
+    }
+
+    def moments(vector):
+        at, parts = 0, {}
+        for name, value in free.items():
+            size = value.numel() if where[name] is None else where[name].shape[1]
+            piece, at = vector[at : at + size], at + size
+            parts[name] = piece.reshape(value.shape) if where[name] is None else _filled(piece, where[name], value.shape)
+        A, C = parts["transition"], parts["emission"]
+        b, d = (parts.get(f"{kind}_offset", torch.zeros(1).double()) for kind in ("transition", "emission"))
+        scale, R = parts["state_scale"], parts["emission_scale"]
+        R = R.tril(-1) + torch.diag(R.diagonal().exp())
+        Q = torch.diag(scale**2) if scale.dim() == 1 else scale @ scale.T
+        mean, cov = parts["initial_mean"], parts["initial_scale"] @ parts["initial_scale"].T
+        found = []
+        for _ in range(T):
+            found += [C @ mean + d, (C @ cov @ C.T + R @ R.T).reshape(-1)]
+            ahead = cov
+            for _ in range(4):
+                ahead = A @ ahead
+                found.append((C @ ahead @ C.T).reshape(-1))
+            mean, cov = A @ mean + b, A @ cov @ A.T + Q
+        return torch.cat(found)
+
+    vector = torch.cat([v.reshape(-1) if where[k] is None else v[tuple(where[k])] for k, v in free.items()])
+    jacobian = torch.autograd.functional.jacobian(moments, vector)
+    assert int(torch.linalg.matrix_rank(jacobian, rtol=1e-9)) == model.num_free_parameters
+
+
+def _filled(piece, where, shape):
+    return torch.zeros(shape, dtype=piece.dtype).index_put(tuple(where), piece)
