@@ -28,7 +28,7 @@ def tag() -> None:
 
     Files are CoNLL-U, columns as CoNLL-2000's, or word_TAG, a sentence a line; .gz and .xz as well.
 
-    A first run: `pplseq train tagger train.conllu --system enhanced --out runs/tagger`, then
+    A first run: `pplseq train tagger train.conllu --out runs/tagger`, then
     `echo "the dog barks" | pplseq tag run runs/tagger --probabilities`.
     """
 

@@ -61,7 +61,7 @@ class TaggerSettings(TaggedReading, RunSettings):
         device: where it is trained; taggers are small, and know the cpu alone.
     """
 
-    system: str = setting("enhanced", check=system)
+    system: str = setting("latent", check=system)
     set: tuple[str, ...] = setting((), repeat=True)
     dev: str | None = None
     embeddings: str | None = None
