@@ -9,7 +9,8 @@ from typing import Any, Self, cast
 
 from pplseq import checks
 from pplseq.models.base import SequenceModel
-from pplseq.models.forms import Form, by_names, check_rows_together, column_names, in_form, index_ahead
+from pplseq.models.forms import Form, by_names, check_rows_together, column_names, in_form
+from pplseq.models.times_ahead import index_ahead
 
 
 class FittedState(SequenceModel):
