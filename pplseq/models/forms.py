@@ -116,17 +116,23 @@ def states_in_form(states: Any, lengths: Any = None, name: str = "states") -> An
     """
     is_list = isinstance(states, (list, tuple))
     several = any(np.ndim(row) or is_table(row) for row in states) if is_list else np.ndim(states) > 1
-    for row in states if is_list and several else [states]:
-        if isinstance(row, (list, tuple, np.ndarray)) or is_table(row):
-            text = next((value for value in np.asarray(row).flat if isinstance(value, str)), None)
-            if text is not None:
-                raise TypeError(
-                    f"{name}: expected the numbers 0, 1, ... of states, -1 where one is not known, got the text {str(text)!r}; "
-                    "number them"
-                )
+    refuse_texts(states, "states", name)
     if not several:
         return in_form(states, lengths, num_features=None, name=name)[0]
     return [_row(row, None, name) for row in states] if is_list else states
+
+
+def refuse_texts(x: Any, what: str, name: str) -> None:
+    """Raises TypeError for names where the numbers of states, or of outputs, are expected."""
+    for row in x if isinstance(x, (list, tuple)) else [x]:
+        values = row if isinstance(row, (list, tuple)) else [row] if isinstance(row, str) else ()
+        if isinstance(row, np.ndarray) or is_table(row):
+            values = array.flat if (array := np.asarray(row)).dtype.kind in "OU" else ()
+        if (text := next((value for value in values if isinstance(value, str)), None)) is not None:
+            raise TypeError(
+                f"{name}: expected the numbers 0, 1, ... of {what}, -1 where one is not known, got the text {str(text)!r}; "
+                "number them"
+            )
 
 
 def is_frame(x: Any) -> bool:
