@@ -14,6 +14,7 @@ from pplseq import checks
 from pplseq.data.ragged import for_torch, pad_sequences
 from pplseq.distributions.state import MISSING
 from pplseq.infer.fit.em import Batch
+from pplseq.models.forms import states_in_form
 
 if TYPE_CHECKING:
     from pplseq.data.vocabulary import Vocabulary
@@ -96,8 +97,10 @@ def in_ids(x, vocabulary: Vocabulary | None):
 
 
 def padded_states(states, x, batch: Batch, num_states: int) -> Tensor:
-    """(B, T) observed states, given like x, negative where unknown and at padded steps."""
-    if isinstance(x, (list, tuple)):
+    """(B, T) observed states, given like x or one behind the other, negative where unknown and at padded steps."""
+    ends = [len(row) for row in x] if isinstance(x, (list, tuple)) and len(x) > 1 else None
+    states = states_in_form(states, ends)
+    if isinstance(x, (list, tuple)) or isinstance(states, (list, tuple)):
         states = pad_sequences(states, fill=-1, name="states")[0]
     else:
         states = torch.as_tensor(states)

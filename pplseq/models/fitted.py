@@ -13,7 +13,8 @@ from torch import Tensor
 
 from pplseq import checks
 from pplseq.models.base import SequenceModel
-from pplseq.models.forms import Form, by_names, check_rows_together, column_names, in_form, index_ahead
+from pplseq.models.forms import Form, by_names, check_rows_together, column_names, in_form
+from pplseq.models.times_ahead import index_ahead
 
 
 class FittedState(SequenceModel):

@@ -42,12 +42,21 @@ def in_form(x: Any, lengths: Any = None, *, num_features: int | None, name: str 
     """
     if isinstance(x, Text):
         return list(x.lines()), lengths
+    if lengths is not None and np.ndim(lengths) == 0:
+        raise TypeError(f"lengths: expected the number of steps of each sequence, such as [3, 2], got {lengths!r}")
     x = as_frame(given := x, name)
     of_bytes = isinstance(x, (list, tuple)) and len(x) > 0 and isinstance(x[0], bytes)
     if of_bytes or isinstance(x, np.ndarray) and x.dtype.kind == "S":
         raise TypeError(f"{name}: got bytes; make text of them: [row.decode() for row in {name}]")
     if is_frame(x):
         x = numbers_of(x, num_features, name)
+        if num_features is None and np.ndim(x) == 2 and x.shape[1] > 1:
+            columns = list(given.columns) if hasattr(given, "columns") else list(range(x.shape[1]))
+            raise ValueError(
+                f"{name}: words of a frame are one column, got {len(columns)}, {', '.join(map(repr, columns[:3]))}; give one, "
+                f"{name}[{columns[-1]!r}], or sequences_by(frame, {columns[0]!r}, {columns[-1]!r}) where the first says which "
+                f"sequence a word is of; where each row is a sequence, {name}.to_numpy()"
+            )
     elif isinstance(x, np.ndarray) and x.dtype == object:
         x = of_objects(x, num_features, name)
     elif isinstance(x, np.ndarray) and x.dtype.kind == "U":
@@ -61,9 +70,15 @@ def in_form(x: Any, lengths: Any = None, *, num_features: int | None, name: str 
                 f"{name}: expected numbers, vectors of {num_features} a step, got the text {text!r}; make numbers of "
                 "it, or take a model of words"
             )
-        first = next(iter(x), None)
+        if num_features is None and len(x) > 1 and all(isinstance(row, str) and len(row.split()) == 1 for row in x):
+            raise ValueError(
+                f"{name}: {len(x)} strings of one word each could be one sentence or {len(x)}: write [list({name})] for the "
+                f"first, [[word] for word in {name}] for the second"
+            )
+        first = next((row for row in x if row is not None), None)
         if first is None or isinstance(first, str) or np.ndim(first) > 0 or is_table(first):
-            rows = [_row(row, num_features, name) for row in x]
+            whole = num_features is None and isinstance(x, Sequences)  # a column that lacks a word is one of floats
+            rows = [_whole(row) if whole and _floats(row) else _row(row, num_features, name) for row in x]
             if num_features == 1 and len(x) > 1 and all(np.shape(row) == (1,) for row in x):
                 raise ValueError(
                     f"{name}: {len(x)} lists of one number could be one sequence or {len(x)}: write [{name}] for the first, "
@@ -71,6 +86,7 @@ def in_form(x: Any, lengths: Any = None, *, num_features: int | None, name: str 
                 )
             return rows, lengths
         x = np.asarray(x)  # a single sequence of words or numbers
+        x = of_objects(x, num_features, name) if x.dtype == object else x
     dims = getattr(x, "ndim", None)
     if dims is None:
         return x, lengths
@@ -92,6 +108,33 @@ def in_form(x: Any, lengths: Any = None, *, num_features: int | None, name: str 
     return x, lengths
 
 
+def states_in_form(states: Any, lengths: Any = None, name: str = "states") -> Any:
+    """Observed states as :func:`in_form` reads words: a series, or (N,) of one sequence or of several that ``lengths`` tell.
+
+    Raises:
+        TypeError: for names of states.
+    """
+    is_list = isinstance(states, (list, tuple))
+    several = any(np.ndim(row) or is_table(row) for row in states) if is_list else np.ndim(states) > 1
+    refuse_texts(states, "states", name)
+    if not several:
+        return in_form(states, lengths, num_features=None, name=name)[0]
+    return [_row(row, None, name) for row in states] if is_list else states
+
+
+def refuse_texts(x: Any, what: str, name: str) -> None:
+    """Raises TypeError for names where the numbers of states, or of outputs, are expected."""
+    for row in x if isinstance(x, (list, tuple)) else [x]:
+        values = row if isinstance(row, (list, tuple)) else [row] if isinstance(row, str) else ()
+        if isinstance(row, np.ndarray) or is_table(row):
+            values = array.flat if (array := np.asarray(row)).dtype.kind in "OU" else ()
+        if (text := next((value for value in values if isinstance(value, str)), None)) is not None:
+            raise TypeError(
+                f"{name}: expected the numbers 0, 1, ... of {what}, -1 where one is not known, got the text {str(text)!r}; "
+                "number them"
+            )
+
+
 def is_frame(x: Any) -> bool:
     """Whether x is a frame or series of pandas or polars, or what offers the same."""
     return hasattr(x, "to_numpy") and hasattr(x, "shape") and not isinstance(x, np.ndarray)
@@ -106,8 +149,13 @@ def as_frame(x: Any, name: str = "x") -> Any:
     """A table of another library as one of pandas, where it offers Arrow's stream or the interchange protocol; else x itself.
 
     Raises:
-        TypeError: for a mapping, which is no table yet. ImportError: where pandas is missing.
+        TypeError: for a mapping, which is no table yet, and for groups of rows. ImportError: where pandas is missing.
     """
+    if type(x).__name__.endswith("GroupBy"):
+        raise TypeError(
+            f"{name}: got the groups of a frame, {type(x).__name__}; name their column instead: "
+            "sequences_by(frame, 'column that says which sequence')"
+        )
     if isinstance(x, Mapping):
         raise TypeError(f"{name}: got columns in a {type(x).__name__}; make a frame of them: pandas.DataFrame({name})")
     if is_frame(x) or not is_table(x):
@@ -229,49 +277,6 @@ def _check_there(names: tuple[str, ...], there: tuple[str, ...], name: str, with
         )
 
 
-def index_ahead(x: Any, num_steps: int) -> tuple[Any, ...] | None:
-    """Of each frame or series the index of the steps behind it, where one of pandas says how it goes on: by one size of step,
-    or a frequency. None for what has no index, or where one of them does not say.
-
-    Args:
-        x: a frame or series, or a list of them.
-    """
-    found = tuple(_ahead(row, num_steps) for row in (x if isinstance(x, (list, tuple)) else [x]))
-    return found if found and all(index is not None for index in found) else None
-
-
-def _ahead(row: Any, num_steps: int) -> Any:
-    index = getattr(row, "index", None)
-    if not is_frame(row) or index is None or not len(index):
-        return None
-    import pandas
-
-    if isinstance(index, pandas.PeriodIndex):
-        step: Any = index.freq
-        regular = len(index) == 1 or bool((index[1:] == index[:-1] + 1).all())
-        return pandas.period_range(index[-1] + 1, periods=num_steps, freq=step, name=index.name) if regular else None
-    if isinstance(index, pandas.DatetimeIndex):
-        step = index.freq or (pandas.DatetimeIndex(index, freq="infer").freq if len(index) > 2 else None)
-        if step is None:
-            return None
-        return pandas.date_range(index[-1], periods=num_steps + 1, freq=step, name=index.name)[1:]
-    if isinstance(index, pandas.TimedeltaIndex):  # all steps are as long; those of dates need not be: months
-        step = index.freq or (index[1] - index[0] if len(index) > 1 else None)
-        if step is None or not step or not bool((index[1:] - index[:-1] == step).all()):
-            return None
-        return pandas.TimedeltaIndex([index[-1] + k * step for k in range(1, num_steps + 1)], name=index.name)
-    if isinstance(index, pandas.RangeIndex):
-        step = index.step
-    elif index.dtype.kind in "iu" and len(index) > 1:
-        step = int(index[1]) - int(index[0])
-        if step == 0 or not bool((np.diff(index.to_numpy()) == step).all()):
-            return None
-    else:
-        return None
-    first = int(index[-1]) + step
-    return pandas.RangeIndex(first, first + num_steps * step, step, name=index.name)
-
-
 def numbers_of(frame: Any, num_features: int | None = None, name: str = "x") -> Any:
     """The numbers of a frame (N, D) or series (N,), missing ones NaN, or -1 in words; a series of texts as a list.
 
@@ -313,17 +318,17 @@ def _whole(numbers: np.ndarray) -> np.ndarray:
     return whole.astype(np.int64) if (np.isfinite(whole) & (whole == whole.round())).all() else numbers
 
 
-def sequences_by(frame: Any, by: str, columns: Any = None) -> Sequences:
+def sequences_by(frame: Any, by: str | Sequence[str], columns: Any = None) -> Sequences:
     """The sequences of a table in which one column says to which each row belongs, in the order of their first rows.
 
     Args:
-        frame: of pandas or polars. by: that column; equal values need not stand together. columns: what to read, a name or
-            several; None for all others.
+        frame: of pandas or polars. by: that column, or several that say it together; equal values need not stand together.
+            columns: what to read, a name or several; None for all others.
 
     Returns:
         A list of (T_i, D) float arrays, or (T_i,) where ``columns`` is one name, missing values NaN; of one column of integers,
-        all there, integers; of a column of texts, lists of these, missing ones None. Its ``ids`` say which sequence each is,
-        and its ``column_names`` stay with a model that is fitted to it.
+        all there, integers; of a column of texts, lists of these, missing ones None. Its ``ids`` say which sequence each is
+        (tuples, where several columns do), and its ``column_names`` stay with a model that is fitted to it.
 
     Raises:
         KeyError: for a column that the frame lacks. TypeError: for what is no frame, and columns that hold no numbers.
@@ -333,19 +338,21 @@ def sequences_by(frame: Any, by: str, columns: Any = None) -> Sequences:
     if not is_frame(frame) or not hasattr(frame, "columns"):
         raise TypeError(f"frame: expected a table with columns, got {type(frame).__name__}")
     there = list(frame.columns)
-    names = [column for column in there if column != by] if columns is None else columns
+    keys = list(by) if isinstance(by, (list, tuple)) and by not in there else [by]
+    names = [column for column in there if column not in keys] if columns is None else columns
     if not isinstance(names, (str, list, tuple)):
         raise TypeError(f"columns must be a name or a list of names, got {names!r}; for one write [{names!r}]")
-    for column in (asked := [by, *([names] if isinstance(names, str) else names)]):
+    for column in (asked := [*keys, *([names] if isinstance(names, str) else names)]):
         if column not in there:
             raise KeyError(f"no column {column!r}; there are: {', '.join(map(str, there))}")
         if there.count(column) > 1:
             raise ValueError(f"frame: there are {there.count(column)} columns {column!r}; rename them, or leave some out")
-    if len(asked) == 1:
+    if not keys or len(asked) == len(keys):
         raise ValueError(f"columns: expected at least one beside {by!r}, got none")
     places: dict[Any, list[int]] = {}
-    for place, key in enumerate(frame[by]):
-        if _missing(key):
+    for place, parts in enumerate(zip(*(frame[column] for column in keys), strict=True)):
+        key = parts if len(keys) > 1 else parts[0]
+        if any(map(_missing, parts)):
             raise ValueError(f"frame: row {place} has no {by!r}, so that it is of no sequence; leave it out")
         places.setdefault(key, []).append(place)
     chosen = frame[names if isinstance(names, str) else list(names)]
@@ -378,16 +385,26 @@ def _missing(value: Any) -> bool:
     return value is None or type(value).__name__ == "NAType" or value != value
 
 
+def _holds_none(step: Any) -> bool:
+    return step is None or isinstance(step, (list, tuple)) and any(value is None for value in step)
+
+
 def _first_text(x: Sequence[Any]) -> str | None:
     """The first string among sequences, or in one of them; None where there is none."""
     rows = (row if isinstance(row, (list, tuple)) else [row] for row in x)
     return next((value for row in rows for value in row if isinstance(value, str)), None)
 
 
+def _floats(row: Any) -> bool:
+    return isinstance(row, np.ndarray) and row.dtype.kind == "f"
+
+
 def _row(row: Any, num_features: int | None, name: str) -> Any:
     """One sequence of a list."""
     if is_frame(row := as_frame(row, name)):
         row = numbers_of(row, num_features, name)
+    elif isinstance(row, (list, tuple)) and any(_holds_none(step) for step in row):
+        row = of_objects(np.asarray(row, dtype=object), num_features, name)
     if num_features == 1 and not isinstance(row, str) and len(row) and np.ndim(row[0]) == 0:
         return row[:, None] if hasattr(row, "shape") else [[value] for value in row]
     return row

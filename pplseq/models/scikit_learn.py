@@ -10,10 +10,11 @@ import numpy as np
 from pplseq import checks
 from pplseq.data.text import Text
 from pplseq.data.vocabulary import UNKNOWN, Vocabulary
+from pplseq.models.forms import as_frame, is_table
 from pplseq.models.text_lds.program import TextLDS
 
 try:
-    from sklearn.base import BaseEstimator, TransformerMixin, clone
+    from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, TransformerMixin, clone
     from sklearn.utils.validation import check_is_fitted
 except ImportError:
     raise ImportError('transformers for scikit-learn need it: pip install "pplseq[sklearn]"') from None
@@ -23,8 +24,11 @@ BLOCKS = 4  # of TextLDS, where sentences are long enough
 POOLS = ("mean", "last", "none")
 
 
-class _Features(TransformerMixin, BaseEstimator):
-    """What a model says of each step of each sequence, one row a sequence or one a step."""
+class _Features(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
+    """What a model says of each step of each sequence, one row a sequence or one a step.
+
+    ``get_feature_names_out`` calls the columns stateposteriors0, ...; ``set_output(transform="pandas")`` makes a frame of them.
+    """
 
     pool: Pool
     model_: Any
@@ -38,6 +42,10 @@ class _Features(TransformerMixin, BaseEstimator):
         if self.pool == "none":
             return np.concatenate(rows)
         return np.stack([row[-1] if self.pool == "last" else row.mean(0) for row in rows])
+
+    @property
+    def _n_features_out(self) -> int:  # asked by scikit-learn
+        return self.model_.num_states
 
     def _rows(self, X: Any) -> list[np.ndarray]:
         raise NotImplementedError
@@ -68,13 +76,15 @@ class StatePosteriors(_Features):
     def fit(self, X: Any, y: Any = None) -> Self:
         """Fits a copy of the model to the sequences X; `y` is not looked at. The model itself stays as it is."""
         checks.choice("pool", self.pool, POOLS)
+        _refuse_columns(X, "sequences")
         model: Any = clone(self.model)
-        self.model_ = model.fit(list(X), **(self.fit_options or {}))
+        self.model_ = model.fit(_as_list(X), **(self.fit_options or {}))
         return self
 
     def _rows(self, X: Any) -> list[np.ndarray]:
         checks.choice("given", self.given, ("all", "past"))
-        sequences = list(X)
+        _refuse_columns(X, "sequences")
+        sequences = _as_list(X)
         found = (self.model_.smooth if self.given == "all" else self.model_.filter)(sequences)
         ids = [None] * len(sequences) if found.ids is None else found.ids
         return [self._dense(probs.detach().cpu().numpy(), of) for probs, of in zip(found.probs, ids, strict=True)]
@@ -91,7 +101,9 @@ class StatePosteriors(_Features):
 class TokenEmbeddings(_Features):
     """Vectors of words in their sentences, posterior means of a :class:`TextLDS`; X is a list of sentences.
 
-    A sentence is a string, split at white space, or a list of words.
+    A sentence is a string, split at white space, or a list of words. Means over sentences may differ by mere thousandths, which
+    a penalty on weights, as of ``LogisticRegression``, would suppress: put a ``StandardScaler`` behind it,
+    ``make_pipeline(TokenEmbeddings(), StandardScaler(), LogisticRegression())``.
 
     Args:
         num_states: dimensions of a vector.
@@ -136,7 +148,24 @@ class TokenEmbeddings(_Features):
         return [vectors[start : end - 1] for start, end in zip(text.line_starts, ends, strict=False)]  # without <eos>
 
 
+def _as_list(X: Any) -> list[Any]:
+    return X if isinstance(X, list) else list(X)  # sequences_by knows which columns are missing words
+
+
+def _refuse_columns(X: Any, what: str) -> None:
+    """Raises TypeError for a frame or a dict of columns, which iterate over the names of their columns."""
+    if not is_table(X) and not isinstance(X, Mapping) or not hasattr(X, "columns") and not isinstance(X, Mapping):
+        return
+    columns = list(X if isinstance(X, Mapping) else as_frame(X, "X").columns)
+    one = f"X[{columns[-1]!r}]" if columns else "its column"
+    todo = f"give one column, {one}" if what == "sentences" else "write [X] for one, or sequences_by(X, 'column') for several"
+    raise TypeError(
+        f"X: expected a list of {what}, got a {type(X).__name__} with columns {', '.join(map(repr, columns[:5]))}; {todo}"
+    )
+
+
 def _words(sentences: Any) -> list[list[str]]:
+    _refuse_columns(sentences, "sentences")
     if isinstance(sentences, str):
         raise TypeError("X: expected a list of sentences, got one string; write [sentence]")
     lines = []

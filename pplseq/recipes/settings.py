@@ -106,6 +106,8 @@ class Option:
             return float(value)
         if self.kind is Path and isinstance(value, str):
             return Path(value)
+        if self.kind is str and isinstance(value, int) and not isinstance(value, bool):
+            value = str(value)  # num_states=2, where "2-8" is taken as well
         if not isinstance(value, self.kind) or (self.kind is not bool and isinstance(value, bool)):
             raise TypeError(f"{where} must be {self._expected}, got {value!r}")
         if self.choices and value not in self.choices:

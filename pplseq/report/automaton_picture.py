@@ -11,7 +11,7 @@ from pplseq.report.graph import MAX_STATES, draw_graph, half_width
 
 
 def draw_automaton(automaton: Automaton, path: str | Path, *, title: str = "") -> Path:
-    """Draw the states and transitions; accepting states have two circles, states of other labels their names.
+    """Draw the states and transitions; accepting ones have two circles; labels other than accept and reject are written.
 
     Args:
         automaton: of at most 40 states; write larger ones with `to_dot` for Graphviz.
@@ -36,7 +36,7 @@ def draw_automaton_on(axes: Any, automaton: Automaton) -> None:
     labelled = automaton.labels != LABELS
     if labelled:
         names = [f"{state}\n{plain(str(automaton.labels[automaton.outputs[state]]), 8)}" for state in states]
-    accepting = [not labelled and bool(automaton.outputs[state]) for state in states]
+    accepting = [automaton.labels[automaton.outputs[state]] == automaton.pos_label for state in states]
     edges = {edge: ", ".join(symbols) for edge, symbols in automaton.edges().items()}
     draw_graph(axes, edges, names, start=automaton.start, double=accepting)
 

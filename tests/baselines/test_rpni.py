@@ -34,6 +34,14 @@ def test_contradictions_are_refused(rpni):
         rpni(["a", "a"], [True, False])
 
 
+def test_named_labels(rpni):
+    learnt = rpni(["0", "1", "00", "11"], ["+", "-", "+", "-"])
+    assert [learnt.accepts(string) for string in ("0", "1", "00", "11")] == [True, False, True, False]
+    assert rpni(["0", "1", "00"], [1, 2, 1], pos_label=1).accepts("00")
+    with pytest.raises(ValueError, match="pos_label: expected two labels"):
+        rpni(["0", "1"], [1, 2])
+
+
 def test_missing_package_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "aalpy.learning_algs", None)
     from pplseq.baselines.rpni import rpni

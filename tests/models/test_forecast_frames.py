@@ -9,7 +9,8 @@ import pytest
 import pplseq
 from pplseq import ARHMM, HMM, IOHMM, LDS, StructuralModel, SwitchingRegression, sequences_by
 from pplseq.models import ApproximateSwitchingLDS
-from pplseq.models.forms import Sequences, index_ahead
+from pplseq.models.forms import Sequences
+from pplseq.models.times_ahead import index_ahead
 
 pd = pytest.importorskip("pandas")
 

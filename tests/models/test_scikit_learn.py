@@ -11,6 +11,7 @@ from sklearn.exceptions import NotFittedError  # noqa: E402
 from sklearn.linear_model import LogisticRegression  # noqa: E402
 from sklearn.model_selection import GridSearchCV  # noqa: E402
 from sklearn.pipeline import make_pipeline  # noqa: E402
+from sklearn.preprocessing import StandardScaler  # noqa: E402
 
 from pplseq import HMM, IOHMM, LDS, VLHMM  # noqa: E402
 from pplseq.data.columns import TaggedSentence  # noqa: E402
@@ -112,7 +113,8 @@ def test_embeddings_tell_sentences_apart():
     lines = [" ".join(["the", *draw.choice(topics[i % 2], 5)]) for i in range(60)]
     y = np.arange(60) % 2
     options = {"pseudo_counts": 1.0, "max_iterations": 2}
-    pipeline = make_pipeline(TokenEmbeddings(num_states=4, fit_options=options), LogisticRegression()).fit(lines[:40], y[:40])
+    pipeline = make_pipeline(TokenEmbeddings(num_states=4, fit_options=options), StandardScaler(), LogisticRegression())
+    pipeline.fit(lines[:40], y[:40])
     assert pipeline.score(lines[40:], y[40:]) == 1.0
     embeddings = clone(pipeline[0]).set_params(pool="none").fit(lines)
     vectors = embeddings.transform(["the cat zebra", ["dog"]])
@@ -133,3 +135,31 @@ def test_what_is_refused(series):
     fitted = TokenEmbeddings(num_states=2, fit_options={"pseudo_counts": 1.0, "max_iterations": 1}).fit(["a b a", "b a c"] * 9)
     with pytest.raises(ValueError, match="sequence 1 has no step"):
         fitted.transform(["a", ""])
+
+
+def test_frames_are_no_lists_of_sentences_or_sequences():
+    pandas = pytest.importorskip("pandas")
+    lines = ["a b a", "b a c"] * 9
+    frame = pandas.DataFrame({"id": range(18), "text": lines})
+    fitted = TokenEmbeddings(num_states=2, fit_options={"pseudo_counts": 1.0, "max_iterations": 1}).fit(frame["text"])
+    for table, kind in ((frame, "DataFrame"), (frame.to_dict("list"), "dict")):
+        for call in (TokenEmbeddings().fit, fitted.transform):
+            message = rf"X: expected a list of sentences, got a {kind} with columns 'id', 'text'; give one column, X\['text'\]"
+            with pytest.raises(TypeError, match=message):
+                call(table)
+    with pytest.raises(TypeError, match=r"X: expected a list of sequences, got a DataFrame .* write \[X\] for one, or sequ"):
+        StatePosteriors(HMM(2, num_features=1)).fit(frame[["id"]])
+
+
+def test_names_of_features(series):
+    pandas = pytest.importorskip("pandas")
+    x, _ = series
+    features = StatePosteriors(HMM(2, num_features=1), fit_options={"seed": 1, "max_iterations": 2})
+    frame = features.set_output(transform="pandas").fit(x).transform(x)
+    assert isinstance(frame, pandas.DataFrame) and len(frame) == len(x)
+    assert list(frame.columns) == features.get_feature_names_out().tolist() == ["stateposteriors0", "stateposteriors1"]
+    lines = pandas.Series(["a b a", "b a c"] * 9, index=np.arange(18) + 3)
+    embeddings = TokenEmbeddings(num_states=2, fit_options={"pseudo_counts": 1.0, "max_iterations": 1})
+    frame = embeddings.set_output(transform="pandas").fit(lines).transform(lines)
+    assert list(frame.columns) == ["tokenembeddings0", "tokenembeddings1"]
+    assert embeddings.set_params(pool="none").transform(lines.tolist()).shape == (54, 2)

@@ -162,3 +162,10 @@ def test_bounds():
     for wrong, message in (("5-2", empty), ("5-", "or two like 12-20")):
         with pytest.raises(ValueError, match=message):
             bounds(wrong, "length")
+
+
+def test_whole_numbers_where_text_is_taken():
+    assert fill(RECIPES["iohmm"].settings, {"num_states": 2, "outputs": "ret"}).num_states == "2"
+    for wrong in (True, 2.5):
+        with pytest.raises(TypeError, match="num_states must be a string or none, got"):
+            fill(RECIPES["iohmm"].settings, {"num_states": wrong})

@@ -311,6 +311,17 @@ def _record(history: FitHistory, model: ExpectationModel, log_likelihood: float)
     return history.log_posteriors[-1] - history.log_posteriors[-2]
 
 
+def advice(dtype: torch.dtype, batches: Iterable[Batch | Part]) -> str:
+    """What to do where an objective fell by more than rounding: a more exact type, unless columns of one value are why."""
+    rows = [part.x.flatten(0, -2) for part in batches if isinstance(part, Batch) and part.x.is_floating_point()]
+    if rows:
+        low = torch.stack([row.nan_to_num(torch.inf).amin(0) for row in rows]).amin(0)
+        high = torch.stack([row.nan_to_num(-torch.inf).amax(0) for row in rows]).amax(0)
+        if columns := (low == high).nonzero().flatten().tolist():
+            return f"; columns {columns} of x (from 0) hold one value only, leave them out"
+    return "; use float64" if dtype != torch.float64 else "; give x in units in which its columns have similar spreads"
+
+
 def _stopped(history: FitHistory, reason: str, converged: bool) -> bool:
     history.reason, history.converged = reason, converged
     return True
@@ -356,7 +367,7 @@ def batch_iteration(
                 history.log_likelihoods.pop()
                 history.log_posteriors.pop()
                 history.note([f"EM's objective fell from {previous:.9g} to {previous + gain:.9g} nats in iteration "
-                              f"{history.num_iterations}: the parameters before are kept; use float64"])  # fmt: skip
+                              f"{history.num_iterations}: the parameters before are kept{advice(dtype, batches)}"])  # fmt: skip
                 return _stopped(history, "the objective fell", False)
             # one step may gain little by chance where steps are extrapolated
             last = [gain] if acceleration is None else torch.tensor(history.log_posteriors[-3:]).diff().tolist()

@@ -4,12 +4,21 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
 
+from pplseq.data.labelled_strings import LABELS as LABELS_OF_FILES
+
 LABELS = ("reject", "accept")
+
+OPPOSITES = {
+    "accept": "reject", "accepted": "rejected", "pos": "neg", "positive": "negative", "member": "non-member", "in": "out",
+    "valid": "invalid", "y": "n", "+1": "-1",
+}  # fmt: skip
+USUAL_LABELS = LABELS_OF_FILES | dict.fromkeys(OPPOSITES, True) | dict.fromkeys([*OPPOSITES.values(), "nonmember"], False)
+"""Whether a usual word, in small letters, says that a string is in the language."""
 
 String = str | Sequence[str]
 """A string of symbols: a str whose characters they are, or a sequence of symbols of any length each."""
@@ -25,6 +34,8 @@ class Automaton:
         outputs: (Z,) the label of each state, as a place in labels.
         start: the state of the empty string.
         labels: names; of an acceptor "reject" and "accept".
+        pos_label: the label of strings that are in the language; None: the one of two labels that usual words say, as "+" of
+            "+" and "-", "yes" of "no" and "yes", or, where they say none, none: then :meth:`accepts` is an error.
     """
 
     symbols: tuple[str, ...]
@@ -32,6 +43,7 @@ class Automaton:
     outputs: np.ndarray
     start: int = 0
     labels: tuple[str, ...] = LABELS
+    pos_label: str | None = None
 
     def __post_init__(self) -> None:
         transitions, outputs = np.array(self.transitions), np.array(self.outputs)
@@ -54,6 +66,9 @@ class Automaton:
         object.__setattr__(self, "symbols", tuple(self.symbols))
         object.__setattr__(self, "labels", tuple(self.labels))
         object.__setattr__(self, "start", int(self.start))
+        object.__setattr__(self, "pos_label", usual_pos_label(self.labels) if self.pos_label is None else self.pos_label)
+        if self.pos_label is not None and self.pos_label not in self.labels:
+            raise ValueError(f"pos_label: expected one of the labels {', '.join(self.labels)}, got {self.pos_label!r}")
         for name, values in (("transitions", transitions.astype(np.int64)), ("outputs", outputs.astype(np.int64))):
             values.setflags(write=False)
             object.__setattr__(self, name, values)
@@ -101,10 +116,19 @@ class Automaton:
         return self.labels[self.outputs[self.run(string)]]
 
     def accepts(self, string: String) -> bool:
-        """Whether a string is in the language: whether it leads to a state of the second label."""
-        if len(self.labels) != 2:
-            raise ValueError(f"accepts: expected two labels, got {', '.join(self.labels)}; ask classify(string)")
-        return bool(self.outputs[self.run(string)])
+        """Whether a string is in the language: whether its label is ``pos_label``.
+
+        Raises:
+            ValueError: where it is not known which label that is.
+        """
+        if self.pos_label is None:
+            example = self.labels[-1]
+            raise ValueError(
+                f"pos_label: which of the labels {', '.join(self.labels)} is that of accepted strings is not known; say it "
+                f"where the automaton is learned, fit(..., pos_label={example!r}), or afterwards, "
+                f"dataclasses.replace(automaton, pos_label={example!r}); or ask classify(string)"
+            )
+        return self.classify(string) == self.pos_label
 
     # ------------------------------------------------------------------------------------------------ languages
     def minimise(self) -> Automaton:
@@ -130,7 +154,7 @@ class Automaton:
         rank = np.argsort(np.argsort(first))
         first = np.sort(first)
         outputs = self.outputs[order][first]
-        return Automaton(self.symbols, rank[group[transitions[first]]], outputs, 0, self.labels)
+        return Automaton(self.symbols, rank[group[transitions[first]]], outputs, 0, self.labels, self.pos_label)
 
     def _reachable(self) -> np.ndarray:
         """States that strings lead to, the nearest to the start first, by symbols in order."""
@@ -156,7 +180,7 @@ class Automaton:
         """A shortest string to which they give different labels; None if there is none.
 
         Args:
-            other: an automaton, or a regular expression over the same symbols.
+            other: an automaton, or a regular expression over the same symbols, which matches what is accepted.
 
         Returns:
             A str if every symbol is one character, else a tuple of symbols.
@@ -166,6 +190,9 @@ class Automaton:
         """
         if isinstance(other, str):
             other = Automaton.from_regex(other, self.symbols)
+            if len(self.labels) == 2 and self.pos_label is not None:
+                names = sorted(self.labels, key=lambda name: name == self.pos_label)
+                other = replace(other, labels=tuple(names), pos_label=self.pos_label)
         for name in ("symbols", "labels"):
             mine, others = getattr(self, name), getattr(other, name)
             if set(mine) != set(others):
@@ -196,14 +223,14 @@ class Automaton:
 
     # ------------------------------------------------------------------------------------------------ for people and files
     def to_dot(self, name: str = "automaton") -> str:
-        """Graphviz's language; `dot -Tpng` draws it. Accepting states have two circles, states of other labels their names."""
+        """Graphviz's language; `dot -Tpng` draws it. Accepting states have two circles; other labels are written."""
 
         def quoted(text: str) -> str:
             return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
         lines = [f"digraph {quoted(name)} {{", "  rankdir=LR;", '  start [shape=none, label=""];']
         for state, output in enumerate(self.outputs):
-            shape = "doublecircle" if self.labels == LABELS and output else "circle"
+            shape = "doublecircle" if self.labels[output] == self.pos_label else "circle"
             text = str(state) if self.labels == LABELS else f"{state}: {self.labels[output]}"
             lines.append(f"  {state} [shape={shape}, label={quoted(text)}];")
         lines.append(f"  start -> {self.start};")
@@ -227,6 +254,7 @@ class Automaton:
             "outputs": self.outputs.tolist(),
             "start": self.start,
             "labels": list(self.labels),
+            "pos_label": self.pos_label,
         }
 
     @classmethod
@@ -240,7 +268,14 @@ class Automaton:
         if missing:
             raise ValueError(f"entries: expected those that to_dict writes, {', '.join(sorted(missing))} missing")
         symbols, labels = tuple(entries["symbols"]), tuple(entries["labels"])
-        return cls(symbols, np.array(entries["transitions"]), np.array(entries["outputs"]), entries["start"], labels)
+        moves, outputs = np.array(entries["transitions"]), np.array(entries["outputs"])
+        return cls(symbols, moves, outputs, entries["start"], labels, entries.get("pos_label"))
+
+
+def usual_pos_label(labels: Sequence[str]) -> str | None:
+    """The one of two labels that usual words say is that of accepted strings; None if they do not say."""
+    said = [USUAL_LABELS.get(str(label).strip().lower()) for label in labels]
+    return labels[said.index(True)] if len(said) == 2 and set(said) == {False, True} else None
 
 
 class Candidate(NamedTuple):
@@ -282,6 +317,7 @@ def harden(
     output: np.ndarray,
     symbols: Sequence[str],
     labels: Sequence[str] = LABELS,
+    pos_label: str | None = None,
 ) -> Automaton:
     """The automaton of the likeliest moves: argmax of every distribution.
 
@@ -289,7 +325,7 @@ def harden(
         start: (Z,) p(state of the empty string).
         transition: (L, Z, Z) p(next state | symbol, state), [symbol, from, to].
         output: (Z, Y) p(label | state), or (Z,) p(second label | state), where more than a half accepts.
-        symbols: the L symbols. labels: names of the Y labels.
+        symbols: the L symbols. labels: names of the Y labels. pos_label: see :class:`Automaton`.
 
     Source: Bengio and Frasconi (1995), section 5: probabilities go to 0 or 1, which makes the extraction trivial.
     """
@@ -301,4 +337,4 @@ def harden(
             f"{start.shape}, {transition.shape}, {output.shape} and {len(symbols)} symbols"
         )
     outputs = output.argmax(-1) if output.ndim == 2 else (output > 0.5).astype(np.int64)
-    return Automaton(tuple(symbols), transition.argmax(-1).T, outputs, int(start.argmax()), tuple(labels))
+    return Automaton(tuple(symbols), transition.argmax(-1).T, outputs, int(start.argmax()), tuple(labels), pos_label)

@@ -176,6 +176,7 @@ class AutomatonLearner(checks.NamedArguments):
         self.merging = merging and compiled.available()
         self.blocks, self.max_iterations, self.seed, self.repair = tuple(blocks), max_iterations, seed, repair
         self._tried: tuple | None = None
+        self._pos_label: str | None = None
 
     def fit(
         self,
@@ -184,6 +185,7 @@ class AutomatonLearner(checks.NamedArguments):
         *,
         validation: tuple[Sequence[String], Sequence[bool | int | str]] | None = None,
         symbols: Sequence[str] | None = None,
+        pos_label: bool | int | str | None = None,
         each: Callable[[TriedSize], None] | None = None,
         folder: str | Path | None = None,
         resume: bool = False,
@@ -198,6 +200,9 @@ class AutomatonLearner(checks.NamedArguments):
             labels: whether each is in the language; or names of several classes, for a Moore machine.
             validation: strings and labels to choose by, among the languages that fit the training strings.
             symbols: default: those of the strings.
+            pos_label: the label of strings that are in the language, as scikit-learn calls it. Default: True, or 1 of 0 and
+                1, or what usual words say, as "+" of "+" and "-", "accept" of "accept" and "reject". Where labels are others,
+                the automaton classifies strings, but :meth:`~pplseq.models.automata.automaton.Automaton.accepts` is an error.
             each: is told each size after it was tried.
             folder: of a run: its checkpoint ``last/``, ``best/`` with the model and the automaton of the sizes tried, and
                 ``metrics.jsonl``; a size that ``max_time`` cuts short is judged as it is where there is no other.
@@ -206,9 +211,9 @@ class AutomatonLearner(checks.NamedArguments):
 
         Raises:
             ValueError: no strings, another number of labels, all of one label, one string with two labels, a validation
-                symbol or label that training does not have.
+                symbol or label that training does not have, a ``pos_label`` that is no label.
         """
-        names, numbers = encoded_labels(labels)
+        names, numbers, self._pos_label = encoded_labels(strings, labels, pos_label)
         tree = PrefixTree.grow(strings, numbers, symbols)
         refuse_contradictions(tree, strings)
         if validation is not None:
@@ -240,7 +245,7 @@ class AutomatonLearner(checks.NamedArguments):
             return None
         tree, names, validation, sizes, most, tables, num_restarts, merging = self._tried
         log_likelihood = training_log_likelihood(tree, tables)
-        candidates = distinct_automata(hardened(tables, tree.symbols, names))
+        candidates = distinct_automata(hardened(tables, tree.symbols, names, self._pos_label))
         if not num_restarts:  # in the order of their agreement
             candidates.sort(key=lambda candidate: (candidate.automaton.num_states, candidate.members[0]))
         best = torch.tensor([max(c.members, key=lambda place: float(log_likelihood[place])) for c in candidates])
@@ -263,10 +268,12 @@ class AutomatonLearner(checks.NamedArguments):
             write_text(folder / "automaton.json", json.dumps(found.automaton.to_dict(), indent=1) + "\n")
 
 
-def hardened(tables: SymbolTables, symbols: Sequence[str], labels: Sequence[str] = LABELS) -> list[Automaton]:
+def hardened(
+    tables: SymbolTables, symbols: Sequence[str], labels: Sequence[str] = LABELS, pos_label: str | None = None
+) -> list[Automaton]:
     """The automaton of each restart."""
     start, transition, output = (table.movedim(-1, 0).numpy() for table in tables)
-    return [harden(*table, symbols, labels) for table in zip(start, transition, output, strict=True)]
+    return [harden(*table, symbols, labels, pos_label) for table in zip(start, transition, output, strict=True)]
 
 
 def _validation(

@@ -26,7 +26,12 @@ def model_of_tables(tables: SymbolTables) -> IOHMM:
 
 
 def extract_automaton(
-    model: IOHMM, symbols: Sequence[str] | None = None, labels: Sequence[str] | None = None, *, empty: int = 0
+    model: IOHMM,
+    symbols: Sequence[str] | None = None,
+    labels: Sequence[str] | None = None,
+    *,
+    pos_label: str | None = None,
+    empty: int = 0,
 ) -> Automaton:
     """The automaton of a model's likeliest moves and outputs, in its smallest form.
 
@@ -35,6 +40,7 @@ def extract_automaton(
             Mealy (a Mealy machine's label is that of its last state and symbol).
         symbols: names of the L symbols; default: "0", "1", ...
         labels: names of the outputs; default: "reject" and "accept" of two, else numbers.
+        pos_label: the label of accepted strings; default: "accept", or what usual words say.
         empty: the label of the empty string, for models that answer it from no state: all but Moore machines with
             ``initial="transition"``.
 
@@ -65,12 +71,12 @@ def extract_automaton(
     first = _first_states(model, following, num_symbols)
     if model.initial == "transition" and not model.mealy:
         start = int(_allowed(model.initial_network.logits, model.start_states).argmax())
-        return Automaton(symbols, following.T.numpy(), outputs[0].numpy(), start, tuple(labels)).minimise()
+        return Automaton(symbols, following.T.numpy(), outputs[0].numpy(), start, tuple(labels), pos_label).minimise()
     # state 1 + symbol Z + z: where the last symbol led to; state 0: the empty string
     own = torch.arange(num_symbols).unsqueeze(-1) * model.num_states + 1
     after = torch.cat([(first + own.squeeze(-1)).unsqueeze(-1), (following + own).repeat(1, num_symbols)], 1)
     outputs = torch.cat([torch.tensor([empty]), outputs.reshape(-1)])
-    return Automaton(symbols, after.T.numpy(), outputs.numpy(), 0, tuple(labels)).minimise()
+    return Automaton(symbols, after.T.numpy(), outputs.numpy(), 0, tuple(labels), pos_label).minimise()
 
 
 def _allowed(logits: Tensor, allowed: Tensor | None) -> Tensor:

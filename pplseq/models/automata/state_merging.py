@@ -209,13 +209,15 @@ def merge_states(
     labels: Sequence[bool | int | str],
     *,
     symbols: Sequence[str] | None = None,
+    pos_label: bool | int | str | None = None,
     by_evidence: bool = True,
 ) -> Automaton:
     """The automaton of evidence-driven state merging (EDSM, blue-fringe), in its smallest form.
 
     Args:
-        strings, labels, symbols: as :meth:`~pplseq.models.automata.learner.AutomatonLearner.fit` takes them; it labels all
-            strings right. Moves that no string makes lead to a state that rejects for ever where there is one, else stay.
+        strings, labels, symbols, pos_label: as :meth:`~pplseq.models.automata.learner.AutomatonLearner.fit` takes them; it
+            labels all strings right. Moves that no string makes lead to a state that rejects for ever where there is one, else
+            stay.
         by_evidence: the merge of most evidence first; else the first that is possible, as RPNI does.
 
     Raises:
@@ -227,11 +229,11 @@ def merge_states(
     """
     if not compiled.available():
         raise ImportError("merge_states needs numba, which is not there or switched off; AutomatonLearner does without")
-    names, numbers = encoded_labels(labels)
+    names, numbers, positive = encoded_labels(strings, labels, pos_label)
     tree = PrefixTree.grow(strings, numbers, symbols)
     refuse_contradictions(tree, strings)
     found = _Tree(tree).greedy(MOST_STATES, by_evidence)
     if found is None:
         raise ValueError(f"strings: merging leaves more than {MOST_STATES} states; give more strings")
     (moves,), (outputs,) = _completed(found[0][None], found[1][None], tree, len(names))
-    return Automaton(tree.symbols, moves, outputs, 0, names).minimise()
+    return Automaton(tree.symbols, moves, outputs, 0, names, positive).minimise()

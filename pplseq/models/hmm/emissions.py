@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from typing import Any
 
@@ -23,6 +24,7 @@ from pplseq.models.hmm.priors import Priors, bartlett, inverse_tril
 
 COVARIANCES = ("diag", "full", "tied", "spherical")
 KMEANS_ROWS = 20_000  # no more are needed to place the first means
+LARGEST = 1e100  # of numbers, whose squares are added up
 FLOOR = 1e-3  # the smallest variance of a state, of that of the data
 
 
@@ -142,6 +144,11 @@ class GaussianTable(PyroModule):
             self.scale_tril = nn.Parameter(torch.zeros(shape, dtype=dtype))
 
     @property
+    def scale_shape(self) -> torch.Size:
+        """Of covariances and of precisions."""
+        return (self.log_scale if self.covariance in ("diag", "spherical") else self.scale_tril).shape
+
+    @property
     def num_free(self) -> int:
         size, states = self.num_features, self.num_states
         triangle = size * (size + 1) // 2
@@ -216,8 +223,10 @@ class GaussianTable(PyroModule):
         given = precision if covariance is None else covariance
         if given is None:
             raise TypeError("covariance, precision: give one of the two")
+        loc = in_shape("loc", loc, tuple(self.loc.shape))
+        name = "precision" if covariance is None else "covariance"
+        given = in_shape(name, given, tuple(self.scale_shape))
         if self.covariance in ("diag", "spherical") and not bool((given > 0).all()):
-            name = "precision" if covariance is None else "covariance"
             raise ValueError(f"{name}: expected numbers above 0, got {float(given.min()):.6g}; a state without spread has none")
         self.loc.copy_(loc)
         if self.covariance in ("diag", "spherical"):
@@ -360,8 +369,27 @@ def check_vectors(x: Any, num_features: int, missing: str) -> None:
         raise TypeError(f"x must be {expected}, got {x.dtype if isinstance(x, Tensor) else type(x).__name__}")
     if x.dim() != 3 or x.shape[-1] != num_features:
         raise ValueError(f"x must be {expected}, got shape {tuple(x.shape)}")
-    if bool(x.isinf().any()):
-        raise ValueError(f"x must be finite ({missing}), got infinite values")
+    if bool((size := x.abs() > min(LARGEST, math.sqrt(torch.finfo(x.dtype).max) / 10)).any()):  # NaN is not
+        if bool(x.isinf().any()):
+            raise ValueError(f"x must be finite ({missing}), got infinite values")
+        raise ValueError(
+            f"x: numbers too large to be squared in {str(x.dtype).removeprefix('torch.')}, as {float(x[size][0]):g}; give them "
+            "in other units"
+        )
+
+
+def in_shape(name: str, value: Tensor, shape: tuple[int, ...], spread: bool = False) -> Tensor:
+    """The value in a shape: as it is, or (Z,) for (Z, 1); with ``spread`` also one number, a row or a column for all.
+
+    Raises:
+        ValueError: for other shapes, which might fit by accident.
+    """
+    if value.dim() == 1 and shape == (len(value), 1):
+        return value.unsqueeze(-1)
+    ways = {shape, (), (shape[0], 1), (1, *shape[1:])} if spread else {shape}
+    if tuple(value.shape) not in ways:
+        raise ValueError(f"{name} must have shape {shape}, got {tuple(value.shape)}")
+    return value.expand(shape)
 
 
 def mixture_moments(probs: Tensor, loc: Tensor, covariances: Tensor) -> tuple[Tensor, Tensor]:

@@ -63,6 +63,7 @@ class Family:
             method on one of them.
         start: one column (N,) of data -> parameters of states around it; None: those of the constructor.
         holds: whether a column of data (N,) lies in the support, and how to say what it takes.
+        unusual: where a column (N,) hints at another unit than the family takes, and what to say of it.
         fill: a number of the support. histogram: whether the statistics are those of :func:`histogram`.
     """
 
@@ -74,6 +75,7 @@ class Family:
     holds: tuple[Callable[[Tensor], Tensor], str] | None = None
     fill: float = 0.0
     histogram: bool = False
+    unusual: tuple[Callable[[Tensor], Tensor], str] | None = None
 
     @property
     def has_em(self) -> bool:
@@ -257,6 +259,10 @@ FAMILIES: dict[str, Family] = {
         lambda loc, concentration: CircularNormal(loc, concentration, validate_args=False),
         {"loc": Parameter(constraints.real, None), "concentration": POSITIVE}, _circular_statistics, _circular_update,
         lambda column, states: {"loc": _some(column, states), "concentration": column.new_full((states,), 2.0)},
+        unusual=(
+            lambda column: column.abs() > 4 * math.pi,  # a turn more may be meant
+            "von_mises takes angles in radians, and some are far beyond 2 pi; make radians of degrees: numpy.deg2rad(x)",
+        ),
     ),
     "exponential": Family(
         lambda rate: dist.Exponential(rate, validate_args=False), {"rate": POSITIVE},

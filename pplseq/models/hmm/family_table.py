@@ -19,6 +19,7 @@ from pplseq.models.hmm.emissions import (
     GaussianTable,
     check_vectors,
     dirichlet_log_density,
+    in_shape,
     inside_simplex,
     like,
     mixture_moments,
@@ -43,6 +44,11 @@ class FamilyTable(PyroModule):
     def __init__(self, num_states: int, num_features: int, families: Any, dtype: torch.dtype):
         super().__init__()
         self.num_states, self.num_features, self._largest = num_states, num_features, 0
+        if isinstance(families, (Mapping, set)):
+            raise TypeError(
+                f"emission: expected a family, or a list with one a column in their order, got a {type(families).__name__}; "
+                f"write emission={list(families.values() if isinstance(families, Mapping) else families)}"
+            )
         each = list(families) if isinstance(families, (list, tuple)) else [families] * num_features
         if len(each) != num_features:
             raise ValueError(f"emission: one family for each of the {num_features} columns, got {len(each)}")
@@ -77,6 +83,9 @@ class FamilyTable(PyroModule):
                         f"x: column {columns[column]} must hold {what} ({prefix.rstrip('_') or 'its family'}); row {row}, "
                         f"step {step} holds {float(own[row, step, column]):g}"
                     )
+            if family.unusual is not None and bool(family.unusual[0](own).any()):
+                largest = float(own.nan_to_num(0.0).abs().max())
+                warnings.warn(f"x: {family.unusual[1]}; got {largest:g}", UserWarning, stacklevel=2)
             if family.histogram:
                 self._largest = max(self._largest, int(own.nan_to_num(0.0).max()))
 
@@ -105,7 +114,7 @@ class FamilyTable(PyroModule):
 
     @torch.no_grad()
     def set_values(self, **values: Tensor) -> None:
-        """Sets parameters by their names, (Z, d), or what broadcasts to it.
+        """Sets parameters by their names: (Z, d), (Z,) of one column, or one number, (Z, 1) or (1, d) for all.
 
         Raises:
             ValueError: for an unknown name, or values that the family does not take.
@@ -116,7 +125,7 @@ class FamilyTable(PyroModule):
                 raise ValueError(f"no parameter {name!r} of these emissions; there are: {', '.join(known)}")
             raw = getattr(self, f"raw_{name}")
             value = torch.as_tensor(value, dtype=torch.float64).to(raw)
-            value = value.unsqueeze(-1) if value.dim() == 1 and raw.shape == (len(value), 1) else value
+            value = in_shape(name, value, tuple(raw.shape), spread=True)
             if not bool(known[name].constraint.check(value).all()):
                 raise ValueError(f"{name}: outside of {known[name].constraint}; got {value.flatten()[:3].tolist()}, ...")
             raw.copy_(known[name].unconstrained(value).expand(raw.shape))

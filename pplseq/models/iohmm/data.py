@@ -14,7 +14,7 @@ from pplseq.data.ragged import for_torch, pad_sequences
 from pplseq.distributions.state import MISSING
 from pplseq.infer.fit.em import Batch
 from pplseq.models.base import Given
-from pplseq.models.forms import of_objects
+from pplseq.models.forms import of_objects, refuse_texts
 from pplseq.models.iohmm.forms import in_pairs, part_name, parts_of
 from pplseq.models.iohmm.responses import ResponseColumns
 
@@ -259,6 +259,8 @@ class IOFormat(NamedTuple):
             ValueError, TypeError: for what is no such data; says where and what to do.
         """
         device, real = self.reference.device, self.reference.dtype
+        refuse_texts(x, "outputs", "x")
+        refuse_texts(states, "states", "states")
         if not rows:
             free = all(source in (None, ("vectors", 0)) for source in self.sources.values())
             x, inputs, states, lengths = in_pairs(

@@ -279,7 +279,8 @@ def _history(
     loud[:] = [note for note in notes if any("likelihood" in why for why in result.dropped.values())]
     if chosen in result.fell:
         history.reason = "the objective fell"
-        loud.append("EM's objective fell by more than rounding: the parameters before are kept; use float64")
+        todo = "use float64" if model.reference.dtype != torch.float64 else "scale inputs and outputs to similar spreads"
+        loud.append(f"EM's objective fell by more than rounding: the parameters before are kept; {todo}")
     if chosen in result.empty:
         loud.append(f"states {', '.join(map(str, result.empty[chosen]))} of the chosen restart are empty")
     if chosen in result.floored:

@@ -65,7 +65,12 @@ def output_columns(outputs: Any, num_outputs: Any, links: Any, trials: int | Non
             if value is not None:
                 raise ValueError(f"{name}: of {', '.join(RESPONSES)}, or of a list of those; outputs={outputs!r} has none")
         if isinstance(num_outputs, (list, tuple)):
-            raise ValueError(f"num_outputs: one number for outputs={outputs!r}; got {num_outputs!r}")
+            raise ValueError(
+                f"outputs: expected a list of families, one for each column of num_outputs={list(num_outputs)}, as those of "
+                f"formulas: outputs=['normal', ...]; got {outputs!r}, which is what stands for outputs= left out"
+                if outputs == "categorical"
+                else f"num_outputs: one number for outputs={outputs!r}; got {num_outputs!r}"
+            )
         return None
     if outputs == "categorical":
         raise ValueError("links: 'categorical' outputs have none but softmaxes; leave links out")

@@ -321,6 +321,10 @@ class VLHMM(Constrainable):
 
         return split(self, factor, **options)
 
+    def check_fitted(self) -> None:
+        self.check_words_known()
+        super().check_fitted()
+
     def as_batch(self, x, lengths=None, *, states=None) -> Batch:
         self.check_words_known()
         return super().as_batch(x, lengths, states=states)

@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from pplseq.models.automata.em import SymbolTables, draw_tables
 from pplseq.models.automata.learner import AutomatonLearner, hardened
 from pplseq.models.automata.prefix_tree import PrefixTree
 from pplseq.models.automata.repair import num_right, repair
+from pplseq.models.automata.state_merging import merge_states
 from pplseq.models.iohmm.restarts.history import RestartBlock
 
 FEW = (RestartBlock(20, 0.5, True), RestartBlock(20))
@@ -344,3 +346,49 @@ def test_a_size_that_the_time_cuts_short_is_judged_as_it_is(monkeypatch):
     assert [size.num_states for size in found.sizes] == [2] and found.automaton.num_states <= 2
     found = by_em([2, 3], blocks=FEW).fit(grammar.strings, grammar.labels, max_time=1e-9)
     assert len(found.sizes) == 1  # after one iteration
+
+
+@pytest.mark.parametrize(
+    ("labels", "pos_label"),
+    [
+        ("+-+-", None),
+        (["accept", "reject"] * 2, None),
+        (["Yes", "no"] * 2, None),
+        ([1, -1] * 2, None),
+        ([1, 2, 1, 2], 1),
+        ([False, True] * 2, False),
+        (["in_class", "zzz"] * 2, "in_class"),
+    ],
+)
+def test_which_label_is_accepted_does_not_depend_on_the_alphabet(labels, pos_label):
+    strings = ["0", "1", "00", "11"]
+    for learn in (AutomatonLearner().fit, merge_states):
+        found = learn(strings, list(labels), pos_label=pos_label)
+        automaton = getattr(found, "automaton", found)
+        assert [automaton.accepts(string) for string in strings] == [True, False, True, False]
+        assert [automaton.classify(string) for string in strings] == [str(label) for label in labels]
+        again = Automaton.from_dict(json.loads(json.dumps(automaton.to_dict())))
+        assert again.accepts("0") and not again.accepts("1")
+        assert again.equals(automaton) and again.pos_label == automaton.pos_label
+        assert automaton.to_dot().count("doublecircle") == automaton.outputs.tolist().count(1)
+
+
+def test_labels_that_do_not_say_which_is_accepted():
+    found = AutomatonLearner().fit(["0", "1", "00", "11"], [1, 2, 1, 2])
+    assert found.automaton.classify("0") == "1" and found.automaton.pos_label is None
+    with pytest.raises(ValueError, match=r"pos_label: which of the labels 1, 2 .* fit\(\.\.\., pos_label='2'\)"):
+        found.automaton.accepts("0")
+    assert replace(found.automaton, pos_label="1").accepts("0")
+    assert "doublecircle" not in found.automaton.to_dot()
+    with pytest.raises(ValueError, match="pos_label: expected one of the labels 1, 2, got 3"):
+        AutomatonLearner().fit(["0", "1"], [1, 2], pos_label=3)
+    with pytest.raises(ValueError, match="labels: expected one for each of 2 strings, got 1"):
+        AutomatonLearner().fit(["0", "1"], [1])
+    named = AutomatonLearner().fit(["0", "1", "00", "11"], ["+", "-"] * 2)
+    assert named.choose(["0"], ["+"]).validation_right[0] == 1
+
+
+def test_regular_expressions_match_what_is_accepted():
+    ones = Automaton(("0", "1"), np.array([[1, 2], [1, 2], [2, 2]]), np.array([1, 0, 1]), labels=("+", "-"))
+    assert ones.equals("0+") and not ones.equals("0*")
+    assert replace(ones, pos_label="-").equals("(0*1(0|1)*)?")

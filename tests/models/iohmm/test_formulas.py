@@ -238,3 +238,19 @@ def test_errors_of_formulas_name_what_came():
     for x in (None, table[[name]].to_numpy()):
         with pytest.raises(TypeError, match=f"x: this model reads data frames by its formulas .{name}, extra., "):
             model.fit(x)
+
+
+def test_formulas_need_families():
+    formulas = Formulas("power + road ~ speed")
+    formulas.read(frame())
+    with pytest.raises(ValueError, match="outputs: expected a list of families, .* 'categorical', which"):
+        IOHMM(2, **formulas.options)
+
+
+def test_names_in_the_place_of_numbers():
+    model = IOHMM(2, num_inputs=1, outputs="categorical", num_outputs=2)
+    for x in (np.array(["a", "b", "a"]), ["a", "b", "a"], [["a", "b", "a"]], pandas.Series(["a", "b", "a"])):
+        with pytest.raises(TypeError, match="x.*got the text 'a'"):
+            model.fit(x, inputs=[1.0, 2.0, 3.0])
+    with pytest.raises(TypeError, match=r"states: expected the numbers 0, 1, .* got the text 'a'; number them"):
+        model.fit([0, 1, 0], inputs=[1.0, 2.0, 3.0], states=["a", "b", "a"])
