@@ -126,20 +126,23 @@ class Sequences(list):
     """The sequences of a table, as :func:`sequences_by` finds them: a list that knows their names.
 
     Attributes:
-        ids: what the column of each sequence said. column_names: of the columns of their vectors; None of words.
+        ids: what the column of each sequence said. column_names: of the columns of their vectors; None of words. by: the name
+            of the column of ids.
     """
 
-    def __init__(self, rows: Iterable[Any], ids: Sequence[Any], column_names: tuple[str, ...] | None):
+    def __init__(
+        self, rows: Iterable[Any], ids: Sequence[Any], column_names: tuple[str, ...] | None, by: str = "sequence"
+    ):
         super().__init__(rows)
-        self.ids, self.column_names = list(ids), column_names
+        self.ids, self.column_names, self.by = list(ids), column_names, by
 
     def __getitem__(self, place: Any) -> Any:
         """One of them, or, of a slice, some of them with their names."""
         found = super().__getitem__(place)
-        return Sequences(found, self.ids[place], self.column_names) if isinstance(place, slice) else found
+        return Sequences(found, self.ids[place], self.column_names, self.by) if isinstance(place, slice) else found
 
     def __reduce__(self) -> Any:
-        return Sequences, (list(self), self.ids, self.column_names)
+        return Sequences, (list(self), self.ids, self.column_names, self.by)
 
 
 def column_names(x: Any, name: str = "x") -> tuple[str, ...] | None:
@@ -191,7 +194,7 @@ def by_names(x: Any, names: tuple[str, ...] | None, name: str = "x") -> Any:
             return x
         _check_there(names, there := x.column_names, name, f"{name} = [numpy.asarray(row) for row in {name}]")
         places = [there.index(each) for each in names]
-        return Sequences([row.reshape(len(row), -1)[:, places] for row in x], x.ids, names)
+        return Sequences([row.reshape(len(row), -1)[:, places] for row in x], x.ids, names, x.by)
     if isinstance(x, (list, tuple)):
         return [by_names(row, names, f"{name}[{place}]") for place, row in enumerate(x)] if any(map(is_table, x)) else x
     there = column_names(x, name)
@@ -206,70 +209,12 @@ def by_names(x: Any, names: tuple[str, ...] | None, name: str = "x") -> Any:
     return frame[[columns[there.index(each)] for each in names]]
 
 
-def check_rows_together(x: Any, inputs: Any) -> None:
-    """Raises ValueError where the rows of frames stand in another order than those of the frames of inputs beside them."""
-    are_lists = isinstance(x, (list, tuple)) and isinstance(inputs, (list, tuple))
-    for one, other in zip(x, inputs, strict=False) if are_lists else [(x, inputs)]:
-        if not (is_frame(one) and is_frame(other) and hasattr(one, "index") and hasattr(other, "index")):
-            continue
-        here, there = one.index, other.index
-        if len(here) == len(there) and not here.equals(there) and here.isin(there).all() and there.isin(here).all():
-            place = int((here != there).argmax())
-            raise ValueError(
-                f"inputs: rows stand in another order than those of x: row {place} is {there[place]} beside {here[place]}; "
-                "sort them alike, inputs.loc[x.index], or give numbers without an index: inputs.to_numpy()"
-            )
-
-
 def _check_there(names: tuple[str, ...], there: tuple[str, ...], name: str, without: str) -> None:
     if missing := [each for each in names if each not in there]:
         raise ValueError(
             f"{name}: no column {missing[0]!r}, and the model was fitted to {', '.join(names)}; there are {', '.join(there)}. "
             f"Rename them, or give numbers without names: {without}"
         )
-
-
-def index_ahead(x: Any, num_steps: int) -> tuple[Any, ...] | None:
-    """Of each frame or series the index of the steps behind it, where one of pandas says how it goes on: by one size of step,
-    or a frequency. None for what has no index, or where one of them does not say.
-
-    Args:
-        x: a frame or series, or a list of them.
-    """
-    found = tuple(_ahead(row, num_steps) for row in (x if isinstance(x, (list, tuple)) else [x]))
-    return found if found and all(index is not None for index in found) else None
-
-
-def _ahead(row: Any, num_steps: int) -> Any:
-    index = getattr(row, "index", None)
-    if not is_frame(row) or index is None or not len(index):
-        return None
-    import pandas
-
-    if isinstance(index, pandas.PeriodIndex):
-        step: Any = index.freq
-        regular = len(index) == 1 or bool((index[1:] == index[:-1] + 1).all())
-        return pandas.period_range(index[-1] + 1, periods=num_steps, freq=step, name=index.name) if regular else None
-    if isinstance(index, pandas.DatetimeIndex):
-        step = index.freq or (pandas.DatetimeIndex(index, freq="infer").freq if len(index) > 2 else None)
-        if step is None:
-            return None
-        return pandas.date_range(index[-1], periods=num_steps + 1, freq=step, name=index.name)[1:]
-    if isinstance(index, pandas.TimedeltaIndex):  # all steps are as long; those of dates need not be: months
-        step = index.freq or (index[1] - index[0] if len(index) > 1 else None)
-        if step is None or not step or not bool((index[1:] - index[:-1] == step).all()):
-            return None
-        return pandas.TimedeltaIndex([index[-1] + k * step for k in range(1, num_steps + 1)], name=index.name)
-    if isinstance(index, pandas.RangeIndex):
-        step = index.step
-    elif index.dtype.kind in "iu" and len(index) > 1:
-        step = int(index[1]) - int(index[0])
-        if step == 0 or not bool((np.diff(index.to_numpy()) == step).all()):
-            return None
-    else:
-        return None
-    first = int(index[-1]) + step
-    return pandas.RangeIndex(first, first + num_steps * step, step, name=index.name)
 
 
 def numbers_of(frame: Any, num_features: int | None = None, name: str = "x") -> Any:
@@ -351,12 +296,12 @@ def sequences_by(frame: Any, by: str, columns: Any = None) -> Sequences:
     chosen = frame[names if isinstance(names, str) else list(names)]
     if isinstance(names, str) and any(isinstance(value, str) for value in chosen):
         words = [None if _missing(value) else value for value in chosen]
-        return Sequences([[words[row] for row in rows] for rows in places.values()], list(places), None)
+        return Sequences([[words[row] for row in rows] for rows in places.values()], list(places), None, str(by))
     numbers = numbers_of(chosen, num_features=0)
     if isinstance(names, str) and not any(_missing(value) or isinstance(value, float) for value in chosen):
         numbers = _whole(numbers)  # may be words
     known = _as_texts([names] if isinstance(names, str) else list(names), "frame")
-    return Sequences([numbers[rows] for rows in places.values()], list(places), known)
+    return Sequences([numbers[rows] for rows in places.values()], list(places), known, str(by))
 
 
 def of_objects(x: np.ndarray, num_features: int | None, name: str) -> Any:
