@@ -258,12 +258,13 @@ def _whole(numbers: np.ndarray) -> np.ndarray:
     return whole.astype(np.int64) if (np.isfinite(whole) & (whole == whole.round())).all() else numbers
 
 
-def sequences_by(frame: Any, by: str, columns: Any = None) -> Sequences:
+def sequences_by(frame: Any, by: str, columns: Any = None, *, order_by: str | None = None) -> Sequences:
     """The sequences of a table in which one column says to which each row belongs, in the order of their first rows.
 
     Args:
         frame: of pandas or polars. by: that column; equal values need not stand together. columns: what to read, a name or
-            several; None for all others.
+            several; None for all others. order_by: the column of times by which the rows of each sequence are sorted, those of
+            one time as they stand; None: all as they stand.
 
     Returns:
         A list of (T_i, D) float arrays, or (T_i,) where ``columns`` is one name, missing values NaN; of one column of integers,
@@ -272,16 +273,17 @@ def sequences_by(frame: Any, by: str, columns: Any = None) -> Sequences:
 
     Raises:
         KeyError: for a column that the frame lacks. TypeError: for what is no frame, and columns that hold no numbers.
-        ValueError: for two columns of one of the names, no columns, and rows of no sequence.
+        ValueError: for two columns of one of the names, no columns, and rows of no sequence, or of no time.
     """
     frame = as_frame(frame, "frame")
     if not is_frame(frame) or not hasattr(frame, "columns"):
         raise TypeError(f"frame: expected a table with columns, got {type(frame).__name__}")
     there = list(frame.columns)
-    names = [column for column in there if column != by] if columns is None else columns
+    names = [column for column in there if column not in (by, order_by)] if columns is None else columns
     if not isinstance(names, (str, list, tuple)):
         raise TypeError(f"columns must be a name or a list of names, got {names!r}; for one write [{names!r}]")
-    for column in (asked := [by, *([names] if isinstance(names, str) else names)]):
+    asked = [by, *([names] if isinstance(names, str) else names)]
+    for column in [*asked, *([] if order_by is None else [order_by])]:
         if column not in there:
             raise KeyError(f"no column {column!r}; there are: {', '.join(map(str, there))}")
         if there.count(column) > 1:
@@ -293,6 +295,9 @@ def sequences_by(frame: Any, by: str, columns: Any = None) -> Sequences:
         if _missing(key):
             raise ValueError(f"frame: row {place} has no {by!r}, so that it is of no sequence; leave it out")
         places.setdefault(key, []).append(place)
+    if order_by is not None:
+        times = list(frame[order_by])
+        places = {key: _by_time(times, rows, order_by) for key, rows in places.items()}
     chosen = frame[names if isinstance(names, str) else list(names)]
     if isinstance(names, str) and any(isinstance(value, str) for value in chosen):
         words = [None if _missing(value) else value for value in chosen]
@@ -302,6 +307,21 @@ def sequences_by(frame: Any, by: str, columns: Any = None) -> Sequences:
         numbers = _whole(numbers)  # may be words
     known = _as_texts([names] if isinstance(names, str) else list(names), "frame")
     return Sequences([numbers[rows] for rows in places.values()], list(places), known, str(by))
+
+
+def _by_time(times: list[Any], rows: list[int], name: str) -> list[int]:
+    """Rows by their times, of which a column of this name tells."""
+    if untimed := [row for row in rows if _missing(times[row])]:
+        raise ValueError(f"order_by: row {untimed[0]} has no {name!r}; fill it in, or leave the row out")
+    try:
+        if any(isinstance(times[row], str) for row in rows):  # "10" would stand before "9"
+            raise TypeError("they are text")
+        return sorted(rows, key=times.__getitem__)
+    except TypeError as error:
+        raise TypeError(
+            f"order_by: the values of {name!r} have no order of time ({error}); make numbers of them, or dates by "
+            "pandas.to_datetime"
+        ) from None
 
 
 def of_objects(x: np.ndarray, num_features: int | None, name: str) -> Any:
