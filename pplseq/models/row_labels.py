@@ -223,7 +223,7 @@ def _check_same_ids(x: Sequences, given: Sequences, name: str) -> None:
 
 def _why_not_behind(past: Any, ahead: Any) -> str | None:
     """Why an index is not of the steps behind another; None where it may be."""
-    if past is None or not len(past) or not _both_say(past, ahead):
+    if past is None or not len(past) or not _is_labelled(ahead) or not _both_say(past, ahead):
         return None
     expected = _ahead(past, len(ahead))
     if expected is not None:

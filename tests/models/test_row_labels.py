@@ -5,7 +5,7 @@ import re
 import numpy as np
 import pytest
 
-from pplseq import ARHMM, HMM, IOHMM, LDS, SwitchingRegression, sequences_by
+from pplseq import ARHMM, HMM, IOHMM, LDS, PROPS, SwitchingRegression, sequences_by
 from pplseq.models.row_labels import check_rising, check_rows_ahead, check_rows_together, labels_ahead
 
 pd = pytest.importorskip("pandas")
@@ -190,6 +190,8 @@ def test_labels_of_the_steps_to_come():
     days = pd.date_range("2024-01-01", periods=4)
     assert ahead(pd.RangeIndex(4), days[:2]).equals(days[:2])  # places beside dates
     assert ahead(days[:2], days[2:]).equals(days[2:]) and ahead(days, pd.RangeIndex(2))[0] == pd.Timestamp("2024-01-05")
+    assert list(ahead(pd.RangeIndex(4), pd.RangeIndex(2))) == list(ahead(pd.RangeIndex(4), pd.RangeIndex(4, 6))) == [4, 5]
+    assert list(ahead(pd.RangeIndex(2, 4), pd.RangeIndex(2))) == [4, 5]  # a frame made of the numbers to come
     assert list(ahead(pd.Index(["a", "b"]), pd.Index(["a", "c"]))) == ["a", "c"]
     assert list(ahead(pd.Index([0.1, 0.2]), pd.Index([0.3, 0.4]))) == [0.3, 0.4]
     assert list(ahead(pd.RangeIndex(99, 95, -1), pd.RangeIndex(95, 93, -1))) == [95, 94]
@@ -213,3 +215,12 @@ def test_next_inputs_go_by_their_names(make, frame):
     np.testing.assert_array_equal(
         model.predict_next(table["y"], inputs=table[["u", "v"]], next_inputs=further).means, expected
     )
+
+
+def test_what_sources_say_of_other_steps():
+    model = PROPS(3, num_sources=1)
+    x, words = pd.Series([0, 1, 2], index=[4, 5, 6]), np.log(np.full((3, 1), 1 / 3))
+    told = pd.DataFrame(words, index=x.index + 1)
+    with pytest.raises(ValueError, match=r"source_log_probs\[0\]: rows are of other steps .*: row 0 is 5 beside 4"):
+        model.as_batch([x], source_log_probs=[told])
+    assert model.as_batch([x], source_log_probs=[told.set_axis(x.index)]).source_log_probs.shape[:2] == (1, 3)
