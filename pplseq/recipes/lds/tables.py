@@ -56,7 +56,7 @@ class Columns:
                 mean, deviation = np.nanmean(rows, 0), np.nanstd(rows, 0)
                 scale = np.where(deviation > 0, deviation, 1.0)
             found += [mean.tolist(), scale.tolist()]
-        return cls(list(table.output_names), list(table.input_names), sequence_id, *found, order_by)
+        return cls(list(table.output_names), list(table.input_names), sequence_id, *found, order_by=order_by)
 
     @classmethod
     def load(cls, folder: Path) -> Columns:
