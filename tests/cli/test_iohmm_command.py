@@ -366,7 +366,7 @@ def test_words(folder):
         ("name,a,b,y\ns,1,2,3\ns,1,2,0\n", ["--family", "bernoulli"], "outside its family"),
         ("name,a,b,y\ns,1,2,3\ns,1,2,4\n", ["--graph", "GRAPH"], "dead end"),
         ("name,a,b,y\ns,1,2,3\ns,1,2,4\n", ["--graph", "nowhere"], "expected ergodic, left_right or a file"),
-        ("name,a,b,y\ns,1,2,3\nt,1,2,4\ns,1,2,4\n", [], "s"),
+        ("name,a,b,y\ns,1,2,3\nt,1,2,4\n,1,2,4\n", [], "every row must say which sequence it is of"),
         ("name,a,b,y\ns,1,2,3\ns,1,2,-1e200\n", [], "column 'y' holds -1e+200; expected numbers of size 1e+100"),
         ("name,a,b,y\ns,1,2,3\ns,1,2,4\n", ["--hidden", "x"], "hidden must be a whole number"),
         ("name,a,b,y\ns,1,2,3\ns,1,2,4\n", ["--outputs", ","], "name the columns of its outputs"),
