@@ -65,7 +65,7 @@ def recipe_command(
     return GroupedCommand(name, callback=click.pass_context(function), params=params, help=text, owners=owners)
 
 
-OF_TABLES = ("outputs", "inputs", "sequence_id")
+OF_TABLES = ("outputs", "inputs", "sequence_id", "order_by")
 
 
 def readers_of(setting: str) -> str:

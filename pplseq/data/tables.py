@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import datetime
 import difflib
 import io
 import math
@@ -97,6 +98,7 @@ def read_table(
     path: str | Path,
     *,
     sequence_id: str | None,
+    order_by: str | None = None,
     inputs: Sequence[str] = (),
     outputs: Sequence[str] = (),
     symbols: Sequence[str] = (),
@@ -111,7 +113,8 @@ def read_table(
 
     Args:
         path: .csv, .tsv (both plain, .gz or .xz) or .parquet; "-" reads CSV from standard input.
-        sequence_id: column that says which sequence a row is of; the rows of a sequence stand together. None: all are one.
+        sequence_id: column that says which sequence a row is of; its rows need not stand together. None: all are one.
+        order_by: column of numbers or dates by which the rows of a sequence are sorted. None: as they stand.
         inputs, outputs: columns. An empty output (or NA, NaN) is a missing one; an input must be there.
         symbols: those of them that hold names instead of numbers.
         input_levels, output_levels, input_symbols, output_symbols: the symbols of another table, to give the same codes;
@@ -122,24 +125,24 @@ def read_table(
     Raises:
         FileNotFoundError: no such file. ImportError: Parquet without pyarrow.
         ValueError: an empty or damaged file, a missing column, a row that does not say its sequence, is too short or too long,
-            an empty or non-finite input, text where a number should stand, a symbol that is not among the levels, a sequence
-            that is interrupted by another; with row and column.
+            an empty or non-finite input, text where a number should stand, a symbol that is not among the levels, a time
+            that is neither a number nor a date; with row and column.
         TypeError: a string instead of a list of columns.
     """
     for name, value in (("inputs", inputs), ("outputs", outputs), ("symbols", symbols)):
         if isinstance(value, str):
             raise TypeError(f"{name} must be names of columns, such as [{value!r}]; got the string {value!r}")
     reader = _Reader(
-        path, sequence_id, tuple(inputs), tuple(outputs), frozenset(symbols), allow_missing=allow_missing_outputs,
+        path, sequence_id, order_by, tuple(inputs), tuple(outputs), frozenset(symbols), allow_missing=allow_missing_outputs,
         leave_out=leave_out,
     )  # fmt: skip
     return reader.read(input_levels, output_levels, dict(input_symbols or {}), dict(output_symbols or {}))
 
 
 class _Reader:
-    def __init__(self, path, sequence_id, inputs, outputs, symbols, *, allow_missing, leave_out) -> None:
+    def __init__(self, path, sequence_id, order_by, inputs, outputs, symbols, *, allow_missing, leave_out) -> None:
         self.name = "<stdin>" if str(path) == "-" else str(path)
-        self.path, self.sequence_id, self.symbols = path, sequence_id, symbols
+        self.path, self.sequence_id, self.order_by, self.symbols = path, sequence_id, order_by, symbols
         self.inputs, self.outputs, self.allow_missing = inputs, outputs, allow_missing
         self.errors: dict[str, str] | None = {} if leave_out and sequence_id is not None else None
         for what, names in (("inputs", inputs), ("outputs", outputs)):
@@ -153,11 +156,12 @@ class _Reader:
                 header = next(rows)
             except StopIteration:
                 raise ValueError(f"{self.name}: empty; expected a first row with the names of columns") from None
-            places = {name: self._place(header, name) for name in (*self.inputs, *self.outputs, *self._id_column())}
+            places = {name: self._place(header, name) for name in (*self.inputs, *self.outputs, *self._named_columns())}
             ids: list[str] = []
-            began: dict[str, int] = {}
+            place_of: dict[str, int] = {}
             cells: list[tuple[list[list[Any]], list[list[Any]]]] = []  # of each sequence, columns joined row by row
             numbers: list[list[int]] = []
+            times: list[list[Any]] = []
             for number, row in enumerate(rows, 2):
                 if not row:
                     continue  # a blank line
@@ -168,24 +172,31 @@ class _Reader:
                     if self.errors is None or place >= len(row):
                         raise ValueError(short)
                 name = "1" if self.sequence_id is None else self._id(row[place], number)
-                if not ids or ids[-1] != name:
-                    if name in began:
-                        raise ValueError(
-                            f"{self.name}, row {number}: sequence {name!r} began in row {began[name]} and was interrupted; "
-                            f"sort the table by {self.sequence_id!r}, or give this one another name"
-                        )
-                    began[name] = number
+                if name not in place_of:
+                    place_of[name] = len(ids)
                     ids.append(name)
                     cells.append(([], []))
                     numbers.append([])
+                    times.append([])
+                own = place_of[name]
                 if short is not None and self.errors is not None:
                     self.errors.setdefault(name, short)
                     continue
-                cells[-1][0].append([row[places[column]] for column in self.inputs])
-                cells[-1][1].append([row[places[column]] for column in self.outputs])
-                numbers[-1].append(number)
+                if self.order_by is not None:
+                    try:
+                        times[own].append(self._time(row[places[self.order_by]], number))
+                    except ValueError as error:
+                        if self.errors is None:
+                            raise
+                        self.errors.setdefault(name, str(error))
+                        continue
+                cells[own][0].append([row[places[column]] for column in self.inputs])
+                cells[own][1].append([row[places[column]] for column in self.outputs])
+                numbers[own].append(number)
         if not ids:
             raise ValueError(f"{self.name}: it has names of columns, but no rows")
+        if self.order_by is not None:
+            cells, numbers = self._in_order(cells, numbers, times)
         both_sides = ((self.inputs, input_symbols), (self.outputs, output_symbols))
         mixed = [self.symbols.intersection(names) if len(names) > 1 else frozenset() for names, _ in both_sides]
         named, named_outputs = (
@@ -228,8 +239,39 @@ class _Reader:
             levels[1], self.errors or {}, tuple(ids), named, named_outputs,
         )  # fmt: skip
 
-    def _id_column(self) -> tuple[str, ...]:
-        return () if self.sequence_id is None else (self.sequence_id,)
+    def _named_columns(self) -> list[str]:
+        return [name for name in (self.sequence_id, self.order_by) if name is not None]
+
+    def _in_order(self, cells, numbers, times) -> tuple[list[Any], list[list[int]]]:
+        """The rows of each sequence by their times, and those of one time as they stand."""
+        sorted_cells, sorted_numbers = [], []
+        for (inputs, outputs), rows, own in zip(cells, numbers, times, strict=True):
+            try:
+                order = sorted(range(len(own)), key=own.__getitem__)
+            except TypeError:
+                raise ValueError(
+                    f"{self.name}: column {self.order_by!r} holds times that cannot be compared; expected numbers alone, or "
+                    "dates alone, all or none of them with a time zone"
+                ) from None
+            sorted_cells.append(([inputs[n] for n in order], [outputs[n] for n in order]))
+            sorted_numbers.append([rows[n] for n in order])
+        return sorted_cells, sorted_numbers
+
+    def _time(self, cell: Any, row: int) -> Any:
+        """A number or a date."""
+        where = f"{self.name}, row {row}, column {self.order_by!r}"
+        if _missing(cell):
+            raise ValueError(f"{where}: empty; every row must say when it was, or leave it out")
+        if isinstance(cell, datetime.date):
+            return cell if isinstance(cell, datetime.datetime) else datetime.datetime.combine(cell, datetime.time())
+        try:
+            return float(cell)
+        except (TypeError, ValueError):
+            pass
+        try:
+            return datetime.datetime.fromisoformat(str(cell))
+        except ValueError:
+            raise ValueError(f"{where}: expected a number, or a date like 2024-01-31 18:00, got {cell!r}") from None
 
     def _id(self, cell: Any, row: int) -> str:
         if _missing(cell):

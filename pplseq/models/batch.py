@@ -103,7 +103,7 @@ def padded_states(states, x, batch: Batch, num_states: int) -> Tensor:
     if isinstance(x, (list, tuple)) or isinstance(states, (list, tuple)):
         states = pad_sequences(states, fill=-1, name="states")[0]
     else:
-        states = torch.as_tensor(states)
+        states = torch.as_tensor(for_torch(states))
     if states.shape != batch.x.shape[:2]:
         raise ValueError(f"states must cover x, {tuple(batch.x.shape[:2])}, got {tuple(states.shape)}")
     checks.states(states, batch.x, num_states)

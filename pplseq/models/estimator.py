@@ -95,14 +95,13 @@ class Estimator(FittedState, SequenceModel):
         if lengths is states is None and is_batch(x, self.num_features is None, first_parameter(self)):
             self.check_observations(x)
             return Batch(x)
+        states = self.states_in_form(states, x, lengths)
         x, lengths = self.in_form(x, lengths)
         x = in_ids(x, self.vocabulary)
         batch = to_batch(x, lengths, words=self.num_features is None, reference=self.reference)
         self.check_observations(batch.x)
         checks.lengths(batch.lengths, batch.x)
-        if states is None:
-            return batch
-        return batch._replace(states=padded_states(states, x, batch, self.num_states))
+        return batch if states is None else batch._replace(states=padded_states(states, x, batch, self.num_states))
 
     def results_like(self, x, **known) -> Any:
         """The data in whose form results come back."""
@@ -350,6 +349,7 @@ class Estimator(FittedState, SequenceModel):
             (B, K, D, D) and ``intervals(level)``, two of (B, K, D).
         """
         num_steps = checks.steps_ahead(x, num_steps)
+        known |= {name: self.states_in_form(value, x, lengths) for name, value in known.items() if name == "states"}
         x, lengths = self.in_form(*(given := (x, lengths)))
         x, lengths, empty = without_empty_rows(in_ids(x, self.vocabulary), lengths, num_features=self.num_features)
         chain = self._posterior(x, lengths, **known)[1]

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from pplseq import checks
 from pplseq.models.base import SequenceModel
-from pplseq.models.forms import Form, by_names, check_rows_together, column_names, in_form
-from pplseq.models.times_ahead import index_ahead
+from pplseq.models.forms import Form, Sequences, by_names, column_names, in_form, is_table
+from pplseq.models.row_labels import check_rising, check_rows_together, labels_ahead
 
 
 class FittedState(SequenceModel):
@@ -33,7 +33,18 @@ class FittedState(SequenceModel):
 
     def in_form(self, x: Any, lengths: Any = None) -> Form:
         """Observations as :func:`pplseq.models.forms.in_form` reads them, a frame's columns by the names of the fit."""
+        if self.num_features is not None or getattr(getattr(x, "dtype", None), "kind", None) in ("i", "u", "f"):
+            check_rising(x, lengths)  # rows of text are sequences, and not steps
         return in_form(by_names(x, self.column_names), lengths, num_features=self.num_features)
+
+    def states_in_form(self, states: Any, x: Any, lengths: Any = None) -> Any:
+        """Observed states beside x, both as they came: of one sequence as a row, and of frames and series the numbers."""
+        if states is None:
+            return None
+        check_rows_together(x, states, "states")
+        if not isinstance(states, (list, tuple)) and not is_table(states):
+            return states if getattr(states, "ndim", 2) != 1 else in_form(states, lengths, num_features=None, name="states")[0]
+        return in_form(states, lengths, num_features=None, name="states")[0]
 
     def inputs_in_form(self, inputs: Any, lengths: Any = None, *, size: int, beside: Any = None) -> Any:
         """Inputs (N, U) of that size as :func:`pplseq.models.forms.in_form` reads them, a frame's columns by those names;
@@ -47,13 +58,14 @@ class FittedState(SequenceModel):
         """Inputs as they come, the columns of a frame in the order of the fit."""
         return by_names(inputs, self.input_column_names, name)
 
-    def labelled(self, found: Any, x: Any, lengths: Any, num_steps: int, names: Sequence[str] | None = None) -> Any:
-        """A forecast of the steps behind x with the names of the columns (or others), and the times of these steps where the
-        frames of x say them."""
-        times = None if lengths is not None else index_ahead(x, num_steps)
-        if times is not None and len(times) != len(found[0]):  # one frame of several sequences
-            times = None
-        return found._replace(column_names=self.column_names if names is None else tuple(names), times=times)
+    def labelled(
+        self, found: Any, x: Any, lengths: Any, num_steps: int, names: Sequence[str] | None = None, ahead: Any = None
+    ) -> Any:
+        """A forecast of the steps behind x with the names of the columns (or others), of the sequences where x knows them, and
+        the times of these steps where the frames of x, or ``ahead``, what is given of the steps to come, say them."""
+        times = None if lengths is not None else labels_ahead(x, ahead, num_steps, len(found[0]))
+        of = (x.by, tuple(x.ids)) if isinstance(x, Sequences) else None
+        return found._replace(column_names=self.column_names if names is None else tuple(names), times=times, sequences=of)
 
     def take_names(self, other: FittedState) -> None:
         """Words, their clusters and the names of columns of another model."""

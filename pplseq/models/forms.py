@@ -174,20 +174,23 @@ class Sequences(list):
     """The sequences of a table, as :func:`sequences_by` finds them: a list that knows their names.
 
     Attributes:
-        ids: what the column of each sequence said. column_names: of the columns of their vectors; None of words.
+        ids: what the column of each sequence said. column_names: of the columns of their vectors; None of words. by: the name
+            of the column of ids.
     """
 
-    def __init__(self, rows: Iterable[Any], ids: Sequence[Any], column_names: tuple[str, ...] | None):
+    def __init__(
+        self, rows: Iterable[Any], ids: Sequence[Any], column_names: tuple[str, ...] | None, by: str = "sequence"
+    ):
         super().__init__(rows)
-        self.ids, self.column_names = list(ids), column_names
+        self.ids, self.column_names, self.by = list(ids), column_names, by
 
     def __getitem__(self, place: Any) -> Any:
         """One of them, or, of a slice, some of them with their names."""
         found = super().__getitem__(place)
-        return Sequences(found, self.ids[place], self.column_names) if isinstance(place, slice) else found
+        return Sequences(found, self.ids[place], self.column_names, self.by) if isinstance(place, slice) else found
 
     def __reduce__(self) -> Any:
-        return Sequences, (list(self), self.ids, self.column_names)
+        return Sequences, (list(self), self.ids, self.column_names, self.by)
 
 
 def column_names(x: Any, name: str = "x") -> tuple[str, ...] | None:
@@ -239,7 +242,7 @@ def by_names(x: Any, names: tuple[str, ...] | None, name: str = "x") -> Any:
             return x
         _check_there(names, there := x.column_names, name, f"{name} = [numpy.asarray(row) for row in {name}]")
         places = [there.index(each) for each in names]
-        return Sequences([row.reshape(len(row), -1)[:, places] for row in x], x.ids, names)
+        return Sequences([row.reshape(len(row), -1)[:, places] for row in x], x.ids, names, x.by)
     if isinstance(x, (list, tuple)):
         return [by_names(row, names, f"{name}[{place}]") for place, row in enumerate(x)] if any(map(is_table, x)) else x
     there = column_names(x, name)
@@ -252,21 +255,6 @@ def by_names(x: Any, names: tuple[str, ...] | None, name: str = "x") -> Any:
         return x  # who reads it says so
     columns = list(frame.columns)
     return frame[[columns[there.index(each)] for each in names]]
-
-
-def check_rows_together(x: Any, inputs: Any) -> None:
-    """Raises ValueError where the rows of frames stand in another order than those of the frames of inputs beside them."""
-    are_lists = isinstance(x, (list, tuple)) and isinstance(inputs, (list, tuple))
-    for one, other in zip(x, inputs, strict=False) if are_lists else [(x, inputs)]:
-        if not (is_frame(one) and is_frame(other) and hasattr(one, "index") and hasattr(other, "index")):
-            continue
-        here, there = one.index, other.index
-        if len(here) == len(there) and not here.equals(there) and here.isin(there).all() and there.isin(here).all():
-            place = int((here != there).argmax())
-            raise ValueError(
-                f"inputs: rows stand in another order than those of x: row {place} is {there[place]} beside {here[place]}; "
-                "sort them alike, inputs.loc[x.index], or give numbers without an index: inputs.to_numpy()"
-            )
 
 
 def _check_there(names: tuple[str, ...], there: tuple[str, ...], name: str, without: str) -> None:
@@ -318,12 +306,15 @@ def _whole(numbers: np.ndarray) -> np.ndarray:
     return whole.astype(np.int64) if (np.isfinite(whole) & (whole == whole.round())).all() else numbers
 
 
-def sequences_by(frame: Any, by: str | Sequence[str], columns: Any = None) -> Sequences:
+def sequences_by(
+    frame: Any, by: str | Sequence[str], columns: Any = None, *, order_by: str | None = None
+) -> Sequences:
     """The sequences of a table in which one column says to which each row belongs, in the order of their first rows.
 
     Args:
         frame: of pandas or polars. by: that column, or several that say it together; equal values need not stand together.
-            columns: what to read, a name or several; None for all others.
+            columns: what to read, a name or several; None for all others. order_by: the column of times by which rows of a
+            sequence are sorted, those of one time as they stand; None: all as they stand.
 
     Returns:
         A list of (T_i, D) float arrays, or (T_i,) where ``columns`` is one name, missing values NaN; of one column of integers,
@@ -332,17 +323,18 @@ def sequences_by(frame: Any, by: str | Sequence[str], columns: Any = None) -> Se
 
     Raises:
         KeyError: for a column that the frame lacks. TypeError: for what is no frame, and columns that hold no numbers.
-        ValueError: for two columns of one of the names, no columns, and rows of no sequence.
+        ValueError: for two columns of one of the names, no columns, and rows of no sequence, or of no time.
     """
     frame = as_frame(frame, "frame")
     if not is_frame(frame) or not hasattr(frame, "columns"):
         raise TypeError(f"frame: expected a table with columns, got {type(frame).__name__}")
     there = list(frame.columns)
     keys = list(by) if isinstance(by, (list, tuple)) and by not in there else [by]
-    names = [column for column in there if column not in keys] if columns is None else columns
+    names = [column for column in there if column not in (*keys, order_by)] if columns is None else columns
     if not isinstance(names, (str, list, tuple)):
         raise TypeError(f"columns must be a name or a list of names, got {names!r}; for one write [{names!r}]")
-    for column in (asked := [*keys, *([names] if isinstance(names, str) else names)]):
+    asked = [*keys, *([names] if isinstance(names, str) else names)]
+    for column in [*asked, *([] if order_by is None else [order_by])]:
         if column not in there:
             raise KeyError(f"no column {column!r}; there are: {', '.join(map(str, there))}")
         if there.count(column) > 1:
@@ -355,15 +347,33 @@ def sequences_by(frame: Any, by: str | Sequence[str], columns: Any = None) -> Se
         if any(map(_missing, parts)):
             raise ValueError(f"frame: row {place} has no {by!r}, so that it is of no sequence; leave it out")
         places.setdefault(key, []).append(place)
+    if order_by is not None:
+        times = list(frame[order_by])
+        places = {key: _by_time(times, rows, order_by) for key, rows in places.items()}
     chosen = frame[names if isinstance(names, str) else list(names)]
     if isinstance(names, str) and any(isinstance(value, str) for value in chosen):
         words = [None if _missing(value) else value for value in chosen]
-        return Sequences([[words[row] for row in rows] for rows in places.values()], list(places), None)
+        return Sequences([[words[row] for row in rows] for rows in places.values()], list(places), None, str(by))
     numbers = numbers_of(chosen, num_features=0)
     if isinstance(names, str) and not any(_missing(value) or isinstance(value, float) for value in chosen):
         numbers = _whole(numbers)  # may be words
     known = _as_texts([names] if isinstance(names, str) else list(names), "frame")
-    return Sequences([numbers[rows] for rows in places.values()], list(places), known)
+    return Sequences([numbers[rows] for rows in places.values()], list(places), known, str(by))
+
+
+def _by_time(times: list[Any], rows: list[int], name: str) -> list[int]:
+    """Rows by their times, of which a column of this name tells."""
+    if untimed := [row for row in rows if _missing(times[row])]:
+        raise ValueError(f"order_by: row {untimed[0]} has no {name!r}; fill it in, or leave the row out")
+    try:
+        if any(isinstance(times[row], str) for row in rows):  # "10" would stand before "9"
+            raise TypeError("they are text")
+        return sorted(rows, key=times.__getitem__)
+    except TypeError as error:
+        raise TypeError(
+            f"order_by: the values of {name!r} have no order of time ({error}); make numbers of them, or dates by "
+            "pandas.to_datetime"
+        ) from None
 
 
 def of_objects(x: np.ndarray, num_features: int | None, name: str) -> Any:

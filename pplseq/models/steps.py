@@ -12,6 +12,7 @@ from torch import Tensor
 from pplseq import checks
 from pplseq.infer.fit.em import Batch
 from pplseq.infer.gaussian.given import check_covariance
+from pplseq.models.row_labels import check_rows_together
 
 
 def step_matrices(name: str, value: Tensor | None, size: tuple[int, ...], shape: tuple[int, int]) -> Tensor | None:
@@ -35,6 +36,7 @@ def with_steps(batch: Batch, x, sizes: Mapping[str, tuple[int, ...]], **given) -
     """
     for name, value in given.items():
         if value is not None:
+            check_rows_together(x, value, name)
             batch = batch._replace(**{name: padded_steps(name, value, batch, x, sizes[name])})
     return batch
 

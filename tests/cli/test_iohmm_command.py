@@ -366,7 +366,7 @@ def test_words(folder):
         ("name,a,b,y\ns,1,2,3\ns,1,2,0\n", ["--family", "bernoulli"], "outside its family"),
         ("name,a,b,y\ns,1,2,3\ns,1,2,4\n", ["--graph", "GRAPH"], "dead end"),
         ("name,a,b,y\ns,1,2,3\ns,1,2,4\n", ["--graph", "nowhere"], "expected ergodic, left_right or a file"),
-        ("name,a,b,y\ns,1,2,3\nt,1,2,4\ns,1,2,4\n", [], "s"),
+        ("name,a,b,y\ns,1,2,3\nt,1,2,4\n,1,2,4\n", [], "every row must say which sequence it is of"),
         ("name,a,b,y\ns,1,2,3\ns,1,2,-1e200\n", [], "column 'y' holds -1e+200; expected numbers of size 1e+100"),
         ("name,a,b,y\ns,1,2,3\ns,1,2,4\n", ["--hidden", "x"], "hidden must be a whole number"),
         ("name,a,b,y\ns,1,2,3\ns,1,2,4\n", ["--outputs", ","], "name the columns of its outputs"),
@@ -459,3 +459,24 @@ def test_a_sequence_that_fails_has_its_answer(run, folder, monkeypatch):
     monkeypatch.setattr(IOHMM, "score", failing)
     told = lines(pplseq("query", run, "score", folder / "test.csv", code=1))
     assert [answer.get("error") for answer in told] == [None, None, "RuntimeError: gone", None, None]
+
+
+def test_rows_of_sequences_in_any_order(tmp_path):
+    rows, scores = [(place, *row) for place, row in enumerate(two_states(0, 3, 20))], []
+    orders = {"mixed": np.random.default_rng(0).permutation(len(rows)), "sorted": range(len(rows))}
+    options = ["--sequence-id", "name", "--order-by", "when", "--inputs", "a,b", "--outputs", "y", "--num-states", 1]
+    for name, order in orders.items():
+        content = "\n".join(",".join(map(str, rows[place])) for place in order)
+        (tmp_path / f"{name}.csv").write_text(f"when,name,a,b,y,state\n{content}\n")
+        pplseq("train", "iohmm", tmp_path / f"{name}.csv", *options, "--num-restarts", 1, "--out", tmp_path / name)
+        answers = lines(pplseq("query", tmp_path / name, "score", tmp_path / "mixed.csv"))
+        scores.append({each["id"]: each["log_prob"] for each in answers})
+    assert scores[0] == pytest.approx(scores[1]) and len(scores[0]) == 3
+
+
+def test_fewer_rows_than_states_are_refused(tmp_path):
+    (tmp_path / "one.csv").write_text("y\n1.5\n")
+    told = pplseq("train", "iohmm", tmp_path / "one.csv", "--outputs", "y", "--out", tmp_path / "run", code=2).stderr
+    assert "x: 2 states need at least as many observations, got 1" in told
+    with pytest.raises(ValueError, match="2 states need at least as many observations, got 1"):
+        IOHMM(2, num_inputs=0, outputs="gaussian", num_outputs=1).fit([[[1.5]]])

@@ -150,6 +150,19 @@ def test_resumed_as_if_never_stopped(folder, tmp_path):
         np.testing.assert_array_equal(part[name].numpy(), value.numpy(), err_msg=name)
 
 
+def test_rows_in_any_order(folder, tmp_path):
+    rows = [(name, place, *more) for place, (name, *more) in enumerate(rows_of(0, 3, 20))]
+    header = ("name", "when", "u", "heat", "flow")
+    mixed = [rows[place] for place in np.random.default_rng(1).permutation(len(rows))]
+    data = [write(tmp_path / "sorted.csv", rows, header), write(tmp_path / "mixed.csv", mixed, header)]
+    options = [*TABLE, "--order-by", "when", "--max-iterations", 2, "--out"]
+    found = []
+    for name, table in zip("ab", data, strict=True):
+        call("train", "lds", table, *options, tmp_path / name)
+        found.append({each["id"]: each["log_prob"] for each in answers("query", tmp_path / name, "score", data[1])})
+    assert found[0] == pytest.approx(found[1], rel=1e-4) and len(found[0]) == 3
+
+
 def test_bad_uses(folder, tmp_path, run):
     data = folder / "train.csv"
     assert "name the columns" in call("train", "lds", data, "--out", tmp_path / "a", code=2).stderr

@@ -104,7 +104,10 @@ def test_symbols_beside_numbers_are_numbers_of_their_own(tmp_path):
         (CONTENT.replace("-1e2", "NaN"), {}, "row 3, column 'u': an input is empty or NaN"),
         (CONTENT.replace("-1e2", "inf"), {}, "row 3, column 'u': expected a finite number, got 'inf'"),
         (CONTENT.replace("-1e2", "x"), {}, "row 3, column 'u': expected a number, got 'x'; make one of it"),
-        (CONTENT.replace("two,4,5,6,8", "one,4,5,6,8"), {}, "row 7: sequence 'one' began in row 2 and was interrupted"),
+        (CONTENT, {"order_by": "day"}, "no column 'day'"),
+        (CONTENT, {"order_by": "kind"}, "row 2, column 'kind': expected a number, or a date like 2024-01-31 18:00, got 'b'"),
+        (CONTENT, {"order_by": "y"}, "row 2, column 'y': empty; every row must say when it was"),
+        (CONTENT.replace("-1e2", "2024-01-31"), {"inputs": ["v"], "order_by": "u"}, "column 'u' holds times that cannot be"),
         (CONTENT, {"inputs": ["u", "u"]}, "a column is named twice"),
         (CONTENT, {"inputs": ["kind"], "symbols": ["kind"]}, "row 5, column 'kind': an input is empty"),
         (CONTENT, {"allow_missing_outputs": False}, "row 2, column 'y': an output is empty or NaN"),
@@ -128,6 +131,30 @@ def test_bad_tables(tmp_path, content, options, message):
     with pytest.raises(ValueError, match="bad.csv|column") as error:
         read_table(tmp_path / "bad.csv", **(NUMBERS | options))
     assert message in str(error.value)
+
+
+def test_rows_of_a_sequence_need_not_stand_together(path, tmp_path):
+    header, one, other, _, *two = CONTENT.splitlines()
+    mixed = "\n".join([header, one, two[0], other, *two[1:]]) + "\n"
+    (tmp_path / "mixed.csv").write_text(mixed)
+    check(read_table(tmp_path / "mixed.csv", **NUMBERS))
+    (tmp_path / "bad.csv").write_text(mixed.replace("-1e2", "x"))
+    some = read_table(tmp_path / "bad.csv", **NUMBERS, leave_out=True)
+    assert some.ids == ("two",) and some.lengths == [3] and "row 4, column 'u'" in some.errors["one"]
+
+
+@pytest.mark.parametrize("times", [["10", "9", "2"], ["2024-03-01", "2024-02-10", "2024-02-09 23:00"]])
+def test_rows_by_their_times(tmp_path, times):
+    late, middle, early = times
+    (tmp_path / "table.csv").write_text(f"id,when,y\na,{late},3\nb,{late},30\na,{early},1\nb,{early},10\na,{middle},2\n")
+    table = read_table(tmp_path / "table.csv", sequence_id="id", order_by="when", outputs=["y"])
+    assert [rows[:, 0].tolist() for rows in table.outputs] == [[1, 2, 3], [10, 30]]
+    (tmp_path / "table.csv").write_text(f"when,y\n{late},3\n{early},1\n")
+    table = read_table(tmp_path / "table.csv", sequence_id=None, order_by="when", outputs=["y"])
+    assert table.outputs[0][:, 0].tolist() == [1, 3]
+    (tmp_path / "table.csv").write_text(f"id,when,y\na,,3\nb,{late},30\nb,{early},10\na,{early},x\n")
+    table = read_table(tmp_path / "table.csv", sequence_id="id", order_by="when", outputs=["y"], leave_out=True)
+    assert table.outputs[0][:, 0].tolist() == [10, 30] and "row 2, column 'when': empty" in table.errors["a"]
 
 
 def test_a_column_of_levels_need_not_be_read(path):

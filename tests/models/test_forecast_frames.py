@@ -10,7 +10,7 @@ import pplseq
 from pplseq import ARHMM, HMM, IOHMM, LDS, StructuralModel, SwitchingRegression, sequences_by
 from pplseq.models import ApproximateSwitchingLDS
 from pplseq.models.forms import Sequences
-from pplseq.models.times_ahead import index_ahead
+from pplseq.models.row_labels import index_ahead
 
 pd = pytest.importorskip("pandas")
 
@@ -148,3 +148,42 @@ def test_groups_of_one_column_and_of_inputs(frame):
 def test_copies_of_groups_keep_their_names(copied):
     again = copied(Sequences([np.zeros(2)], ["a"], ("x",)))
     assert (type(again), again.ids, again.column_names, len(again)) == (Sequences, ["a"], ("x",), 1)
+
+
+def test_a_frame_of_all_sequences(frame):
+    table = frame.assign(trip=["b"] * 15 + ["a"] * 25)
+    model = HMM(1, num_features=2).fit(frame)
+    found = model.forecast(sequences_by(table, "trip", ["temp", "wind"]), 2)
+    told = found.frame(level=0.5)
+    assert list(told) == ["trip", *found.frame(0)] and list(told["trip"]) == ["b", "b", "a", "a"]
+    for row in (0, 1):
+        pd.testing.assert_frame_equal(told[2 * row : 2 * row + 2].drop(columns="trip"), found.frame(row, level=0.5))
+    dated = model.forecast([frame, frame[:20]], 2).frame()
+    assert list(dated["sequence"]) == [0, 0, 1, 1] and list(dated.index) == [
+        *pd.date_range("2027-05-31", periods=2, freq="ME"), *pd.date_range("2025-09-30", periods=2, freq="ME"),
+    ]  # fmt: skip
+    assert "sequence" not in model.forecast([frame], 2).frame()
+    own = HMM(1, num_features=2).fit(named := frame.set_axis(["sequence", "wind"], axis=1))
+    assert list(own.forecast([named, named], 1).frame())[:2] == ["sequence id", "sequence"]
+
+
+@pytest.mark.filterwarnings("ignore:ApproximateSwitchingLDS")
+@pytest.mark.parametrize("kind", MODELS)
+def test_every_model_tells_all_sequences(kind, frame):
+    table = frame.assign(trip=[7] * 20 + [3] * 20)
+    model = MODELS[kind]().fit(frame, **({"max_iterations": 2} if kind != "kim" else {"num_steps": 2}))
+    told = model.forecast(sequences_by(table, "trip", ["temp", "wind"]), 3).frame()
+    assert list(told["trip"]) == [7] * 3 + [3] * 3 and list(told)[1:4] == ["temp", "temp low", "temp high"]
+
+
+def test_a_switching_regression_and_formulas_tell_all_sequences(frame):
+    model = SwitchingRegression(1, order=1).fit(frame["wind"])
+    assert list(model.forecast([frame["wind"], frame["wind"][:30]], 2).frame()["sequence"]) == [0, 0, 1, 1]
+    pytest.importorskip("formulaic")
+    from pplseq.models.iohmm.formulas import Formulas
+
+    formulas = Formulas("power ~ 1", sequence_id="trip")
+    table = pd.DataFrame({"trip": ["b", "a"] * 20, "power": np.random.default_rng(0).normal(size=40)})
+    formulas.read(table)
+    model = IOHMM(1, outputs="gaussian", **(formulas.options | {"num_outputs": 1})).fit(table, max_iterations=2)
+    assert list(model.forecast(table, 2).frame()["trip"]) == ["b", "b", "a", "a"]

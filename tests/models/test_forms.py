@@ -71,6 +71,12 @@ def test_frames_by_a_column(name):
     assert [row.tolist() for row in sequences_by(frame, "trip", "b")] == [[5, 7, 8], [6]]
     of_words = library.DataFrame({"trip": [1, 0, 1], "word": [3, 1, 4]})
     assert WORDS.score(sequences_by(of_words, "trip", "word")) == pytest.approx(WORDS.score([[3, 4], [1]]))
+    late = library.DataFrame({"trip": ["u", "v", "u", "u"], "day": [3, 1, 1, 2], "a": [1.0, 2.0, 3.0, 4.0]})
+    assert [row.tolist() for row in sequences_by(late, "trip", order_by="day")] == [[[3], [4], [1]], [[2]]]
+    assert sequences_by(late, "trip", ["a", "day"], order_by="day")[0].tolist() == [[3, 1], [4, 2], [1, 3]]
+    assert sequences_by(frame, "trip", "a", order_by="b")[0].tolist() == [1, 3, 4]  # as they stood
+    with pytest.raises(KeyError, match="no column 'night'; there are: trip, day, a"):
+        sequences_by(late, "trip", order_by="night")
     with pytest.raises(KeyError, match="no column 'tour'; there are: trip, a, b"):
         sequences_by(frame, "tour")
     with pytest.raises(TypeError, match="column 'trip' must hold numbers, got str"):
@@ -274,6 +280,10 @@ def test_columns_of_the_same_name_are_refused():
     (lambda pd: sequences_by(pd.DataFrame([[1, 1, 2]] * 3, columns=list("ivv")), "i", "v"), ValueError, "2 columns 'v'"),
     (lambda pd: sequences_by(pd.DataFrame({"id": [1]}), "id"), ValueError, "at least one beside 'id'"),
     (lambda pd: sequences_by(pd.DataFrame([[1, 2]]), 0, 1), TypeError, r"got 1; for one write \[1\]"),
+    (lambda pd: sequences_by(pd.DataFrame({"i": [1, 1], "t": [2.0, None], "v": 0}), "i", order_by="t"), ValueError,
+     "order_by: row 1 has no 't'; fill it in"),
+    (lambda pd: sequences_by(pd.DataFrame({"i": [1, 1], "t": ["10", "9"], "v": 0}), "i", order_by="t"), TypeError,
+     "order_by: the values of 't' have no order of time .they are text.; make numbers of them, or dates by pandas.to_datetime"),
     (lambda pd: sequences_by(pd.Series([1, 2]), "id"), TypeError, "expected a table with columns, got Series"),
     (lambda pd: NUMBERS.score(pd.Series([b"1", b"2"])), TypeError, "x must hold numbers, got bytes"),
     (lambda pd: WORDS.score([b"a b"]), TypeError, r"x: got bytes; make text of them: \[row.decode\(\) for row in x\]"),

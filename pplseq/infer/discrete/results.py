@@ -70,7 +70,8 @@ class NextDistribution(NamedTuple):
 
     Of vectors a model gives means (*B, D) and covariances (*B, D, D), uncertainty about the state included, and in
     ``quantiles`` what :meth:`intervals` asks; column_names: of a frame's columns, where the model was fitted to one; times: of
-    each row the times of the steps, where the observations came as frames that say how theirs go on.
+    each row the times of the steps, where the observations came as frames that say how theirs go on. sequences: what
+    the rows are called, and what the column is that said so.
     """
 
     state_log_probs: Tensor
@@ -80,6 +81,7 @@ class NextDistribution(NamedTuple):
     quantiles: Quantiles | None = None
     column_names: tuple[str, ...] | None = None
     times: tuple[Any, ...] | None = None
+    sequences: tuple[str, tuple[Any, ...]] | None = None
 
     def intervals(self, level: float = 0.95) -> tuple[Tensor, Tensor]:
         """Lower and upper ends (*B, D) of intervals that hold each number with this probability (of counts, at least): exact
@@ -90,13 +92,16 @@ class NextDistribution(NamedTuple):
         """
         return intervals_of(self.quantiles, level)
 
-    def frame(self, row: int = 0, level: float = 0.95) -> Any:
-        """One row's forecast of K steps as a frame of pandas: of each column the mean, and the ends of its interval beside it.
+    def frame(self, row: int | None = None, level: float = 0.95) -> Any:
+        """The forecast of K steps as a frame of pandas: of each column the mean, and the ends of its interval beside it.
+
+        Args:
+            row: one sequence; None for all, with a first column that says which where they are several. level: of intervals.
 
         Raises:
             ValueError: for words, and a single step (of ``predict_next``): ask forecast. ImportError: where pandas is missing.
         """
-        return forecast_frame(self.means, lambda: self.intervals(level), row, self.column_names, self.times)
+        return forecast_frame(self.means, lambda: self.intervals(level), row, self.column_names, self.times, self.sequences)
 
 
 class MissingWords(NamedTuple):

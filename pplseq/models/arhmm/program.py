@@ -17,7 +17,7 @@ from pplseq.infer.programs.markov import markov
 from pplseq.models.arhmm.fit import m_step, regression_statistics, start
 from pplseq.models.arhmm.parameters import ARHMMParameters
 from pplseq.models.base import Given, Sizes
-from pplseq.models.lds.arguments import check_inputs, inputs_ahead, to_come
+from pplseq.models.lds.arguments import check_inputs, inputs_ahead, one_to_come, to_come
 
 
 class VectorForecast(NamedTuple):
@@ -33,6 +33,7 @@ class VectorForecast(NamedTuple):
     quantiles: Quantiles | None = None
     column_names: tuple[str, ...] | None = None
     times: tuple[Any, ...] | None = None
+    sequences: tuple[str, tuple[Any, ...]] | None = None
 
     def intervals(self, level: float = 0.95) -> tuple[Tensor, Tensor]:
         """Lower and upper ends (B, K, D) of intervals that hold each number with this probability: exact quantiles of the
@@ -43,13 +44,16 @@ class VectorForecast(NamedTuple):
         """
         return intervals_of(self.quantiles, level)
 
-    def frame(self, row: int = 0, level: float = 0.95) -> Any:
-        """One row's forecast of K steps as a frame of pandas: of each column the mean, and the ends of its interval beside it.
+    def frame(self, row: int | None = None, level: float = 0.95) -> Any:
+        """The forecast of K steps as a frame of pandas: of each column the mean, and the ends of its interval beside it.
+
+        Args:
+            row: one sequence; None for all, with a first column that says which where they are several. level: of intervals.
 
         Raises:
             ValueError: for a single step (of ``predict_next``): ask forecast.
         """
-        return forecast_frame(self.means, lambda: self.intervals(level), row, self.column_names, self.times)
+        return forecast_frame(self.means, lambda: self.intervals(level), row, self.column_names, self.times, self.sequences)
 
 
 class ARHMM(ARHMMParameters):
@@ -139,8 +143,7 @@ class ARHMM(ARHMMParameters):
     # ---------------------------------------------------------------- what comes next
     def predict_next(self, x, lengths=None, *, inputs=None, next_inputs=None) -> VectorForecast:  # pyright: ignore
         """:meth:`forecast` of one step; next_inputs: (B, U), or (U,) for all rows."""
-        further = None if next_inputs is None else torch.as_tensor(next_inputs).unsqueeze(-2)
-        return step_of(self.forecast(x, 1, lengths, inputs=inputs, future_inputs=further), 0)
+        return step_of(self.forecast(x, 1, lengths, inputs=inputs, future_inputs=one_to_come(self, next_inputs)), 0)
 
     @torch.no_grad()
     def forecast(self, x, num_steps: int | None = None, lengths=None, *, inputs=None, future_inputs=None) -> VectorForecast:  # pyright: ignore
@@ -152,10 +155,10 @@ class ARHMM(ARHMMParameters):
         Source: O. L. V. Costa, M. D. Fragoso and R. P. Marques (2005), Discrete-time Markov jump linear systems, section 3.2.
         Cost: Z (p D)^3 a step and row.
         """
-        future_inputs, num_steps = inputs_ahead(self, x, num_steps, future_inputs)
+        ahead, num_steps = inputs_ahead(self, x, num_steps, future_inputs, lengths)
         batch, chain = self._posterior(x, lengths, inputs=inputs)
         rows, order, size = len(batch.x), self.order, self.num_features
-        future = to_come(future_inputs, rows, num_steps, self.num_inputs, self.reference)
+        future = to_come(ahead, rows, num_steps, self.num_inputs, self.reference)
         ends = torch.full((rows,), batch.x.shape[1]) if batch.lengths is None else batch.lengths.cpu()
         if bool((ends < order).any()):
             raise ValueError(f"x: a forecast goes on from the last {order} vectors; the shortest row has {int(ends.min())}")
@@ -188,7 +191,7 @@ class ARHMM(ARHMMParameters):
             second = second[..., :last, :last]
         paths = PathMixture(now_states, matrix, vector, moves, self.covariances, about)
         means, covariances, states = (torch.stack(parts, 1) for parts in zip(*found, strict=True))
-        return self.labelled(VectorForecast(means, covariances, states, paths), x, lengths, num_steps)
+        return self.labelled(VectorForecast(means, covariances, states, paths), x, lengths, num_steps, ahead=future_inputs)
 
 
 class Lags:

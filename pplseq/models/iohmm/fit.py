@@ -186,6 +186,9 @@ def fit_restarts(model: IOParameters, batch: Batch, validation: Batch | None, pl
     problem = restart_problem(model, batch, networks)
     if problem.num_targets == 0 and problem.seen.states is None:
         raise ValueError("x must hold at least one target, got missing ones only")
+    guesses = not (model.format.discrete or plan.warm_start) and problem.seen.states is None
+    if guesses and problem.num_targets < model.num_states:  # as of an HMM
+        raise ValueError(f"x: {model.num_states} states need at least as many observations, got {problem.num_targets}")
     precisions = {}
     if model.priors is not None:
         precisions = {name: getattr(model.priors, name) ** -2 for name in (*PARTS, "noise")}

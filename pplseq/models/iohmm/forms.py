@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from pplseq.models.forms import as_frame, in_form, is_frame, is_table, numbers_of, of_objects
+from pplseq.models.row_labels import check_rising, check_rows_together
 
 Sizes = Mapping[str, int | None]  # part -> U of its inputs, None for symbols; "" for all parts
 
@@ -21,6 +22,18 @@ def parts_of(inputs: Any) -> dict[str, Any]:
 def part_name(part: str) -> str:
     """How a part's inputs are called in errors."""
     return f"inputs[{part!r}]" if part else "inputs"
+
+
+def check_steps(x: Any, inputs: Any, states: Any, lengths: Any) -> None:
+    """Raises ValueError where frames and series say that inputs or states are of other steps than outputs, or of steps that go
+    back in time."""
+    check_rows_together(x, inputs)
+    check_rows_together(x, states, "states")
+    parts = parts_of(inputs)
+    for part, value in parts.items():
+        check_rising(value, lengths, part_name(part))
+    if isinstance(x, (list, tuple)) or not parts:  # else outputs may be one target a sequence
+        check_rising(x, lengths)
 
 
 def in_pairs(

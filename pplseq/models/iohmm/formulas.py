@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 
 from pplseq.checks import nearest
-from pplseq.models.forms import as_frame, is_frame, is_table
+from pplseq.models.forms import Sequences, as_frame, is_frame, is_table
 
 
 class FormulaData(NamedTuple):
@@ -174,6 +174,13 @@ class Formulas:
         if lengths is not None:  # one behind the other
             found, parts = data.x[0], {part: rows[0] for part, rows in data.inputs.items()}
         return (None if x is None else found), parts or None, lengths
+
+    def named(self, frame: Any) -> Any:
+        """The sequences of a frame by their names, in place of the frame, where a column says which there are."""
+        if self.sequence_id is None:
+            return frame
+        ids, rows = self._sequences(_of_pandas(frame))
+        return frame if len(ids) == 1 else Sequences(rows, ids, None, self.sequence_id)
 
     def ahead(self, frame: Any, past: Any = None) -> dict[str, np.ndarray]:
         """Inputs of steps to come: part -> (B, K, U), for the sequences of a past frame in its order; (K, U) of one sequence.

@@ -11,10 +11,14 @@ from torch import Tensor, nn
 
 from pplseq.infer.fit.em import Batch, least_variances
 from pplseq.models.estimator import Estimator
+from pplseq.models.forms import is_table
 from pplseq.models.iohmm.data import PARTS, IOFormat
 from pplseq.models.iohmm.estimates import estimates_of
+from pplseq.models.iohmm.forms import check_steps
+from pplseq.models.iohmm.formulas import Formulas
 from pplseq.models.iohmm.networks import GaussianNoise, Network, WeightPriors
 from pplseq.models.iohmm.responses import Dispersions, ResponseColumns
+from pplseq.models.row_labels import check_rows_ahead
 
 FLOOR = 1e-4  # the smallest variance of Gaussian outputs, as a share of their own
 SPREAD = 0.5  # standard deviation of the first weights
@@ -27,7 +31,7 @@ class IOParameters(Estimator):
         graph, start_states: what softmaxes of transitions and of the start normalise over, None for all.
         input_names, output_names: what a summary calls them, where they have names.
         noise: of "gaussian" outputs, and of columns. columns: families of outputs column by column, or None.
-        priors: of the weights, or None.
+        priors: of the weights, or None. formulas: what reads frames, or None.
     """
 
     outputs: str
@@ -40,6 +44,29 @@ class IOParameters(Estimator):
     input_names: dict[str, list[str]]
     output_names: list[str] | None
     priors: WeightPriors | None
+    formulas: Formulas | None
+
+    # ---------------------------------------------------------------- frames
+    @property
+    def _sorts_rows(self) -> bool:
+        """Whether formulas put the rows of a frame to the sequences that a column names."""
+        return self.formulas is not None and self.formulas.sequence_id is not None
+
+    def check_labels(self, x, lengths, inputs, states) -> None:
+        """Raises ValueError where frames and series say that what belongs together is of other steps."""
+        if not self._sorts_rows:
+            check_steps(x, inputs, states, lengths)
+
+    def of_steps_ahead(self, inputs, x, lengths, num_steps: int | None):
+        """Inputs of the steps to come; raises ValueError where their index does not go on where that of x ends."""
+        if not self._sorts_rows:
+            check_rows_ahead(x, inputs, num_steps, lengths=lengths)
+        return inputs
+
+    def labelled(self, found, x, lengths, num_steps: int, names=None, ahead=None):
+        """See :meth:`~pplseq.models.fitted.FittedState.labelled`: formulas know the sequences of a frame."""
+        named = x if self.formulas is None or not is_table(x) else self.formulas.named(x)
+        return super().labelled(found, named, lengths, num_steps, names, ahead)
 
     @property
     def format(self) -> IOFormat:

@@ -12,6 +12,7 @@ from pyro import poutine
 from torch import Tensor
 
 from pplseq import checks
+from pplseq.data.ragged import for_torch
 from pplseq.distributions.conditional import BernoulliEmission, ConditionalEmission
 from pplseq.distributions.dense import CategoricalEmission, GaussianEmission, StepTransition
 from pplseq.distributions.state import Belief, Emission, Transition
@@ -22,10 +23,9 @@ from pplseq.infer.discrete.results import NextDistribution
 from pplseq.infer.fit.em import Batch
 from pplseq.models.batch import as_given
 from pplseq.models.estimator import Sample
-from pplseq.models.forms import by_names, check_rows_together, is_table
+from pplseq.models.forms import by_names, is_table
 from pplseq.models.iohmm.data import Inputs, Source
 from pplseq.models.iohmm.forms import without_frames
-from pplseq.models.iohmm.formulas import Formulas
 from pplseq.models.iohmm.networks import GaussianNoise
 from pplseq.models.iohmm.parameters import IOParameters
 from pplseq.models.iohmm.responses import ResponseEmission
@@ -56,7 +56,6 @@ class IOHMMQueries(StateLanguages, IOParameters):
     """What an input-output HMM tells, beside what every estimator does; data come as ``IOFormat.batch`` says."""
 
     initial: str
-    formulas: Formulas | None
     feedback: tuple[str, ...]
     sources: Mapping[str, Source | None]
 
@@ -70,9 +69,9 @@ class IOHMMQueries(StateLanguages, IOParameters):
 
     def as_batch(self, x, lengths=None, *, states=None, inputs=None) -> Batch:
         """Data as checked tensors: see :meth:`~pplseq.models.iohmm.data.IOFormat.batch`; frames are read by ``formulas``."""
+        self.check_labels(x, lengths, inputs, states)
         if self.formulas is not None:
             x, inputs, lengths = self.formulas.data_of(x, inputs, lengths)
-        check_rows_together(x, inputs)
         return self.format.batch(by_names(x, self.column_names), lengths, states=states, inputs=self.inputs_by_name(inputs))
 
     def short_chain(self, batch: Batch) -> Chain | None:
@@ -195,18 +194,18 @@ class IOHMMQueries(StateLanguages, IOParameters):
         """
         batch, chain = self._posterior(x, lengths, inputs=inputs)
         rows, belief = len(batch.x), chain.filtered()
-        inputs = self._future(future_inputs, rows, num_steps, past=x)
+        inputs = self._future(self.of_steps_ahead(future_inputs, x, lengths, num_steps), rows, num_steps, past=x)
         if self.feedback:
             last = torch.full((rows,), batch.x.shape[1]) if batch.lengths is None else batch.lengths
             previous = batch.x[torch.arange(rows), (last - 1).clamp_min(0)]
             found = self._as_next(self._simulate(inputs, belief, previous, num_samples))
-            return self.labelled(found, x, lengths, found.state_log_probs.shape[1], self.output_names)
+            return self.labelled(found, x, lengths, found.state_log_probs.shape[1], self.output_names, future_inputs)
         num_steps = next(iter(self.format.check_inputs(inputs, None, None).values())).shape[1]
         unseen = self.format.missing(rows, num_steps)
         states = self.posterior(unseen, start=belief, inputs=inputs).filtered_states().probs
         found = self._as_next(self._expected(states, unseen, inputs))
         found = self._with_quantiles(found, emission_means(self._emission_at(unseen, inputs)).expand(*states.shape, -1))
-        return self.labelled(found, x, lengths, num_steps, self.output_names)
+        return self.labelled(found, x, lengths, num_steps, self.output_names, future_inputs)
 
     def _as_next(self, found: Outputs) -> NextDistribution:
         words = found.outputs.log() if self.format.discrete else None
@@ -251,7 +250,7 @@ class IOHMMQueries(StateLanguages, IOParameters):
         sources = [source for name, source in self.sources.items() if source is not None and part in (None, name)]
         symbols, numbers = any(kind == "symbols" for kind, _ in sources), ("vectors", 1) in sources
         inputs = without_frames(inputs, None if symbols else max((size for _, size in sources), default=0), "inputs")
-        inputs = torch.as_tensor(np.asarray(inputs) if isinstance(inputs, (list, tuple)) else inputs)
+        inputs = torch.as_tensor(for_torch(np.asarray(inputs) if isinstance(inputs, (list, tuple)) else inputs))
         if one_step:
             if numbers and inputs.dim() < 2:  # of each row, or of all
                 inputs = inputs.reshape(-1, 1) if inputs.numel() > 1 else inputs.reshape(1)

@@ -12,6 +12,7 @@ from torch import Tensor
 from pplseq import checks
 from pplseq.data.ragged import pad_sequences
 from pplseq.infer.fit.em import Batch
+from pplseq.models.row_labels import check_rows_ahead
 from pplseq.models.steps import as_tensor
 
 
@@ -64,16 +65,19 @@ def with_inputs(batch: Batch, inputs, x, num_inputs: int) -> Batch:
     return batch._replace(inputs=check_inputs(inputs, (batch.x.shape[0], batch.x.shape[1]), num_inputs, batch.lengths))
 
 
-def inputs_ahead(model: Any, x: Any, num_steps: int | None, inputs: Any) -> tuple[Any, int]:
+def inputs_ahead(model: Any, x: Any, num_steps: int | None, inputs: Any, lengths: Any = None) -> tuple[Any, int]:
     """Inputs of the steps behind x as they came, of all rows or of each, for :func:`to_come`; and how many steps these are.
 
     Args:
-        num_steps: K, or None for as many as the inputs have. inputs: (B, K, U), (K, U), (K,) where U is 1, a frame, or None.
+        x, lengths: the past as it came. num_steps: K, or None for as many as the inputs have.
+        inputs: (B, K, U), (K, U), (K,) where U is 1, a frame, or None.
 
     Raises:
-        ValueError, TypeError: where nothing says how many steps, or both do and disagree; and for inputs of another shape.
+        ValueError, TypeError: where nothing says how many steps, or both do and disagree; and for inputs of another shape,
+            or of other steps than those behind x.
     """
-    size, inputs = model.num_inputs, model.inputs_by_name(inputs, "future_inputs")
+    size, given = model.num_inputs, inputs
+    inputs = model.inputs_by_name(inputs, "future_inputs")
     if inputs is None or not size:
         check_inputs(inputs, (0, 0), 0, None, "future_inputs")  # of a model that takes none
         if size and num_steps is None:
@@ -87,7 +91,13 @@ def inputs_ahead(model: Any, x: Any, num_steps: int | None, inputs: Any) -> tupl
     told = inputs.shape[-2]
     if num_steps is not None and told != checks.steps_ahead(x, num_steps):
         raise ValueError(f"future_inputs must be of num_steps = {num_steps} steps, got {told}; leave num_steps out")
+    check_rows_ahead(x, given, told, lengths=lengths)
     return inputs, told
+
+
+def one_to_come(model: Any, inputs: Any) -> Tensor | None:
+    """``next_inputs``, (B, U) or (U,), as ``future_inputs`` of one step; the columns of a frame by their names."""
+    return None if inputs is None else as_tensor(model.inputs_by_name(inputs, "next_inputs")).unsqueeze(-2)
 
 
 def to_come(inputs: Any, rows: int, num_steps: int, num_inputs: int, reference: Tensor) -> Tensor | None:

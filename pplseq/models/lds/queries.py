@@ -24,11 +24,13 @@ from pplseq.models.lds.arguments import (
     controlled,
     for_empty_rows,
     inputs_ahead,
+    one_to_come,
     step_sizes,
     to_come,
 )
 from pplseq.models.lds.estimates import NOTE, coordinate_names, written_estimates
 from pplseq.models.lds.parameters import LDSTensors, Parameters
+from pplseq.models.row_labels import check_rows_ahead, check_rows_together
 from pplseq.models.steps import as_tensor, step_matrices, steps_to_come
 
 
@@ -46,6 +48,7 @@ class Forecast(NamedTuple):
     state_covariances: Tensor
     column_names: tuple[str, ...] | None = None
     times: tuple[Any, ...] | None = None
+    sequences: tuple[str, tuple[Any, ...]] | None = None
 
     def intervals(self, level: float = 0.95) -> tuple[Tensor, Tensor]:
         """Lower and upper ends (B, K, n) of intervals that hold each number with this probability."""
@@ -54,13 +57,16 @@ class Forecast(NamedTuple):
         half = half * math.sqrt(2) * float(torch.erfinv(torch.tensor(level, dtype=torch.float64)))
         return self.means - half, self.means + half
 
-    def frame(self, row: int = 0, level: float = 0.95) -> Any:
-        """One row's forecast of K steps as a frame of pandas: of each column the mean, and the ends of its interval beside it.
+    def frame(self, row: int | None = None, level: float = 0.95) -> Any:
+        """The forecast of K steps as a frame of pandas: of each column the mean, and the ends of its interval beside it.
+
+        Args:
+            row: one sequence; None for all, with a first column that says which where they are several. level: of intervals.
 
         Raises:
             ValueError: for a single step (of ``predict_next``): ask forecast.
         """
-        return forecast_frame(self.means, lambda: self.intervals(level), row, self.column_names, self.times)
+        return forecast_frame(self.means, lambda: self.intervals(level), row, self.column_names, self.times, self.sequences)
 
 
 class Diagnostics(NamedTuple):
@@ -201,8 +207,7 @@ class LDSQueries(LDSTensors):
             x, lengths, inputs: the past. next_inputs: (B, U), or (U,) for all rows: those of the step to come.
             **known: as of :meth:`forecast`, of one step: "future_transitions" (B, 1, h, h), ...
         """
-        further = None if next_inputs is None else as_tensor(next_inputs).unsqueeze(-2)
-        return step_of(self.forecast(x, 1, lengths, inputs=inputs, future_inputs=further, **known), 0)
+        return step_of(self.forecast(x, 1, lengths, inputs=inputs, future_inputs=one_to_come(self, next_inputs), **known), 0)
 
     @torch.no_grad()
     def forecast(  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -223,13 +228,17 @@ class LDSQueries(LDSTensors):
         Raises:
             ValueError: for future inputs, or what is known of the steps to come, that are missing or of another shape.
         """
-        future_inputs, num_steps = inputs_ahead(self, x, num_steps, future_inputs)
+        to_take, num_steps = inputs_ahead(self, x, num_steps, future_inputs, lengths)
         ahead = {name: known.pop(name) for name in list(known) if name.startswith("future_")}
+        for name, value in ahead.items():
+            check_rows_ahead(x, value, num_steps, name, lengths)
+        for name, value in known.items():
+            check_rows_together(x, value, name)
         asked, given = x, lengths
         x, lengths = self.in_form(x, lengths)
         if inputs is not None:
             inputs = self.inputs_in_form(inputs, given, size=self.num_inputs, beside=asked)
-        future = to_come(future_inputs, len(x), num_steps, self.num_inputs, self.reference)
+        future = to_come(to_take, len(x), num_steps, self.num_inputs, self.reference)
         inputs = for_empty_rows(inputs, x, self.num_inputs)
         x, lengths, empty = without_empty_rows(x, lengths, num_features=self.num_features)
         if empty is not None and self.initial == "diffuse":
@@ -245,7 +254,7 @@ class LDSQueries(LDSTensors):
         )
         means, covariances = _made_of(now, states.mean, states.covariance, future, steps)
         found = Forecast(means, covariances + _sum(self.emission_noise, steps.get("emission_noises")), *states)
-        return self.labelled(found, asked, given, num_steps)
+        return self.labelled(found, asked, given, num_steps, ahead=future_inputs)
 
     def _controls_ahead(self, ahead: dict[str, Any], known: Mapping[str, Any], inputs, rows: int, num_steps: int) -> None:
         """Puts offsets of the steps to come, with what their inputs add, in the place of control matrices."""

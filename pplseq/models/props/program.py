@@ -19,6 +19,8 @@ from pplseq.infer.fit.em import Batch
 from pplseq.infer.programs.markov import markov
 from pplseq.models.base import Given, Sizes, one_chain
 from pplseq.models.hmm.tables import DTYPES, StateTables
+from pplseq.models.row_labels import check_rows_together
+from pplseq.models.steps import as_tensor
 
 SOURCE_SHARE = 0.9  # chosen on held-out WikiText-2 and Gutenberg streams: `source_share` of :class:`PROPS`
 
@@ -199,8 +201,9 @@ class PROPS(StateTables):
         batch = super().as_batch(x, lengths, states=states)
         if source_log_probs is None:
             return batch
+        check_rows_together(x, source_log_probs, "source_log_probs")
         if isinstance(x, (list, tuple)):
-            rows = [torch.as_tensor(np.asarray(row)) for row in source_log_probs]
+            rows = [as_tensor(row) for row in source_log_probs]
             even = 0.0 if rows[0].dim() < 3 else -math.log(rows[0].shape[-1])  # of padded steps, read by nobody
             source_log_probs = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=even)
         return batch._replace(source_log_probs=torch.as_tensor(source_log_probs).to(self.reference))

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from pplseq.infer.discrete.mixtures import PathMixture, Quantiles, intervals_of, step_of
 from pplseq.infer.frames import forecast_frame
-from pplseq.models.lds.arguments import inputs_ahead, to_come
+from pplseq.models.lds.arguments import inputs_ahead, one_to_come, to_come
 from pplseq.models.regimes import RegimeQueries
 from pplseq.models.switching.parameters import SwitchingParameters
 
@@ -19,7 +19,7 @@ class SwitchingForecast(NamedTuple):
 
     means, variances: (B, K). regimes: (B, K, R) probabilities. quantiles: what :meth:`intervals` asks. column_names: of the
     series or column the model was fitted to. times: of each row the times of the steps, where the numbers came as series that
-    say how theirs go on.
+    say how theirs go on. sequences: what these are called.
     """
 
     means: Tensor
@@ -28,6 +28,7 @@ class SwitchingForecast(NamedTuple):
     quantiles: Quantiles | None = None
     column_names: tuple[str, ...] | None = None
     times: tuple[Any, ...] | None = None
+    sequences: tuple[str, tuple[Any, ...]] | None = None
 
     def intervals(self, level: float = 0.95) -> tuple[Tensor, Tensor]:
         """Lower and upper ends (B, K) of intervals that hold each number with this probability: exact quantiles of the mixture
@@ -39,15 +40,19 @@ class SwitchingForecast(NamedTuple):
         low, high = intervals_of(self.quantiles, level)
         return low.squeeze(-1), high.squeeze(-1)
 
-    def frame(self, row: int = 0, level: float = 0.95) -> Any:
-        """One row's forecast of K steps as a frame of pandas: the mean, and the ends of its interval beside it.
+    def frame(self, row: int | None = None, level: float = 0.95) -> Any:
+        """The forecast of K steps as a frame of pandas: the mean, and the ends of its interval beside it.
+
+        Args:
+            row: one sequence; None for all, with a first column that says which where they are several. level: of intervals.
 
         Raises:
             ValueError: for a single step (of ``predict_next``), and where :meth:`intervals` raises it.
         """
         return forecast_frame(
-            self.means.unsqueeze(-1), lambda: intervals_of(self.quantiles, level), row, self.column_names, self.times
-        )
+            self.means.unsqueeze(-1), lambda: intervals_of(self.quantiles, level), row, self.column_names, self.times,
+            self.sequences,
+        )  # fmt: skip
 
 
 class SwitchingQueries(RegimeQueries, SwitchingParameters):
@@ -57,8 +62,7 @@ class SwitchingQueries(RegimeQueries, SwitchingParameters):
         self, x, lengths=None, *, inputs=None, next_inputs=None
     ) -> SwitchingForecast:
         """:meth:`forecast` of one step; next_inputs: (B, U), or (U,) for all rows."""
-        further = None if next_inputs is None else torch.as_tensor(next_inputs).unsqueeze(-2)
-        return step_of(self.forecast(x, 1, lengths, inputs=inputs, future_inputs=further), 0)
+        return step_of(self.forecast(x, 1, lengths, inputs=inputs, future_inputs=one_to_come(self, next_inputs)), 0)
 
     @torch.no_grad()
     def forecast(  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -72,10 +76,10 @@ class SwitchingQueries(RegimeQueries, SwitchingParameters):
         Source: O. L. V. Costa, M. D. Fragoso and R. P. Marques (2005), Discrete-time Markov jump linear systems, section 3.2.
         Cost: N (p + 1)^3 a step for N histories.
         """
-        future_inputs, num_steps = inputs_ahead(self, x, num_steps, future_inputs)
+        ahead, num_steps = inputs_ahead(self, x, num_steps, future_inputs, lengths)
         batch, chain = self._posterior(x, lengths, inputs=inputs)
         rows, order = len(batch.x), self.order
-        future = to_come(future_inputs, rows, num_steps, self.num_inputs, self.reference)
+        future = to_come(ahead, rows, num_steps, self.num_inputs, self.reference)
         ends = batch.x.new_full((rows,), batch.x.shape[1], dtype=torch.long) if batch.lengths is None else batch.lengths
         if bool((ends < order).any()):
             raise ValueError(f"x: a forecast goes on from the last {order} numbers; the shortest row has {int(ends.min())}")
@@ -115,4 +119,4 @@ class SwitchingQueries(RegimeQueries, SwitchingParameters):
             second = joint[..., : 1 + order, : 1 + order]
         paths = PathMixture(last, matrix, vector, travelled, scale.square().reshape(-1, 1, 1), about.unsqueeze(-1))
         found = SwitchingForecast(torch.stack(means, 1), torch.stack(variances, 1), torch.stack(regimes, 1), paths)
-        return self.labelled(found, x, lengths, num_steps)
+        return self.labelled(found, x, lengths, num_steps, ahead=future_inputs)

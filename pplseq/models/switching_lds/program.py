@@ -46,7 +46,7 @@ class RegimeMoments(NamedTuple):
 
 class RegimeForecast(NamedTuple):
     """What comes after the observations, approximately: means (B, K, n), covariances (B, K, n, n), regimes (B, K, R)
-    probabilities; quantiles: what :meth:`intervals` asks; column_names and times: of frames, see :meth:`frame`."""
+    probabilities; quantiles: what :meth:`intervals` asks; column_names, times and sequences: of frames, see :meth:`frame`."""
 
     means: Tensor
     covariances: Tensor
@@ -54,19 +54,23 @@ class RegimeForecast(NamedTuple):
     quantiles: Quantiles | None = None
     column_names: tuple[str, ...] | None = None
     times: tuple[Any, ...] | None = None
+    sequences: tuple[str, tuple[Any, ...]] | None = None
 
     def intervals(self, level: float = 0.95) -> tuple[Tensor, Tensor]:
         """Lower and upper ends (B, K, n) of intervals that hold each number with about this probability: quantiles of a mixture
         of one Gaussian for each regime, which stands for those of all paths."""
         return intervals_of(self.quantiles, level)
 
-    def frame(self, row: int = 0, level: float = 0.95) -> Any:
-        """One row's forecast of K steps as a frame of pandas: of each column the mean, and the ends of its interval beside it.
+    def frame(self, row: int | None = None, level: float = 0.95) -> Any:
+        """The forecast of K steps as a frame of pandas: of each column the mean, and the ends of its interval beside it.
+
+        Args:
+            row: one sequence; None for all, with a first column that says which where they are several. level: of intervals.
 
         Raises:
             ValueError: for a single step (of ``predict_next``): ask forecast.
         """
-        return forecast_frame(self.means, lambda: self.intervals(level), row, self.column_names, self.times)
+        return forecast_frame(self.means, lambda: self.intervals(level), row, self.column_names, self.times, self.sequences)
 
 
 class ApproximateSwitchingLDS(Estimator):

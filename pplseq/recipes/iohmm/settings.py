@@ -35,6 +35,7 @@ class TableSettings:
         outputs: columns of the outputs, a,b.
         inputs: columns of the inputs, a,b (default: none).
         sequence_id: column that says which sequence a row is of (default: all rows are one).
+        order_by: column of numbers or dates by which the rows of a sequence are sorted (default: as they stand).
         symbols: columns that hold names or classes instead of numbers, a,b.
         standardize: bring real inputs to mean 0 and deviation 1.
     """
@@ -42,6 +43,7 @@ class TableSettings:
     outputs: tuple[str, ...] = ()
     inputs: tuple[str, ...] = ()
     sequence_id: str | None = None
+    order_by: str | None = None
     symbols: tuple[str, ...] = ()
     standardize: bool = setting(True, flag="--standardize/--raw")
 

@@ -96,6 +96,7 @@ class Columns(NamedTuple):
     scale: list[float] | None = None
     input_symbols: dict[str, list[str]] | None = None  # of columns of symbols beside other inputs
     output_symbols: dict[str, list[str]] | None = None
+    order_by: str | None = None
 
     @property
     def input_names(self) -> tuple[str, ...]:
@@ -116,6 +117,7 @@ class Columns(NamedTuple):
             data, sequence_id=self.sequence_id, inputs=self.inputs, outputs=self.outputs, symbols=self.symbols,
             input_levels=self.input_levels, output_levels=self.output_levels, input_symbols=self.input_symbols,
             output_symbols={n: v for n, v in (self.output_symbols or {}).items() if n in self.outputs}, leave_out=leave_out,
+            order_by=self.order_by,
         )  # fmt: skip
         return self.standardized(table)
 
@@ -148,7 +150,7 @@ def _columns(data: str, settings: Any) -> tuple[Columns, SequenceTable]:
         )
     if "categorical" in each:
         symbols = [*symbols, *(n for n, kind in zip(outputs, each, strict=True) if kind == "categorical" and n not in symbols)]
-    columns = Columns(settings.sequence_id, inputs, outputs, symbols, family)
+    columns = Columns(settings.sequence_id, inputs, outputs, symbols, family, order_by=settings.order_by)
     try:
         table = columns.read(data)
     except NotANumber as error:

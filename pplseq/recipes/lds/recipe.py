@@ -22,6 +22,7 @@ class SeriesSettings:
         outputs: columns of the observations, a,b.
         inputs: columns of what drives the system, a,b (default: none).
         sequence_id: column that says which sequence a row is of (default: all rows are one).
+        order_by: column of numbers or dates by which the rows of a sequence are sorted (default: as they stand).
         standardize: bring columns to mean 0 and deviation 1; answers are in the table's units.
         validation: held-out table, whose likelihood decides which iteration is best.
     """
@@ -29,6 +30,7 @@ class SeriesSettings:
     outputs: tuple[str, ...] = ()
     inputs: tuple[str, ...] = ()
     sequence_id: str | None = None
+    order_by: str | None = None
     standardize: bool = setting(True, flag="--standardize/--raw")
     validation: str | None = None
 

@@ -43,9 +43,10 @@ class Columns:
     scale: list[float]
     input_mean: list[float]
     input_scale: list[float]
+    order_by: str | None = None
 
     @classmethod
-    def of(cls, table: SequenceTable, sequence_id: str | None, standardize: bool) -> Columns:
+    def of(cls, table: SequenceTable, sequence_id: str | None, standardize: bool, order_by: str | None = None) -> Columns:
         """Of a training table."""
         found: list[list[float]] = []
         for parts, size in ((table.outputs, len(table.output_names)), (table.inputs, len(table.input_names))):
@@ -55,7 +56,7 @@ class Columns:
                 mean, deviation = np.nanmean(rows, 0), np.nanstd(rows, 0)
                 scale = np.where(deviation > 0, deviation, 1.0)
             found += [mean.tolist(), scale.tolist()]
-        return cls(list(table.output_names), list(table.input_names), sequence_id, *found)
+        return cls(list(table.output_names), list(table.input_names), sequence_id, *found, order_by=order_by)
 
     @classmethod
     def load(cls, folder: Path) -> Columns:
@@ -77,7 +78,9 @@ class Columns:
     def read(self, data: str, *, inputs_only: bool = False, leave_out: bool = False) -> SequenceTable:
         """A table with these columns; `leave_out`: without sequences that cannot be read."""
         outputs = [] if inputs_only else self.outputs
-        return read_table(data, sequence_id=self.sequence_id, inputs=self.inputs, outputs=outputs, leave_out=leave_out)
+        return read_table(
+            data, sequence_id=self.sequence_id, order_by=self.order_by, inputs=self.inputs, outputs=outputs, leave_out=leave_out
+        )
 
     def rows(self, table: SequenceTable) -> tuple[list[Tensor], list[Tensor] | None]:
         """(x, inputs) of each sequence in the model's units."""
@@ -119,9 +122,10 @@ def _check_columns(settings: Any) -> None:
 
 
 def _read(data: str, settings: Any) -> tuple[Columns, SequenceTable]:
-    table = read_table(data, sequence_id=settings.sequence_id, inputs=settings.inputs, outputs=settings.outputs)
+    named = {name: getattr(settings, name) for name in ("sequence_id", "order_by", "inputs", "outputs")}
+    table = read_table(data, **named)
     table.check_sizes(data)
-    return Columns.of(table, settings.sequence_id, settings.standardize), table
+    return Columns.of(table, settings.sequence_id, settings.standardize, settings.order_by), table
 
 
 def _model(columns: Columns, settings: Any) -> LDS:

@@ -157,10 +157,10 @@ def test_inputs_in_another_order_than_the_rows_beside_them(make):
     expected = model.score(frame["y"], inputs=frame["u"])
     assert model.score(frame["y"], inputs=turned.loc[frame.index]) == expected
     assert model.score(frame["y"], inputs=frame["u"].reset_index(drop=True)) == expected  # an index of its own: by place
-    assert np.isfinite(model.score(frame["y"][1:], inputs=frame["u"][:-1]))  # the inputs of the day before
+    assert np.isfinite(model.score(frame["y"][1:], inputs=frame["u"][:-1].to_numpy()))  # the inputs of the day before
     for x, inputs in ((frame["y"], turned), ([frame["y"]], [turned])):
         for ask in (model.score, model.smooth, model.fit):
-            with pytest.raises(ValueError, match="inputs: rows stand in another order than those of x: row 0 is 2024-01-30"):
+            with pytest.raises(ValueError, match=r"inputs(\[0\])?: rows stand in another order .*: row 0 is 2024-01-30"):
                 ask(x, inputs=inputs)
     with pytest.raises(ValueError, match="another order"):
-        model.forecast(frame["y"], num_steps=None if isinstance(model, IOHMM) else 2, inputs=turned, future_inputs=turned[:2])
+        model.forecast(frame["y"], 2, inputs=turned, future_inputs=np.zeros((2, 1)))

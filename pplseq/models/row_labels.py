@@ -1,0 +1,239 @@
+"""Which steps the rows of frames and series of pandas are of, as their indexes say: what belongs together, and what comes next.
+
+Where both sides say it, they must say the same; an index 0, 1, 2, ... is none beside one of another kind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from pplseq.models.forms import Sequences, is_frame
+
+TIMES = "mM"  # kinds of numbers of dates and durations
+
+
+def indexes_of(x: Any) -> list[Any]:
+    """Of each frame or series its index, None of what has none; x: one of them, or a list."""
+    if not isinstance(x, (list, tuple)):
+        return [_index_of(x)]
+    return [None] * len(x) if len(x) and isinstance(x[0], (int, float, str)) else [_index_of(row) for row in x]
+
+
+def check_rows_together(x: Any, given: Any, name: str = "inputs") -> None:
+    """Raises ValueError where what is given beside x is of other steps or sequences than x, or in another order.
+
+    Args:
+        x: observations as they came. given: inputs, states, ... as they came, or a mapping to such. name: of that argument.
+    """
+    if isinstance(given, Mapping):
+        for part, value in given.items():
+            check_rows_together(x, value, f"{name}[{part!r}]")
+        return
+    if x is None or given is None:
+        return
+    if isinstance(x, Sequences) and isinstance(given, Sequences):
+        _check_same_ids(x, given, name)
+    here, there = indexes_of(x), indexes_of(given)
+    if len(here) != len(there):
+        return
+    for place, (one, other) in enumerate(zip(here, there, strict=True)):
+        own = f"{name}[{place}]" if isinstance(given, (list, tuple)) else name
+        _check_same_labels(one, other, own, f"x[{place}]" if isinstance(x, (list, tuple)) else "x")
+
+
+def check_rising(x: Any, lengths: Any = None, name: str = "x") -> None:
+    """Raises ValueError where the dates of a sequence only fall: models read rows in the order of time.
+
+    Whole numbers may: they often are the places of rows in a table that was turned round.
+    """
+    for place, index in enumerate(indexes_of(x)):
+        if index is None or len(index) < 2 or not _is_of_time(index):
+            continue
+        for part in _parts(index, lengths):
+            if len(part) > 1 and part.is_monotonic_decreasing and part.is_unique:
+                own = f"{name}[{place}]" if isinstance(x, (list, tuple)) else name
+                raise ValueError(
+                    f"{own}: its rows go back in time, from {part[0]} to {part[-1]}, and the first row must be the earliest; "
+                    f"write {own}.sort_index(), and alike for what is given beside it, or {own}.to_numpy() to take the rows as "
+                    "they stand"
+                )
+
+
+def check_rows_ahead(
+    x: Any, future: Any, num_steps: int | None, name: str = "future_inputs", lengths: Any = None
+) -> None:  # fmt: skip
+    """Raises ValueError where the index of what is given of the K steps to come does not go on where that of x ends.
+
+    Args:
+        x, lengths: the past as it came. future: of all sequences one frame or series of K rows, or a list of one for each, or
+            a mapping to such. num_steps: K, where it is known.
+    """
+    if isinstance(future, Mapping):
+        for part, value in future.items():
+            check_rows_ahead(x, value, num_steps, f"{name}[{part!r}]", lengths)
+        return
+    pasts = indexes_of(x) if lengths is None or isinstance(x, (list, tuple)) else list(_parts(_index_of(x), lengths))
+    ahead = indexes_of(future)
+    if isinstance(future, (list, tuple)) and len(ahead) == len(pasts):
+        pairs = [([one], other, f"{name}[{k}]") for k, (one, other) in enumerate(zip(pasts, ahead, strict=True))]
+    else:
+        pairs = [(pasts, other, name) for other in ahead if not isinstance(future, (list, tuple))]
+    for some, index, own in pairs:
+        if index is None or num_steps not in (None, len(index)):
+            continue
+        reasons = [_why_not_behind(past, index) for past in some]
+        if reasons and all(reasons):
+            raise ValueError(
+                f"{own}: {reasons[0]}; give the rows of the steps behind those of x, or {own}.to_numpy() to take them for these"
+            )
+
+
+def index_ahead(x: Any, num_steps: int) -> tuple[Any, ...] | None:
+    """Of each frame or series the index of the steps behind it, where one of pandas says how it goes on: by one size of step,
+    or a frequency. None for what has no index, or where one of them does not say.
+
+    Args:
+        x: a frame or series, or a list of them.
+    """
+    found = tuple(_ahead(index, num_steps) for index in indexes_of(x))
+    return found if found and all(index is not None for index in found) else None
+
+
+def _ahead(index: Any, num_steps: int) -> Any:
+    if index is None or not len(index):
+        return None
+    import pandas
+
+    if isinstance(index, pandas.PeriodIndex):
+        step: Any = index.freq
+        regular = len(index) == 1 or bool((index[1:] == index[:-1] + 1).all())
+        return pandas.period_range(index[-1] + 1, periods=num_steps, freq=step, name=index.name) if regular else None
+    if isinstance(index, pandas.DatetimeIndex):
+        step = index.freq or (pandas.DatetimeIndex(index, freq="infer").freq if len(index) > 2 else None)
+        if step is None:
+            return None
+        return pandas.date_range(index[-1], periods=num_steps + 1, freq=step, name=index.name)[1:]
+    if isinstance(index, pandas.TimedeltaIndex):  # all steps are as long; those of dates need not be: months
+        step = index.freq or (index[1] - index[0] if len(index) > 1 else None)
+        if step is None or not step or not bool((index[1:] - index[:-1] == step).all()):
+            return None
+        return pandas.TimedeltaIndex([index[-1] + k * step for k in range(1, num_steps + 1)], name=index.name)
+    if isinstance(index, pandas.RangeIndex):
+        step = index.step
+    elif index.dtype.kind in "iu" and len(index) > 1:
+        step = int(index[1]) - int(index[0])
+        if step == 0 or not bool((np.diff(index.to_numpy()) == step).all()):
+            return None
+    else:
+        return None
+    first = int(index[-1]) + step
+    return pandas.RangeIndex(first, first + num_steps * step, step, name=index.name)
+
+
+def labels_ahead(x: Any, future: Any, num_steps: int, rows: int) -> tuple[Any, ...] | None:
+    """Of each of so many sequences the index of the K steps to come: how that of x goes on, or else as what is given of these
+    steps says it."""
+    if isinstance(future, Mapping):
+        future = next(iter(future.values()), None)
+    known, came = index_ahead(x, num_steps), indexes_of(future)
+    if known is not None and len(known) != rows:  # one frame of several sequences
+        known = None
+    found = tuple(came if len(came) == rows else came * rows)
+    if len(found) != rows or any(index is None or len(index) != num_steps or not _is_labelled(index) for index in found):
+        return known
+    return known if known is not None and any(map(_is_labelled, indexes_of(x))) else found
+
+
+def _index_of(row: Any) -> Any:
+    index = getattr(row, "index", None) if is_frame(row) else None
+    return index if hasattr(index, "is_monotonic_decreasing") else None
+
+
+def _parts(index: Any, lengths: Any) -> list[Any]:
+    """An index cut where sequences that stand one behind the other end."""
+    if index is None or lengths is None:
+        return [index]
+    ends = np.cumsum([int(length) for length in lengths])
+    return [index[end - int(length) : end] for end, length in zip(ends, lengths, strict=True)]
+
+
+def _is_range(index: Any) -> bool:
+    return type(index).__name__ == "RangeIndex"
+
+
+def _is_labelled(index: Any) -> bool:
+    """Whether an index says more than places 0, 1, 2, ..."""
+    return not (_is_range(index) and index.start == 0 and index.step == 1)
+
+
+def _is_of_time(index: Any) -> bool:
+    """Whether an index holds dates, durations or periods."""
+    kind = getattr(index.dtype, "kind", "O")
+    if kind == "O" and getattr(index, "nlevels", 1) == 1:
+        return index.inferred_type in ("date", "datetime", "datetime64", "period", "timedelta", "timedelta64")
+    return kind in TIMES
+
+
+def _both_say(here: Any, there: Any) -> bool:
+    """Whether both indexes say of which steps their rows are."""
+    return _is_labelled(here) and _is_labelled(there) or _is_range(here) and _is_range(there)
+
+
+def _first_difference(here: Any, there: Any) -> int | None:
+    """The first place where two indexes of one length have other labels; numbers may differ in their last digits."""
+    if here.equals(there):
+        return None
+    if here.dtype.kind == there.dtype.kind == "f" and np.allclose(here, there, rtol=1e-9, atol=0.0, equal_nan=True):
+        return None
+    pairs = enumerate(zip(here, there, strict=True))
+    return next((place for place, (one, other) in pairs if one != other and (one == one or other == other)), None)
+
+
+def _check_same_labels(here: Any, there: Any, name: str, beside: str) -> None:
+    if here is None or there is None or len(here) != len(there) or (place := _first_difference(here, there)) is None:
+        return
+    shown = f"row {place} is {there[place]} beside {here[place]}"
+    if here.isin(there).all() and there.isin(here).all():
+        raise ValueError(
+            f"{name}: rows stand in another order than those of {beside}: {shown}; sort them alike, "
+            f"{name}.loc[{beside}.index], or give numbers without an index: {name}.to_numpy()"
+        )
+    if _both_say(here, there):
+        raise ValueError(
+            f"{name}: rows are of other steps than those of {beside}: {shown}; to put them to their steps write "
+            f"{name}.reindex({beside}.index), or .loc of the labels that both have; to pair them by their places write "
+            f"{name}.to_numpy(), or .reset_index(drop=True) on both"
+        )
+
+
+def _check_same_ids(x: Sequences, given: Sequences, name: str) -> None:
+    for place, (one, other) in enumerate(zip(x.ids, given.ids, strict=False)):
+        if one != other:
+            alike = len(x) == len(given) and set(x.ids) == set(given.ids)
+            what = "stand in another order than those" if alike else "are others than those"
+            raise ValueError(
+                f"{name}: sequences {what} of x: sequence {place} is {given.by} {other!r} beside {x.by} {one!r}; take both "
+                "from tables whose sequences begin in the same order (sort both by the column of ids), or pair them by their "
+                f"places: list({name})"
+            )
+
+
+def _why_not_behind(past: Any, ahead: Any) -> str | None:
+    """Why an index is not of the steps behind another; None where it may be."""
+    if past is None or not len(past) or not _is_labelled(ahead) or not _both_say(past, ahead):
+        return None
+    expected = _ahead(past, len(ahead))
+    if expected is not None:
+        place = _first_difference(expected, ahead)
+        return None if place is None else f"row {place} is {ahead[place]}, where x goes on with {expected[place]}"
+    times = _is_of_time(past)
+    if not (times or past.dtype.kind in "iuf") or not past.is_monotonic_increasing:
+        return None  # labels without an order
+    try:
+        behind = [bool(label > past[-1]) for label in ahead]
+    except TypeError:  # dates beside numbers
+        return f"row 0 is {ahead[0]}, which is no step behind the last one of x, {past[-1]}"
+    return None if all(behind) else f"row {behind.index(False)} is {ahead[behind.index(False)]}, and x ends with {past[-1]}"

@@ -1,0 +1,226 @@
+"""Rows that frames and series label: what is given beside observations is of their steps, and what comes next goes on."""
+
+import re
+
+import numpy as np
+import pytest
+
+from pplseq import ARHMM, HMM, IOHMM, LDS, PROPS, SwitchingRegression, sequences_by
+from pplseq.models.row_labels import check_rising, check_rows_ahead, check_rows_together, labels_ahead
+
+pd = pytest.importorskip("pandas")
+
+DRIVEN = {
+    "lds": lambda: LDS(1, 1, num_inputs=1), "arhmm": lambda: ARHMM(1, 1, num_inputs=1),
+    "switching": lambda: SwitchingRegression(2, num_inputs=1),
+    "iohmm": lambda: IOHMM(1, num_inputs=1, outputs="gaussian", num_outputs=1, mealy=True),
+}  # fmt: skip
+OTHER_STEPS = "inputs: rows are of other steps than those of x: row 0 is 2024-01-01 00:00:00 beside 2024-01-02 00:00:00; "
+AHEAD = pd.date_range("2024-01-31", periods=3)  # behind the frame below
+
+
+@pytest.fixture(scope="module")
+def frame():
+    numbers = np.random.default_rng(0).normal(size=(30, 2))
+    return pd.DataFrame(numbers, columns=["y", "u"], index=pd.date_range("2024", periods=30))
+
+
+@pytest.fixture(scope="module", params=DRIVEN)
+def driven(request, frame):
+    return DRIVEN[request.param]().fit(frame["y"], inputs=frame["u"], seed=0)
+
+
+def test_inputs_of_other_steps(driven, frame):
+    x, inputs = frame["y"].iloc[1:], frame["u"].iloc[:-1]
+    by_place = driven.score(x, inputs=inputs.to_numpy())
+    assert driven.score(x.reset_index(drop=True), inputs=inputs.reset_index(drop=True)) == by_place
+    assert driven.score(x, inputs=inputs.reset_index(drop=True)) == driven.score(x.to_numpy(), inputs=inputs) == by_place
+    assert driven.score(x, inputs=frame["u"].reindex(x.index)) != by_place
+    for ask in (driven.score, driven.smooth, driven.decode, driven.bic, driven.fit):
+        with pytest.raises(ValueError, match=re.escape(OTHER_STEPS)):
+            ask(x, inputs=inputs)
+    ahead = {} if isinstance(driven, IOHMM) else {"num_steps": 3}
+    with pytest.raises(ValueError, match=re.escape(OTHER_STEPS)):
+        driven.forecast(x, **ahead, inputs=inputs, future_inputs=np.zeros((3, 1)))
+    with pytest.raises(ValueError, match=r"inputs\[1\]: rows are of other steps than those of x\[1\]"):
+        driven.score([x, x], inputs=[frame["u"].iloc[1:], inputs])
+    places = frame.reset_index(drop=True)
+    with pytest.raises(ValueError, match="row 0 is 0 beside 1; .* write inputs.to_numpy"):
+        driven.score(places["y"].iloc[1:], inputs=places["u"].iloc[:-1])
+
+
+def test_inputs_of_other_sequences(driven, frame):
+    table = frame.assign(trip=np.repeat([1, 2, 3], 10))
+    x, inputs = sequences_by(table, "trip", ["y"]), sequences_by(table, "trip", ["u"])
+    turned = sequences_by(table.iloc[::-1], "trip", ["u"])
+    assert turned.ids == [3, 2, 1]
+    expected = driven.score(x, inputs=inputs)
+    assert driven.score([*x], inputs=inputs) == driven.score(x, inputs=[*inputs]) == expected
+    assert driven.score(x, inputs=list(turned)) != expected
+    for ask in (driven.score, driven.fit):
+        with pytest.raises(ValueError, match="inputs: sequences stand in another order .* sequence 0 is trip 3 beside trip 1"):
+            ask(x, inputs=turned)
+    with pytest.raises(ValueError, match="inputs: sequences are others than those of x: sequence 0 is trip 2 beside trip 1"):
+        driven.score(x[:2], inputs=inputs[1:])
+
+
+def test_future_inputs_go_on_where_the_data_end(driven, frame):
+    def forecast(x, future, **known):
+        return driven.forecast(x, inputs=frame["u"].reindex(x.index), future_inputs=future, **known)
+
+    x, future = frame["y"], pd.DataFrame({"u": [0.0, 1.0, 2.0]}, index=AHEAD)
+    found = forecast(x, future)
+    assert found.frame().index.equals(AHEAD)
+    np.testing.assert_array_equal(found.means, forecast(x, future.to_numpy()).means)
+    assert forecast(x, future.reset_index(drop=True)).frame().index.equals(AHEAD)
+    message = "future_inputs: row 0 is 2030-01-01 00:00:00, where x goes on with 2024-01-31 00:00:00; .*future_inputs.to_numpy"
+    with pytest.raises(ValueError, match=message):
+        forecast(x, future.set_axis(pd.date_range("2030", periods=3)))
+    irregular = x.drop(x.index[[3, 7, 8]])
+    later = future.set_axis(pd.DatetimeIndex(["2024-02-03", "2024-02-05", "2024-02-10"]))
+    assert forecast(irregular, later).frame().index.equals(later.index)
+    with pytest.raises(ValueError, match="future_inputs: row 0 is 2024-01-30 00:00:00, and x ends with 2024-01-30 00:00:00"):
+        forecast(irregular, future.set_axis(pd.date_range("2024-01-30", periods=3)))
+
+
+def test_future_inputs_of_several_sequences(frame):
+    model = LDS(1, 1, num_inputs=1).fit(frame["y"], inputs=frame["u"], max_iterations=2)
+    x, inputs = [frame["y"], frame["y"][:20]], [frame["u"], frame["u"][:20]]
+    future = [pd.Series(0.0, index=AHEAD), pd.Series(1.0, index=pd.date_range("2024-01-21", periods=3))]
+    assert len(model.forecast(x, inputs=inputs, future_inputs=[part.to_frame() for part in future]).frame()) == 6
+    assert len(model.forecast(x, inputs=inputs, future_inputs=future[1]).frame()) == 6  # of all: it is behind one of them
+    with pytest.raises(ValueError, match=r"future_inputs\[0\]: row 0 is 2024-01-21"):
+        model.forecast(x, inputs=inputs, future_inputs=[part.to_frame() for part in future[::-1]])
+    together = pd.concat(x)
+    with pytest.raises(ValueError, match="future_inputs: row 0 is 2024-02-01"):
+        model.forecast(together, None, [30, 20], inputs=pd.concat(inputs), future_inputs=future[0].shift(freq="D"))
+    assert model.forecast(together, None, [30, 20], inputs=pd.concat(inputs), future_inputs=future[0]).means.shape == (2, 3, 1)
+
+
+def test_offsets_of_other_steps(frame):
+    model = LDS(1, 1).fit(frame[["y"]], max_iterations=2)
+    offsets, x = frame[["u"]], frame[["y"]]
+    expected = model.score(x, emission_offsets=offsets.to_numpy())
+    assert model.score(x, emission_offsets=offsets) == expected
+    ahead = pd.DataFrame({"u": [0.0]}, index=AHEAD[:1])
+    assert model.forecast(x, 1, emission_offsets=offsets, future_emission_offsets=ahead).means.shape == (1, 1, 1)
+    for ask in (model.score, lambda *data, **known: model.forecast(*data, 1, **known, future_emission_offsets=ahead)):
+        with pytest.raises(ValueError, match="emission_offsets: rows are of other steps"):
+            ask(x.iloc[1:], emission_offsets=offsets.iloc[:-1])
+    with pytest.raises(ValueError, match="future_emission_offsets: row 0 is 2024-01-31 .* goes on with 2024-01-30"):
+        model.forecast(x[:-1], 1, emission_offsets=offsets[:-1], future_emission_offsets=ahead)
+
+
+def test_states_in_a_series(frame):
+    states = pd.Series([0, 1] * 15, index=frame.index)
+    model = HMM(2, num_features=1).fit(frame["y"], states=states)
+    assert model.score(frame["y"], states=states) == model.score([frame["y"]], states=[states.to_numpy()])
+    known = states.astype("Int64").where(states == 0)  # missing where unknown
+    assert model.score(frame["y"], states=known) == model.score(frame["y"], states=known.fillna(-1).tolist())
+    for ask in (model.score, model.fit):
+        with pytest.raises(ValueError, match="states: rows are of other steps than those of x: row 0 is 2024-01-01"):
+            ask(frame["y"].iloc[1:], states=states.iloc[:-1])
+
+
+@pytest.mark.parametrize("kind", ["hmm", *DRIVEN])
+def test_rows_that_go_back_in_time(kind, frame):
+    newest_first = frame.sort_index(ascending=False)
+    model = HMM(1, num_features=1) if kind == "hmm" else DRIVEN[kind]()
+    known = (lambda table: {}) if kind == "hmm" else lambda table: {"inputs": table["u"]}
+    model.fit(frame["y"], **known(frame), seed=0)
+    for ask in (model.fit, model.score, model.decode):
+        with pytest.raises(ValueError, match=r"go back in time, from 2024-01-30 00:00:00 to 2024-01-01 .*\.sort_index\(\)"):
+            ask(newest_first["y"], **known(newest_first))
+    if kind == "hmm":
+        with pytest.raises(ValueError, match=r"x\[1\]: its rows go back in time"):
+            model.forecast([frame["y"], newest_first["y"]], 2)
+    turned = frame.reset_index(drop=True).iloc[::-1]  # a table that stood newest first, turned round: now its rows are in time
+    assert np.isfinite(model.score(turned["y"], **known(turned)))
+
+
+def test_which_indexes_go_back_in_time():
+    def series(index):
+        return pd.Series(np.zeros(len(index)), index=index)
+
+    fine = [
+        pd.Index([3, 2, 1]), pd.Index(["c", "b"]), pd.DatetimeIndex(["2024-01-02", "2024-01-01", "2024-01-03"]),
+        pd.DatetimeIndex(["2024-01-01"] * 2), pd.DatetimeIndex(["2024-01-01"]), pd.RangeIndex(3, 0, -1),
+        pd.MultiIndex.from_tuples([("b", 1), ("a", 1)]),
+    ]  # fmt: skip
+    for index in fine:
+        check_rising(series(index))
+    days = pd.date_range("2024-01-01", periods=3)[::-1]
+    for index in (days, days.to_period("D"), days - days[-1], days.date, days.tz_localize("Europe/Paris")):
+        with pytest.raises(ValueError, match="x: its rows go back in time"):
+            check_rising(series(index))
+    check_rising(series(days), [1, 1, 1])  # sequences of one step
+    with pytest.raises(ValueError, match="from 2024-01-02"):
+        check_rising(series(days), [1, 2])
+
+
+def test_what_stands_beside_what():
+    def pair(one, other, name="inputs"):
+        return check_rows_together(pd.Series(0.0, index=one), pd.Series(0.0, index=other), name)
+
+    days = pd.date_range("2024-01-01", periods=3)
+    pair(days, days.as_unit("s"))
+    pair(days, pd.RangeIndex(3))
+    pair(pd.Index([4, 7, 9]), pd.RangeIndex(3))
+    pair(pd.Index([5, 6, 7]), pd.RangeIndex(5, 8))
+    pair(pd.Index([0.1, 0.2, 0.3]), pd.Index(np.arange(1, 4) * 0.1))
+    pair(pd.Index([1.0, np.nan]), pd.Index([1.0, np.nan]))
+    pair(days, days[:2])  # as many as there are steps is for those to say who know the shapes
+    for one, other in ((days, days.to_period()), (pd.RangeIndex(3), pd.RangeIndex(1, 4)), (days, days.tz_localize("UTC"))):
+        with pytest.raises(ValueError, match="states: rows are of other steps than those of x: row 0 is"):
+            pair(one, other, "states")
+    with pytest.raises(ValueError, match=r"inputs\['emission'\]: rows are of other steps"):
+        check_rows_together(pd.Series(0.0, index=days), {"emission": pd.Series(0.0, index=days.shift(1))})
+    with pytest.raises(ValueError, match="rows stand in another order"):
+        pair(pd.RangeIndex(3), pd.Index([2, 0, 1]))
+    words = pd.Series(["a b", "b"], index=days[:2][::-1])
+    check_rows_together(words, [[0, 1], [1]], "states")
+
+
+def test_labels_of_the_steps_to_come():
+    def ahead(past, future, num_steps=2):
+        x, given = pd.Series(np.zeros(len(past)), index=past), pd.Series(np.zeros(len(future)), index=future)
+        check_rows_ahead(x, given, num_steps)
+        return labels_ahead(x, given, num_steps, 1)[0]
+
+    days = pd.date_range("2024-01-01", periods=4)
+    assert ahead(pd.RangeIndex(4), days[:2]).equals(days[:2])  # places beside dates
+    assert ahead(days[:2], days[2:]).equals(days[2:]) and ahead(days, pd.RangeIndex(2))[0] == pd.Timestamp("2024-01-05")
+    assert list(ahead(pd.RangeIndex(4), pd.RangeIndex(2))) == list(ahead(pd.RangeIndex(4), pd.RangeIndex(4, 6))) == [4, 5]
+    assert list(ahead(pd.RangeIndex(2, 4), pd.RangeIndex(2))) == [4, 5]  # a frame made of the numbers to come
+    assert list(ahead(pd.Index(["a", "b"]), pd.Index(["a", "c"]))) == ["a", "c"]
+    assert list(ahead(pd.Index([0.1, 0.2]), pd.Index([0.3, 0.4]))) == [0.3, 0.4]
+    assert list(ahead(pd.RangeIndex(99, 95, -1), pd.RangeIndex(95, 93, -1))) == [95, 94]
+    for past, future in (
+        (pd.RangeIndex(4), pd.RangeIndex(5, 7)), (pd.Index([0.1, 0.2]), pd.Index([0.2, 0.3])), (days, pd.RangeIndex(4, 6)),
+        (days[[0, 1, 3]], pd.RangeIndex(4, 6)),
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match="future_inputs: row 0 is"):
+            ahead(past, future)
+    with pytest.raises(ValueError, match=r"future_inputs\['emission'\]: row 0 is 7, where x goes on with 4"):
+        check_rows_ahead(pd.Series(np.zeros(4)), {"emission": pd.Series([0.0], index=pd.RangeIndex(7, 8))}, None)
+
+
+@pytest.mark.parametrize("make", [lambda: LDS(1, 1, num_inputs=2), lambda: ARHMM(1, 1, num_inputs=2),
+                                  lambda: SwitchingRegression(2, num_inputs=2)])  # fmt: skip
+def test_next_inputs_go_by_their_names(make, frame):
+    table = frame.assign(v=frame["u"] ** 2)
+    model = make().fit(table["y"], inputs=table[["u", "v"]], seed=0)
+    further = pd.DataFrame({"v": [1.0], "u": [3.0]})
+    expected = model.predict_next(table["y"], inputs=table[["u", "v"]], next_inputs=np.array([3.0, 1.0])).means
+    np.testing.assert_array_equal(
+        model.predict_next(table["y"], inputs=table[["u", "v"]], next_inputs=further).means, expected
+    )
+
+
+def test_what_sources_say_of_other_steps():
+    model = PROPS(3, num_sources=1)
+    x, words = pd.Series([0, 1, 2], index=[4, 5, 6]), np.log(np.full((3, 1), 1 / 3))
+    told = pd.DataFrame(words, index=x.index + 1)
+    with pytest.raises(ValueError, match=r"source_log_probs\[0\]: rows are of other steps .*: row 0 is 5 beside 4"):
+        model.as_batch([x], source_log_probs=[told])
+    assert model.as_batch([x], source_log_probs=[told.set_axis(x.index)]).source_log_probs.shape[:2] == (1, 3)
