@@ -13,7 +13,7 @@ from torch import Tensor
 
 from pplseq import checks
 from pplseq.models.base import SequenceModel
-from pplseq.models.forms import Form, Sequences, by_names, column_names, in_form, is_table
+from pplseq.models.forms import Form, Sequences, by_names, column_names, in_form, states_in_form
 from pplseq.models.row_labels import check_rising, check_rows_together, labels_ahead
 
 
@@ -42,9 +42,7 @@ class FittedState(SequenceModel):
         if states is None:
             return None
         check_rows_together(x, states, "states")
-        if not isinstance(states, (list, tuple)) and not is_table(states):
-            return states if getattr(states, "ndim", 2) != 1 else in_form(states, lengths, num_features=None, name="states")[0]
-        return in_form(states, lengths, num_features=None, name="states")[0]
+        return states_in_form(states, lengths)
 
     def inputs_in_form(self, inputs: Any, lengths: Any = None, *, size: int, beside: Any = None) -> Any:
         """Inputs (N, U) of that size as :func:`pplseq.models.forms.in_form` reads them, a frame's columns by those names;

@@ -166,7 +166,7 @@ def test_symbols_and_words_of_an_iohmm():
          r"7 sequences of one step: write inputs\[:, 0\]"),
         (lambda: alone.as_batch(ids[:, None]), ValueError, r"one sequence of 7 or 7 sequences of one step: write x\[:, 0\]"),
         (lambda: model.as_batch(pandas.Series(["a", "b"]), inputs=symbols[:2]), TypeError,
-         "x must hold numbers, got the text 'a'"),
+         "x: expected the numbers 0, 1, .* of outputs, .* got the text 'a'"),
         (lambda: model.as_batch({"x": ids}, inputs=symbols), TypeError, r"x: got columns in a dict; .* pandas.DataFrame\(x\)"),
         (lambda: model.as_batch(ids, inputs={"speed": symbols}), ValueError, r"of a table .* pandas.DataFrame\(inputs\)"),
         (lambda: model.as_batch(pandas.DataFrame([[1, 2]], columns=[0, 0]), inputs=symbols[:1]), ValueError,

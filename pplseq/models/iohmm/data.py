@@ -259,7 +259,8 @@ class IOFormat(NamedTuple):
             ValueError, TypeError: for what is no such data; says where and what to do.
         """
         device, real = self.reference.device, self.reference.dtype
-        refuse_texts(x, "outputs", "x")
+        if self.discrete:
+            refuse_texts(x, "outputs", "x")
         refuse_texts(states, "states", "states")
         if not rows:
             free = all(source in (None, ("vectors", 0)) for source in self.sources.values())
