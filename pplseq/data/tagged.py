@@ -90,6 +90,10 @@ class TaggedFile(Sequence[TaggedSentence]):
         """Words of all sentences."""
         return sum(len(sentence.words) for sentence in self._sentences)
 
+    def written_as(self, tag_format: TagFormat) -> TaggedFile:
+        """The same sentences and lines, to be written in another format of the same shape."""
+        return TaggedFile(self.name, tag_format, self._sentences, self.blocks, self.skipped)
+
     def line_of(self, index: int, position: int = 0) -> int:
         """The line of the file on which a word of a sentence stands."""
         block = self.blocks[self._with_words[index]]

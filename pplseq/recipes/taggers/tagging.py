@@ -59,7 +59,13 @@ def read(
         to_tag=to_tag,
         word_columns=word_columns if saved is None else getattr(saved.tagger, "word_columns", ()),
     )
-    if to_tag and reading.format is None and found.format in ("columns", "word_tag") and "-" != path:
+    named = found.name.removesuffix(".gz").removesuffix(".xz").lower().endswith((".conllu", ".conll-u"))
+    if to_tag and reading.format is None and found.format != "words" and not named:
+        if path == "-":
+            raise ValueError(
+                f"{found.name}: expected words between spaces, got lines that look like CoNLL-U, ten columns between tabs; say "
+                "--format conllu, or --format words"
+            )
         say(f"{found.name}: read as {found.format}, by its first lines; --format says otherwise")
     for first, last, line, message in found.skipped:
         lines = f"line {first}" if first == last else f"lines {first} to {last}"
@@ -156,6 +162,25 @@ def describe(path: str, reading: Any) -> dict[str, Any]:
         "sentences": len(sentences), "words": words.total(), "distinct_words": len(words), "untagged_words": untagged,
         "longest": max((len(sentence.words) for sentence in sentences), default=0), "tags": dict(tags.most_common()),
     }  # fmt: skip
+
+
+SEPARATORS = ("_", "/", "#", "~", "^", "@", "//", "##", "~~")  # "|" and "=" stand in features
+
+
+def written_separator(saved: SavedTagger, separator: str, say: Callable[[str], None]) -> str:
+    """What stands between word and tag of word_TAG: what was asked for, or, where that is the usual `_` and a tag of the model
+    holds it, another that no tag holds, which is said."""
+    tags = saved.tagger.tags
+    holds = [tag for tag in tags if separator in tag]
+    if separator != SEPARATORS[0] or not holds:
+        return separator
+    free = next((other for other in SEPARATORS if not any(other in tag for tag in tags)), None)
+    if free is None:
+        raise ValueError(
+            f"--separator: tags of the model hold {', '.join(SEPARATORS)}; give one that no tag holds, or --to columns or --json"
+        )
+    say(f"{free} stands between words and tags, as the tag {holds[0]!r} holds {separator!r}; --separator chooses another")
+    return free
 
 
 def write_json(path: Path, content: Any) -> None:
