@@ -58,8 +58,8 @@ def run(ctx: click.Context, model: Path, text: str, out: str, to: str | None, as
     without tags (--format words) are written as word_TAG. Probabilities go to MISC of CoNLL-U (TagProb=0.9731), to a
     further column, or behind the tag (dog_NN_0.9731). Raw text (--splitter) comes out as CoNLL-U.
 
-    Words of stdin are answered as they come, line by line; other formats of stdin are named (--format). A model of several columns
-    (`--system morphology`) writes CoNLL-U. Where a tag holds `_`, another sign stands between words and tags, and is said.
+    Words of stdin are answered as they come, line by line; other formats of stdin are named (--format). A model of several
+    columns (`--system morphology`) writes CoNLL-U. Where a tag holds `_`, another sign is chosen and said.
 
     A sentence that cannot be read is left out and its lines are named on stderr (in JSON it gives {"line", "error"}); one that
     cannot be tagged has _ for tags, in word_TAG none. The exit code is then 1 (0 for what --on-error skip left out).

@@ -177,7 +177,7 @@ def written_separator(saved: SavedTagger, separator: str, say: Callable[[str], N
     free = next((other for other in SEPARATORS if not any(other in tag for tag in tags)), None)
     if free is None:
         raise ValueError(
-            f"--separator: tags of the model hold {', '.join(SEPARATORS)}; give one that no tag holds, or --to columns or --json"
+            f"--separator: tags of the model hold {' '.join(SEPARATORS)}; give one that none holds, or --to columns, or --json"
         )
     say(f"{free} stands between words and tags, as the tag {holds[0]!r} holds {separator!r}; --separator chooses another")
     return free

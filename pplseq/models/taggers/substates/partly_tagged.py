@@ -137,8 +137,8 @@ class PartlyTaggedTraining(DictionaryTraining):
         if self.right[COUNTED] > kept:
             remarks.append(
                 f"an HMM that counts the sentences with all tags is better: {self.right[COUNTED]:,} words of held-out "
-                f"sentences get their right tag, and {kept:,} with this tagger; train the system hmm, or latent, on the sentences that "
-                "have all tags, or semi-supervised on all"
+                f"sentences get their right tag, and {kept:,} with this tagger; train the system hmm, or latent, on the "
+                "sentences that have all tags, or semi-supervised on all"
             )
         return remarks
 
