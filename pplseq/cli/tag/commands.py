@@ -69,7 +69,7 @@ def run(ctx: click.Context, model: Path, text: str, out: str, to: str | None, as
     from pplseq.data.tagged import make_format, write_tagged
     from pplseq.models.taggers.answers import answer_each, answer_on, check_answerable
     from pplseq.recipes.taggers.stream import holds_words, tag_stream
-    from pplseq.recipes.taggers.tagging import other_tags, read, read_raw, run_page, written_separator
+    from pplseq.recipes.taggers.tagging import other_scheme, other_tags, read, read_raw, run_page, written_separator
 
     use_threads(options["threads"])
     saved = load_tagger(model)
@@ -100,8 +100,9 @@ def run(ctx: click.Context, model: Path, text: str, out: str, to: str | None, as
     else:
         sentences = read_raw(text, options["splitter"], saved, reading.on_error, say)
     failed = len(sentences.skipped) if options["on_error"] is None else 0
-    if (note := other_tags(saved, sentences)) is not None:
-        say(note)
+    for note in (other_tags(saved, sentences), other_scheme(saved, sentences)):
+        if note is not None:
+            say(note)
     words = [sentence.words for sentence in sentences]
     if options["cluster"] is None:
         answers = answer_each(saved.tagger, words, questions)
