@@ -299,6 +299,9 @@ class MixtureTable(PyroModule):
         return torch.stack([mean for mean, _ in pairs]), torch.stack([covariance for _, covariance in pairs])
 
     # ---------------------------------------------------------------- EM
+    def set_origin(self, x: Tensor, seen: Tensor) -> None:
+        self.gaussians.set_origin(x, seen)
+
     def statistics(self, obs: Tensor, weight: Tensor) -> Statistics:
         with torch.no_grad():
             shares = weight.unsqueeze(-1) * torch.softmax(self.spec().joint(obs), -1)
