@@ -96,7 +96,8 @@ def test_train_from_any_format_and_column(files):
 def test_words_without_tags(files):
     arguments = ("train", "tagger", "-", "--system", "hmm", "--format", "columns", "--out", files / "model")
     failed = pplseq(*arguments, input="a X\nb _\n", code=2)
-    assert failed.stderr.endswith("\nError: <stdin>, line 2: no tag of the word 'b' in column 1 (counted from 0)\n")
+    assert "\nError: <stdin>, line 2: no tag of the word 'b' in column 1 (counted from 0); the system hmm" in failed.stderr
+    assert "--system semi-supervised, partly-tagged, dictionary, unsupervised" in failed.stderr
     pplseq(*arguments, "--partial", input="a X\nb _\n")
     assert load_tagger(files / "model").tagger.known_words == {"a", "b"}
 
