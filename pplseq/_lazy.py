@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Iterator, Mapping, MutableMapping
+from importlib.util import find_spec
 from typing import Any
 
 
-def lazy_names(package: str, names: dict[str, str]):
-    """``__getattr__``, ``__dir__`` and ``__all__`` of a package whose public names live in the given submodules."""
+def lazy_names(package: str, names: dict[str, str], needs: Mapping[str, str] | None = None):
+    """``__getattr__``, ``__dir__`` and ``__all__`` of a package whose public names live in the given submodules.
+
+    Args:
+        needs: names that need another library, and which: where it is missing ``__all__`` lacks them, for ``import *``.
+    """
 
     def __getattr__(name: str):
         if name in names:
@@ -19,7 +24,8 @@ def lazy_names(package: str, names: dict[str, str]):
     def __dir__():
         return sorted(names)
 
-    return __getattr__, __dir__, sorted(names)
+    missing = {name for name, library in (needs or {}).items() if find_spec(library) is None}
+    return __getattr__, __dir__, sorted(names.keys() - missing)
 
 
 class Registry(MutableMapping[str, Any]):

@@ -31,3 +31,17 @@ def test_the_names():
 def test_importing_a_room_does_not_import_torch(module):
     code = f"import sys, {module}; assert not {{'torch', 'pyro', 'sklearn'}} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_star_import_lacks_what_lacks_its_library(monkeypatch):
+    import importlib.util
+
+    from pplseq import _lazy, sources
+
+    names = {"Source": "@pplseq.models.props.source", "RiverWordClassifier": "river_estimator"}
+    find = importlib.util.find_spec
+    monkeypatch.setattr(_lazy, "find_spec", lambda name: None if name == "river" else find(name))
+    _, listed, every = _lazy.lazy_names("pplseq.sources", names, {"RiverWordClassifier": "river"})
+    assert every == ["Source"] and "RiverWordClassifier" in listed()
+    for name in sources.__all__:
+        getattr(sources, name)

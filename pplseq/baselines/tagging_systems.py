@@ -68,9 +68,7 @@ SYSTEMS = {
     "semi-supervised": System(
         "self-trained-tagger", None, {}, "latent, which guesses tags that the text lacks and learns from them", True
     ),
-    "partly-tagged": System(
-        "dictionary-tagger", "semi_supervised", {}, "HMM, EM on text that is partly tagged", True
-    ),
+    "partly-tagged": System("partly-tagged-tagger", None, {}, "HMM, EM on text that is partly tagged", True),
     "dictionary": System(
         "dictionary-tagger", "from_dictionary", {}, "HMM, EM with the tags of a dictionary (--set lexicon=FILE)", True
     ),

@@ -33,9 +33,29 @@ class Value(click.ParamType):
 
 
 class GroupedOption(click.Option):
-    """An option that knows the heading over it."""
+    """An option that knows the heading over it. One of several values between commas is refused where it is given twice, as
+    only the last of them would count."""
 
-    group = ""
+    group, many = "", False
+
+    def add_to_parser(self, parser: Any, ctx: click.Context) -> None:
+        """As click, but the parser looks whether an option of several values was there before."""
+        super().add_to_parser(parser, ctx)
+        if not self.many:
+            return
+        for name in self.opts:
+            option = parser._long_opt.get(name) or parser._short_opt.get(name)
+            if option is not None:
+                option.process = self._once(option.process, name, ctx)
+
+    def _once(self, process: Callable[[str, Any], None], name: str, ctx: click.Context) -> Callable[[Any, Any], None]:
+        def once(value: Any, state: Any) -> None:
+            if self.name in state.opts:
+                both = f"{state.opts[self.name]},{value}"
+                raise click.UsageError(f"{name} was given twice; write all its values at once, with commas: {name} {both}", ctx)
+            process(value, state)
+
+        return once
 
 
 class GroupedCommand(click.Command):
@@ -88,7 +108,7 @@ def _option(option: Option) -> click.Option:
     made = GroupedOption(
         [option.name, *(option.flag or flag).split(",")], default=None, help=option.help + default, **more
     )
-    made.group = option.group
+    made.group, made.many = option.group, option.many and not option.repeat
     return made
 
 

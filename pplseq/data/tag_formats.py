@@ -35,6 +35,10 @@ class LineError(ValueError):
         self.number = number
 
 
+class UntaggedError(ValueError):
+    """A word of a text lacks the tag that is required."""
+
+
 class Word(str):
     """A word with what further columns of its line say of it; equal to the word alone.
 

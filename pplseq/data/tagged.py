@@ -16,6 +16,7 @@ from pplseq.data.tag_formats import (
     ConlluFormat,
     LineError,
     TagFormat,
+    UntaggedError,
     WordsFormat,
     WordTagFormat,
     guess_format,
@@ -90,6 +91,10 @@ class TaggedFile(Sequence[TaggedSentence]):
         """Words of all sentences."""
         return sum(len(sentence.words) for sentence in self._sentences)
 
+    def written_as(self, tag_format: TagFormat) -> TaggedFile:
+        """The same sentences and lines, to be written in another format of the same shape."""
+        return TaggedFile(self.name, tag_format, self._sentences, self.blocks, self.skipped)
+
     def line_of(self, index: int, position: int = 0) -> int:
         """The line of the file on which a word of a sentence stands."""
         block = self.blocks[self._with_words[index]]
@@ -149,17 +154,18 @@ def read_tagged(
     tag_format.word_columns = tuple(word_columns)
     sentences, blocks, skipped = [], [], []
     for block in blocks_of(raw, tag_format):
-        first, last = block[0][0], block[-1][0]
+        first, last, untagged = block[0][0], block[-1][0], False
         try:
             lines = decoded(block)
             parsed = tag_format.parse(lines)
             if not optional and None in parsed.tags:
-                missing = parsed.tags.index(None)
+                missing, untagged = parsed.tags.index(None), True
                 line = first if tag_format.line_is_sentence else lines[parsed.places[missing]].number
                 raise LineError(line, f"no tag of the word {parsed.words[missing]!r}{_where(tag_format)}")
         except LineError as error:
             if on_error == "raise":
-                raise ValueError(f"{name}, line {error.number}: {error}") from None
+                kind = UntaggedError if untagged else ValueError
+                raise kind(f"{name}, line {error.number}: {error}") from None
             skipped.append(SkippedSentence(first, last, error.number, str(error)))
             continue
         blocks.append(SentenceBlock(first, tuple(line.text for line in lines), parsed.places))

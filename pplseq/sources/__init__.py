@@ -35,4 +35,5 @@ __getattr__, __dir__, __all__ = lazy_names(
         "StreamOptions": "settings",
         "StreamPair": "comparison",
     },
+    {"RiverWordClassifier": "river"},
 )

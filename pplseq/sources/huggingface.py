@@ -58,8 +58,10 @@ class HuggingFaceSource:
     Raises:
         ValueError: a vocabulary without an unknown word, no start, or more context than the model has positions.
 
-    Cost: ``log_prob_of`` reads the word's pieces, whatever V is; ``predict``, which the unknown word's probability needs too,
-    reads every piece of the tree that the V words make up, once. Without a cache each reads the context as well.
+    Cost: ``log_prob_of`` of a known word reads its pieces, whatever V is. ``predict``, and ``log_prob_of`` of the unknown word,
+    whose probability is what all V words leave, read every piece of the tree that the words make up, once for a context: of
+    2,000 words 375 ms on one CPU where a known word costs 1.5 ms. Unknown words behind each other are one context. A stream
+    with many of them wants a smaller vocabulary. Without a cache each reads the context as well.
     """
 
     def __init__(
@@ -177,11 +179,12 @@ class HuggingFaceSource:
 
     def observe(self, y: int) -> None:
         """The word's pieces join the context."""
-        pieces = [] if y == self.vocabulary.unknown_id else self.pieces[y]
+        before, pieces = self.context, [] if y == self.vocabulary.unknown_id else self.pieces[y]
         self.context = self.context + pieces
         if len(self.context) + self.tree.depth > self.max_context:
             self.context = self.context[-max(self.max_context // 2, 1) :]
-        self._known = None
+        if self.context != before:  # an unknown word leaves nothing behind, so that what was read of all words stands
+            self._known = None
 
     def reset(self) -> None:
         """A new sequence: the context is empty."""

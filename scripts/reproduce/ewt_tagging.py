@@ -8,7 +8,8 @@ speed of tagging.
     python scripts/reproduce/ewt_tagging.py --table                                   # what there is, nothing is trained
 
 A system is a name of `pplseq tag`, and behind it options as `--set` takes them, quoted as in a shell. Tokens are the gold ones.
-Rows are kept in results/ewt_tagging.json one by one, and those that are there are not made again. Times are those of the
+Rows are kept in results/ewt_tagging.json one by one, and those that are there are not made again; a system that fails has none,
+and the exit code is then 1. Times are those of the
 processor, on one core, so that other work on the machine does not count. With --runs, trained taggers are kept there and found
 again, members of a product (`product members='["latent", "crf l2=0.1"]'`) one by one; rows made of those have the times of the
 training. `unsupervised` is scored many-to-one, each state called by its most frequent tag in the scored text;
@@ -161,6 +162,7 @@ def main() -> None:
     path = ROOT / "results" / f"{stem}.json"
     results = read_rows(path)
     systems = [] if options.table else options.systems or default_systems()
+    failed = []
     for column in options.columns if systems else ():
         folder = data_folder() / "ud_english_ewt"
         train, test = (
@@ -174,8 +176,10 @@ def main() -> None:
             print(column, system, "...", flush=True)
             try:
                 row = run_one(system, train, test, runs)
-            except Exception as error:  # whatever it is, it must not lose the other systems' rows
-                row = {"error": f"{type(error).__name__}: {error}"}
+            except Exception as error:  # whatever it is, it must not lose the other systems' rows, nor become one
+                failed.append(f"{column} {system} failed: {type(error).__name__}: {error}")
+                print(failed[-1], file=sys.stderr, flush=True)
+                continue
             print(column, system, json.dumps(row), flush=True)
             results = read_rows(path)  # another run may have added rows meanwhile
             results[column][system] = row
@@ -186,6 +190,8 @@ def main() -> None:
     for column, rows in results.items():
         if rows:
             print(f"\n{column.upper()}\n{table(rows)}")
+    if failed:
+        sys.exit("\n".join(["no rows of what failed:", *failed]))
 
 
 if __name__ == "__main__":

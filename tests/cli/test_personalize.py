@@ -112,6 +112,8 @@ def test_where_a_stream_begins_is_said_by_a_flag(pplseq, general, tmp_path):
     assert pplseq("personalize", *chosen, *state, input="the\n").stderr
     wrong = pplseq("personalize", *chosen[:-1], "0.5,0.5", input="the\n", code=2).stderr
     assert "initial" in wrong and "3" in wrong
+    twice = pplseq("personalize", *chosen[:-2], "--initial", "0.9", "--initial", "0.1", input="the\n", code=2).stderr
+    assert "write all its values at once, with commas: --initial 0.9,0.1" in twice
 
 
 def test_drift_is_watched_for_by_a_flag(pplseq, general, personal, tmp_path):

@@ -96,7 +96,8 @@ def test_train_from_any_format_and_column(files):
 def test_words_without_tags(files):
     arguments = ("train", "tagger", "-", "--system", "hmm", "--format", "columns", "--out", files / "model")
     failed = pplseq(*arguments, input="a X\nb _\n", code=2)
-    assert failed.stderr.endswith("\nError: <stdin>, line 2: no tag of the word 'b' in column 1 (counted from 0)\n")
+    assert "\nError: <stdin>, line 2: no tag of the word 'b' in column 1 (counted from 0); the system hmm" in failed.stderr
+    assert "--system semi-supervised, partly-tagged, dictionary, unsupervised" in failed.stderr
     pplseq(*arguments, "--partial", input="a X\nb _\n")
     assert load_tagger(files / "model").tagger.known_words == {"a", "b"}
 
@@ -180,9 +181,9 @@ def test_real_systems(files, system):
 def test_run_writes_what_it_read(model):
     result = pplseq("tag", "run", model, "--format", "conllu", input=CONLLU)
     assert result.stdout == CONLLU.replace("\tX\t", "\tD\t").replace("dog\tdog\t_", "dog\tdog\tN")
-    result = pplseq("tag", "run", model, "--probabilities", input=CONLLU)
+    result = pplseq("tag", "run", model, "--probabilities", "--format", "conllu", input=CONLLU)
     assert "SpaceAfter=No|TagProb=0.7143\n" in result.stdout and "1\tx\t_\tTagProb=0.7143\n" in result.stdout
-    result = pplseq("tag", "run", model, "--column", "xpos", input=CONLLU)
+    result = pplseq("tag", "run", model, "--column", "xpos", "--format", "conllu", input=CONLLU)
     assert [s.tags for s in read_rows(result.stdout, 4)] == [("D", "N")]
 
 
@@ -208,6 +209,31 @@ def read_rows(text, column):
 )
 def test_formats(model, text, options, expected):
     assert pplseq("tag", "run", model, *options, input=text).stdout == expected
+
+
+def test_standard_input_is_words_unless_a_format_is_named(model, files):
+    failed = pplseq("tag", "run", model, input=CONLLU, code=2)
+    assert failed.stdout == "" and "look like CoNLL-U" in failed.stderr and "--format conllu" in failed.stderr
+    (files / "text").write_text(CONLLU)
+    assert "read as conllu, by its first lines" in pplseq("tag", "run", model, files / "text").stderr
+    (files / "text.conllu").write_text(CONLLU)
+    assert "read as" not in pplseq("tag", "run", model, files / "text.conllu").stderr
+
+
+@pytest.mark.parametrize("to", [(), ("--to", "word_tag"), ("--out", "-", "--on-error", "skip")])
+def test_tags_that_hold_the_separator_are_written_with_another(files, to):
+    train = [TaggedSentence(("the", "dog"), ("_", "A=1|B/2")), TaggedSentence(("a", "dog"), ("_", "A=1|B/2"))]
+    write_tagged(files / "feats.conllu", train, column="feats")
+    pplseq("train", "tagger", files / "feats.conllu", "--column", "feats", "--system", "hmm", "--out", files / "feats")
+    found = pplseq("tag", "run", files / "feats", *to, input="the dog\nx_y\n")
+    assert found.stdout.splitlines()[0] == "the#_ dog#A=1|B/2" and found.stdout.count("x_y#") == 1
+    assert found.stderr.count("# stands between words and tags") == 1
+    (files / "tagged").write_text("the_X dog_Y\n")
+    whole = pplseq("tag", "run", files / "feats", files / "tagged", "--format", "word_tag")
+    assert whole.stdout == "the#_ dog#A=1|B/2\n"
+    asked = pplseq("tag", "run", files / "feats", "--separator", "~", input="the\n")
+    assert asked.stdout == "the~_\n" and asked.stderr == ""
+    assert "stands between" not in pplseq("tag", "run", files / "feats", "--json", input="the\n").stderr
 
 
 @pytest.mark.parametrize("text", ["", "\n", "\n\n"])
@@ -263,10 +289,10 @@ def test_run_skips_broken_sentences(model):
     broken = CONLLU + "1\tx\n\n" + CONLLU
     failed = pplseq("tag", "run", model, "--on-error", "raise", "--format", "conllu", input=broken, code=2)
     assert "<stdin>, line 7: expected 10 columns" in failed.stderr and failed.stdout == ""
-    lines = pplseq("tag", "run", model, "--json", input=broken, code=1).stdout.splitlines()
+    lines = pplseq("tag", "run", model, "--json", "--format", "conllu", input=broken, code=1).stdout.splitlines()
     assert [list(json.loads(line)) for line in lines] == [["words", "tags"], ["line", "error"], ["words", "tags"]]
-    assert pplseq("tag", "run", model, input=broken, code=1).stdout.count("# text") == 2
-    result = pplseq("tag", "run", model, "--on-error", "skip", input=broken)
+    assert pplseq("tag", "run", model, "--format", "conllu", input=broken, code=1).stdout.count("# text") == 2
+    result = pplseq("tag", "run", model, "--format", "conllu", "--on-error", "skip", input=broken)
     assert result.stdout.count("\tthe\tD\t") == result.stdout.count("# text") == 2
     assert result.stderr.startswith("<stdin>: skipped line 7: line 7: expected 10 columns")
 

@@ -26,6 +26,10 @@ def test_entities_from_training_to_scores(tmp_path):
     assert "all spans" in shown and "PER" in shown
     found = json.loads(pplseq("tag", "eval", run, text, "--json").stdout)["spans"]
     assert found["f1"] == 1.0 and found["num_gold"] == 24 and found["kinds"]["PER"]["num_correct"] == 16
+    assert "words are compared in the scheme bio" in shown
+    whole = json.loads(pplseq("tag", "eval", run, text, "--json").stdout)
+    assert whole["all"]["accuracy"] == whole["sentences"]["accuracy"] == 1.0 and whole["spans"]["scheme"] == "bio"
+    assert "the model writes spans in the scheme bio" in pplseq("tag", "run", run, text).stderr
     # the file again, with the tags in the scheme that was learned
     tagged = pplseq("tag", "run", run, text).stdout.splitlines()
     assert tagged[:6] == ["Ann NP B-PER", "Bob NP B-PER", "went VB O", "to TO O", "New NP B-LOC", "York NP I-LOC"]

@@ -205,3 +205,61 @@ def test_outputs_of_an_iohmm(feedback):
         close(rest.intervals(0.7)[0][:, 0], low)
         assert bool((rest.intervals(0.7)[1] > rest.means).all())
 
+
+
+RESPONSES = {
+    "normal": lambda mean, spread: lambda x: stats.norm.cdf(x, mean, spread),
+    "poisson": lambda mean, _: lambda x: stats.poisson.cdf(x, mean),
+    "negative_binomial": lambda mean, size: lambda x: stats.nbinom.cdf(x, size, size / (size + mean)),
+    "gamma": lambda mean, shape: lambda x: stats.gamma.cdf(x, shape, scale=mean / shape),
+    "exponential": lambda mean, _: lambda x: stats.expon.cdf(x / mean),
+    "bernoulli": lambda mean, _: lambda x: stats.bernoulli.cdf(x, mean),
+    "binomial": lambda mean, _: lambda x: stats.binom.cdf(x, 7, mean / 7),
+}
+
+
+@pytest.mark.parametrize("num_inputs", [0, 1])
+def test_responses_of_every_family_beside_each_other(num_inputs):
+    torch.manual_seed(0)
+    families = [*RESPONSES, "categorical"]
+    model = IOHMM(2, num_inputs=num_inputs, outputs=families, num_outputs=[1] * 7 + [3], trials=7).double()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(0.5 * torch.randn_like(parameter))
+    model.is_fitted = True
+    x = torch.tensor([[0.3, 2, 1, 0.5, 0.2, 1, 3, 2]], dtype=F64).repeat(4, 1)
+    known = {"inputs": [torch.randn(4, 1, dtype=F64)], "future_inputs": torch.randn(1, 3, 1, dtype=F64)} if num_inputs else {}
+    found = model.forecast([x], 3, **known)
+    low, high = found.intervals(0.8)
+    assert low.shape == high.shape == found.means.shape == (1, 3, 10)
+    inputs = known["future_inputs"] if num_inputs else None
+    parts = {} if inputs is None else {"emission": inputs, "transition": inputs}
+    emission = model._emission_at(model.format.missing(1, 3), parts)
+    means = emission.means.detach().expand(1, 3, 2, -1).numpy()
+    spreads = emission.parameters["dispersion"].detach().expand(1, 3, 2, -1).numpy()
+    weights = found.state_log_probs.exp().numpy()
+    for column in emission.columns.columns[:7]:
+        k, place = column.number, column.place
+        cdf = RESPONSES[column.family](means[..., k], None if place is None else spreads[..., place])
+        for ends, share in ((low, 0.1), (high, 0.9)):
+            at = ends[..., k].numpy()
+            reached = (weights * cdf(at[..., None])).sum(-1)
+            if column.family in ("normal", "gamma", "exponential"):
+                assert abs(reached - share).max() < 1e-10
+            else:
+                below = (weights * cdf(at[..., None] - 1)).sum(-1)
+                assert (at == at.round()).all() and (reached >= share - 1e-12).all() and (below < share).all()
+    assert bool(((high[..., 7:] == 1) == (found.means[..., 7:] > 0.1)).all())
+    next_inputs = {"inputs": known["inputs"], "next_inputs": inputs[:, 0]} if num_inputs else {}
+    one = model.predict_next([x], **next_inputs).intervals(0.8)
+    close(one[0], low[:, 0])
+    close(one[1], high[:, 0])
+
+
+def test_frames_of_numbers_far_and_near():
+    pytest.importorskip("pandas")
+    torch.manual_seed(0)
+    x = torch.randn(60, 1, dtype=F64)
+    model = IOHMM(2, num_inputs=0, outputs=["normal"]).fit([x], num_restarts=2, max_iterations=5)
+    frame = model.forecast([x], num_steps=2).frame()
+    assert len(frame) == 2 and bool((frame.iloc[:, 1] < frame.iloc[:, 2]).all())

@@ -60,7 +60,8 @@ def test_what_is_no_stream_of_words_is_read_whole(saved):
         assert not holds_words(slowly([first] if first else []))
     assert holds_words(slowly([b"\n1 a\n"])) and not holds_words(io.BytesIO(b"a"))
     conllu = b"1\tthe\t_\t_\t_\t_\t0\t_\t_\t_\n2\tdog\t_\t_\t_\t_\t0\t_\t_\t_\n\n"
-    found = CliRunner().invoke(main, ["tag", "run", str(saved[1])], input=slowly([conllu[:20], conllu[20:]]))
+    command = ["tag", "run", str(saved[1]), "--format", "conllu"]
+    found = CliRunner().invoke(main, command, input=slowly([conllu[:20], conllu[20:]]))
     assert found.exit_code == 0 and "2\tdog\t_\tNOUN" in found.stdout
     refused = CliRunner().invoke(main, ["tag", "run", str(saved[1]), "--json", "--to", "conllu"], input="a\n")
     assert refused.exit_code == 2 and "--to chooses a format of tagged files" in refused.stderr

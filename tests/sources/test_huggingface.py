@@ -10,6 +10,7 @@ import torch
 
 from pplseq.data import Vocabulary
 from pplseq.sources import HuggingFaceSource
+from pplseq.sources.piece_reader import PieceTree
 
 
 class Letters:
@@ -48,6 +49,27 @@ def slow_log_prob(source, context, pieces):
         ids.append(piece)
     last = torch.softmax(source.model(input_ids=torch.tensor([ids])).logits[0, -1], -1)
     return total + math.log(float(last[:4].sum()))  # end, line end, " a", " b": a word is over
+
+
+def test_unknown_words_behind_each_other_are_read_once():
+    source = HuggingFaceSource.__new__(HuggingFaceSource)  # without a network, and so without transformers
+    vocabulary, read = Vocabulary(("a", "b", "<unk>")), []
+
+    def over(context, tree):
+        read.append(list(context))
+        return iter([([0], torch.zeros(1, 6).double().log_softmax(-1)), ([1, 2], torch.zeros(2, 6).double().log_softmax(-1))])
+
+    tree = PieceTree([[2], [3], [2]])
+    source.__dict__.update(
+        vocabulary=vocabulary, tree=tree, max_context=9, context=[0], pieces=[[2], [3], [2]], _known=None,
+        _begins=torch.tensor([True] * 4 + [False] * 2), _reader=SimpleNamespace(over=over),
+    )  # fmt: skip
+    first = source.log_prob_of(2)
+    source.observe(2)
+    assert source.log_prob_of(2) == first and len(read) == 1
+    source.observe(1)
+    source.predict()
+    assert read == [[0], [0, 3]]
 
 
 @pytest.mark.slow  # importing transformers takes seconds

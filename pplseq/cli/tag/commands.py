@@ -58,17 +58,18 @@ def run(ctx: click.Context, model: Path, text: str, out: str, to: str | None, as
     without tags (--format words) are written as word_TAG. Probabilities go to MISC of CoNLL-U (TagProb=0.9731), to a
     further column, or behind the tag (dog_NN_0.9731). Raw text (--splitter) comes out as CoNLL-U.
 
-    Words of stdin are answered as they come, line by line. A model of several columns (`--system morphology`) writes CoNLL-U.
+    Words of stdin are answered as they come, line by line; other formats of stdin are named (--format). A model of several
+    columns (`--system morphology`) writes CoNLL-U. Where a tag holds `_`, another sign is chosen and said.
 
     A sentence that cannot be read is left out and its lines are named on stderr (in JSON it gives {"line", "error"}); one that
-    cannot be tagged has _ for tags. The exit code is then 1 (0 for what --on-error skip left out).
+    cannot be tagged has _ for tags, in word_TAG none. The exit code is then 1 (0 for what --on-error skip left out).
     """
     from pplseq.baselines.tagging_systems import load_tagger
     from pplseq.data.columns import TaggedSentence
-    from pplseq.data.tagged import write_tagged
+    from pplseq.data.tagged import make_format, write_tagged
     from pplseq.models.taggers.answers import answer_each, answer_on, check_answerable
     from pplseq.recipes.taggers.stream import holds_words, tag_stream
-    from pplseq.recipes.taggers.tagging import other_tags, read, read_raw, run_page
+    from pplseq.recipes.taggers.tagging import other_scheme, other_tags, read, read_raw, run_page, written_separator
 
     use_threads(options["threads"])
     saved = load_tagger(model)
@@ -88,7 +89,10 @@ def run(ctx: click.Context, model: Path, text: str, out: str, to: str | None, as
             click.echo(lines, nl=False)
             sys.stdout.flush()
 
-        shape = {"to": to, "column": saved.column_in(to), "as_json": as_json, "separator": reading.separator}
+        separator = reading.separator
+        if not as_json and to in (None, "word_tag"):
+            separator = written_separator(saved, separator, say)
+        shape = {"to": to, "column": saved.column_in(to), "as_json": as_json, "separator": separator}
         failed = tag_stream(sys.stdin.buffer, saved, questions, write, say, **shape)
         ctx.exit(1 if failed else 0)
     if options["splitter"] is None:
@@ -96,8 +100,9 @@ def run(ctx: click.Context, model: Path, text: str, out: str, to: str | None, as
     else:
         sentences = read_raw(text, options["splitter"], saved, reading.on_error, say)
     failed = len(sentences.skipped) if options["on_error"] is None else 0
-    if (note := other_tags(saved, sentences)) is not None:
-        say(note)
+    for note in (other_tags(saved, sentences), other_scheme(saved, sentences)):
+        if note is not None:
+            say(note)
     words = [sentence.words for sentence in sentences]
     if options["cluster"] is None:
         answers = answer_each(saved.tagger, words, questions)
@@ -116,7 +121,7 @@ def run(ctx: click.Context, model: Path, text: str, out: str, to: str | None, as
         else:
             write_text(Path(out), lines)
     else:
-        nothing = {"tags": "_", "probabilities": [0.0]}
+        nothing = {"tags": [None], "probabilities": [0.0]}
         told = [
             found if "tags" in found else {name: list(value) * len(found["words"]) for name, value in nothing.items()}
             for found in answers
@@ -124,9 +129,12 @@ def run(ctx: click.Context, model: Path, text: str, out: str, to: str | None, as
         tagged = [TaggedSentence(s.words, tuple(found["tags"])) for s, found in zip(sentences, told, strict=True)]
         probabilities = [found["probabilities"] for found in told] if questions.probabilities else None
         column = saved.column_in(to) if to not in (None, sentences.format) else None
-        write_tagged(
-            out, tagged, to, column, source=sentences, probabilities=probabilities, separator=reading.separator
-        )
+        separator, source = reading.separator, sentences
+        if (to or sentences.format) in ("word_tag", "words"):
+            separator = written_separator(saved, separator, say)
+            if separator != reading.separator:  # a source is written with the separator it was read with
+                to, source = "word_tag", sentences.written_as(make_format("word_tag", separator=separator))
+        write_tagged(out, tagged, to, column, source=source, probabilities=probabilities, separator=separator)
     if options["html"] is not None:
         run_page(saved, sentences, options["html"], options["max_sentences"], questions.decoder)
     if failed:

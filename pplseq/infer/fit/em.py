@@ -18,6 +18,7 @@ Statistics = dict[str, Tensor]  # expected sufficient statistics: sums over toke
 
 NOTHING = 1e-10  # expected visits below which nothing is known
 LOST = 1e-12  # of the mean square: variances below are errors of rounding
+ROUNDED = (64 * 2.2e-16) ** 2  # of the mean square about zero: data that vary by less are one number, rounded
 # a fall of the objective by more than this share of it is no rounding
 ROUNDING = {torch.float64: 1e-9, torch.float32: 1e-5}
 
@@ -411,15 +412,20 @@ def _stepwise_iteration(model, batches, step_size: StepSize):
 
 
 # ------------------------------------------------------------------------------------------------ floors of M-steps
-def least_variances(count: Tensor, first: Tensor, second: Tensor, share: float) -> Tensor:
+def least_variances(count: Tensor, first: Tensor, second: Tensor, share: float, about: Tensor | float = 0.0) -> Tensor:
     """(D,) a share of the variances of vectors, from their number, their sum (D,) and that of their squares (D,).
 
     Columns of one value get what rounding makes of them, or the share itself if they are zero.
+
+    Args:
+        about: (D,) what the sums were taken about: near the means they lose no digits, however far from zero the data lie.
     """
     count = count.clamp_min(NOTHING)
-    square = second / count
-    variance = (square - (first / count).square()).maximum(LOST * square)
-    return share * torch.where(square > 0, variance, 1.0)
+    mean, square = first / count, second / count
+    whole = square + about * (about + 2 * mean)  # about zero
+    variance = square - mean.square()
+    variance = torch.where(variance > ROUNDED * whole, variance.maximum(LOST * square), LOST * whole)
+    return share * torch.where(whole > 0, variance, 1.0)
 
 
 def floor_eigenvalues(covariance: Tensor, floor: float) -> tuple[Tensor, Tensor]:

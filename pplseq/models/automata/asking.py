@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ def learn_by_asking(
     walks_per_state: int = 100,
     walk_length: int = 12,
     max_rounds: int | None = None,
+    examples: Iterable[String] = (),
     seed: int = 0,
 ) -> Automaton:
     """The smallest automaton of a language that can be asked about.
@@ -36,10 +38,15 @@ def learn_by_asking(
         method: "kearns_vazirani" (a tree of what tells states apart; few questions) or "lstar" (Angluin's table); both look
             for the place in a counterexample by binary search.
         walks_per_state, walk_length: of the comparison. max_rounds: hypotheses at most; None: as many as it takes.
+        examples: strings that what was learned is compared on first: of a rare language, which walks do not meet, some of it.
         seed: of the walks.
 
+    Warns:
+        RuntimeWarning: no string that was asked is in the language, or the rounds ran out before the comparison found nothing.
+
     Raises:
-        ImportError: AALpy is not installed. TypeError: answers that are neither bools nor names. ValueError: no symbols.
+        ImportError: AALpy is not installed. TypeError: answers that are neither bools nor names. ValueError: no symbols, or
+        an example of others.
 
     Source: M. J. Kearns and U. V. Vazirani, An introduction to computational learning theory (1994), chapter 8; D. Angluin,
         Learning regular sets from queries and counterexamples (1987).
@@ -59,6 +66,12 @@ def learn_by_asking(
     if not symbols or len(set(symbols)) != len(symbols) or not all(isinstance(s, str) and s for s in symbols):
         raise ValueError(f"symbols: expected one or more different ones, each a str, got {symbols}")
     one_character = all(len(symbol) == 1 for symbol in symbols)
+    if isinstance(examples, str):
+        raise TypeError(f"examples: expected a list of strings, got the string {examples!r}; write [{examples!r}]")
+    given = [tuple(string) for string in examples]
+    for word in given:
+        if (other := next((symbol for symbol in word if symbol not in symbols), None)) is not None:
+            raise ValueError(f"examples: expected strings of the symbols {', '.join(symbols)}, got {other!r} in {word}")
     known: dict[tuple[str, ...], bool | str] = {}
 
     def ask(word: tuple[str, ...]) -> bool | str:
@@ -82,12 +95,30 @@ def learn_by_asking(
             self.word = self.word if letter is None else (*self.word, letter)
             return ask(self.word)
 
+    class Compared(RandomWMethodEqOracle):
+        """Examples before random walks; it keeps whether the last comparison found nothing."""
+
+        agreed = False
+
+        def find_cex(self, hypothesis: Any) -> Any:
+            found = self.on_examples(hypothesis) or super().find_cex(hypothesis)
+            self.agreed = found is None
+            return found
+
+        def on_examples(self, hypothesis: Any) -> tuple[str, ...] | None:
+            for word in given:
+                self.reset_hyp_and_sul(hypothesis)
+                for end, letter in enumerate(word, start=1):
+                    if self.sul.step(letter) != hypothesis.step(letter):
+                        return word[:end]
+            return None
+
     kind = "dfa" if isinstance(ask(()), bool) else "moore"
     state = random.getstate()
     random.seed(seed)  # AALpy draws from the generator that all share
     try:
         asked = Asked()
-        oracle = RandomWMethodEqOracle(list(symbols), asked, walks_per_state, walk_length)
+        oracle = Compared(list(symbols), asked, walks_per_state, walk_length)
         run = run_Lstar if method == "lstar" else run_KV
         # answers are remembered above
         learnt = run(
@@ -96,6 +127,20 @@ def learn_by_asking(
         )  # fmt: skip
     finally:
         random.setstate(state)
+    if not oracle.agreed:
+        warnings.warn(
+            f"max_rounds = {max_rounds} ran out before a comparison with the answers found no difference: the language may be "
+            "another; give more rounds, or None for as many as it takes",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+    if kind == "dfa" and not any(known.values()):
+        warnings.warn(
+            f"not one of {len(known):,} strings that were asked is in the language, so that what was learned rejects all; give "
+            "examples=[a string of it, ...], or a larger walk_length or walks_per_state",
+            RuntimeWarning,
+            stacklevel=2,
+        )
     return of_peer(learnt, symbols)
 
 

@@ -116,8 +116,10 @@ class LearnedAutomaton:
             )
         number = len(self.candidates)
         if not self.consistent:
-            lines.append("no automaton labels all training strings right; these label most of them right")
-        lines.append(f"{number} different {'automaton fits' if number == 1 else 'automata fit'} your data")
+            lines.append("no automaton that was tried labels all training strings right")
+        automata, verb = ("automaton", "fits") if number == 1 else ("automata", "fit")
+        verb = verb if self.consistent else "labels most of your data right" if number == 1 else "label most of your data right"
+        lines.append(f"{number} different {automata} {verb}" + (" your data" if self.consistent else ""))
         for place, candidate in enumerate(self.candidates):
             found = f"{candidate.automaton.num_states} states, found by {self.found_by(candidate)}"
             if self.validation_right is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import overload
 
 import numpy as np
 import torch
@@ -36,8 +37,18 @@ class StringDistribution:
         """
         return encode_strings(strings, self.symbols)
 
-    def log_prob(self, strings: Sequence[String]) -> np.ndarray:
-        """(N,) log p(string), nats, that it ends there included; -inf for one that cannot be."""
+    @overload
+    def log_prob(self, strings: str) -> float: ...
+
+    @overload
+    def log_prob(self, strings: Sequence[String]) -> np.ndarray: ...
+
+    def log_prob(self, strings: str | Sequence[String]) -> np.ndarray | float:
+        """(N,) log p(string), nats, that it ends there included; -inf for one that cannot be. Of one str, a string of
+        characters, a single number; one string of longer symbols stands in a list.
+        """
+        if isinstance(strings, str):
+            return float(self.log_prob([strings])[0])
         start, moves, words = self._tables()
         result = np.zeros(len(strings))
         for n, row in enumerate(self.encode(strings)):

@@ -135,6 +135,8 @@ class GaussianTable(PyroModule):
         super().__init__()
         self.num_states, self.num_features, self.covariance, self.floor = num_states, num_features, covariance, floor
         self.loc = nn.Parameter(torch.randn(num_states, num_features, dtype=dtype))
+        # (D,) EM's moments are taken about it: about zero they would lose the digits of data that lie far from it
+        self.origin = torch.zeros(num_features, dtype=torch.float64)
         if covariance in ("diag", "spherical"):
             width = num_features if covariance == "diag" else 1
             self.log_scale = nn.Parameter(torch.zeros(num_states, width, dtype=dtype))
@@ -241,25 +243,38 @@ class GaussianTable(PyroModule):
         return priors.gaussian_log_density(self.covariance, **self.values())
 
     # ---------------------------------------------------------------- EM
-    def lowest(self, count: Tensor, first: Tensor, second: Tensor) -> Tensor:
-        """(D,) smallest variances, from the number of all vectors, their sum (D,) and that of their squares (D,)."""
+    @torch.no_grad()
+    def set_origin(self, x: Tensor, seen: Tensor) -> None:
+        """Moments are taken about the means of vectors x (B, T, D), at steps (B, T) that were seen, from now on."""
+        self.origin = x[seen].double().nanmean(0).nan_to_num(0.0)
+
+    def lowest(self, count: Tensor, first: Tensor, second: Tensor, about: Tensor) -> Tensor:
+        """(D,) smallest variances, from the number of all vectors, their sum (D,) and that of squares (D,) about a point."""
         if self.floor is not None:
             return torch.full_like(first, self.floor)
-        return least_variances(count, first, second, FLOOR)
+        return least_variances(count, first, second, FLOOR, about)
 
     def statistics(self, obs: Tensor, weight: Tensor, noises: Tensor | None = None) -> Statistics:
-        """Expected moments of vectors obs (N, D) seen in states with weight (N, Z), without known noises (N, D, D) in them."""
-        obs, weight = obs.double(), weight.double()
+        """Expected moments, about the origin, of vectors obs (N, D) seen in states with weight (N, Z), without known noises
+        (N, D, D) in them."""
+        return self._moments(obs.double() - self.origin.to(obs.device), weight.double(), noises)
+
+    def _means(self) -> Tensor:
+        """(Z, D) as seen from the origin."""
+        return self.loc.double() - self.origin.to(self.loc.device)
+
+    def _moments(self, obs: Tensor, weight: Tensor, noises: Tensor | None = None) -> Statistics:
+        """:meth:`statistics` of vectors as seen from the origin."""
         if noises is not None:
             with torch.no_grad():
-                found = noisy_moments(obs, weight, self.loc.double(), self.covariances().double(), noises.double())
+                found = noisy_moments(obs, weight, self._means(), self.covariances().double(), noises.double())
             if self.covariance == "tied":
                 return found | {"second": found["second"].sum(0)}
             full = self.covariance == "full"
             return found if full else found | {"second": found["second"].diagonal(dim1=-2, dim2=-1)}
         partly = obs.isnan().any(-1)
         if bool(partly.any()):
-            return self._partly_seen(obs[partly], weight[partly], self.statistics(obs[~partly], weight[~partly]))
+            return self._partly_seen(obs[partly], weight[partly], self._moments(obs[~partly], weight[~partly]))
         result = {"weight": weight.sum(0), "first": weight.T @ obs}
         if self.covariance in ("diag", "spherical"):
             return result | {"second": weight.T @ obs**2}
@@ -272,7 +287,7 @@ class GaussianTable(PyroModule):
     @torch.no_grad()
     def _partly_seen(self, obs: Tensor, weight: Tensor, others: Statistics) -> Statistics:
         """Adds the expected moments of vectors with missing coordinates to those of others."""
-        loc = self.loc.double()
+        loc = self._means()
         if self.covariance in ("diag", "spherical"):
             found = partly_seen.diagonal_moments(obs, weight, loc, (2 * self.log_scale.double()).exp().expand(loc.shape))
         else:
@@ -282,7 +297,7 @@ class GaussianTable(PyroModule):
         return {name: value + found[name] for name, value in others.items()}
 
     def implied(self, visits: Tensor) -> Statistics:
-        loc, weight = self.loc.double(), visits.unsqueeze(-1)
+        loc, weight = self._means(), visits.unsqueeze(-1)
         if self.covariance in ("diag", "spherical"):
             second = weight * ((2 * self.log_scale.double()).exp() + loc**2)
         else:
@@ -293,12 +308,15 @@ class GaussianTable(PyroModule):
     @torch.no_grad()
     def maximize(self, statistics: Statistics, priors: Priors | None) -> list[str]:
         weight = statistics["weight"]
+        origin = self.origin.to(weight.device)
         prior = None if priors is None else priors.normal_wishart(self.num_features, weight)
+        prior = None if prior is None else prior._replace(loc=prior.loc - origin)
         first, second = statistics["first"], statistics["second"]
         squares = second if self.covariance == "tied" else second.sum(0)
         squares = squares if squares.dim() == 1 else squares.diagonal()
-        floor = self.lowest(weight.sum(), first.sum(0), squares)
+        floor = self.lowest(weight.sum(), first.sum(0), squares, origin)
         loc, covariance, floored = gaussian_mode(weight, first, second, self.covariance, prior, floor)
+        loc = loc + origin
         empty = weight < NOTHING if prior is None else torch.zeros_like(weight, dtype=torch.bool)
         remarks = []
         if bool(empty.any()):
@@ -324,10 +342,11 @@ class GaussianTable(PyroModule):
         if len(rows) < self.num_states:
             raise ValueError(f"x: {self.num_states} states need at least as many observations, got {len(rows)}")
         rows = partly_seen.filled_at_random(rows[torch.randperm(len(rows))[:KMEANS_ROWS].to(rows.device)])
-        loc = _kmeans(rows, self.num_states)
-        centred = rows - rows.mean(0)
+        centre = rows.mean(0)
+        centred = rows - centre
+        loc = _kmeans(centred, self.num_states) + centre
         _warn_of_constants(rows)
-        floor = self.lowest(centred.new_tensor(len(rows)), rows.sum(0), rows.square().sum(0))
+        floor = self.lowest(centred.new_tensor(len(rows)), centred.sum(0), centred.square().sum(0), centre)
         if self.covariance in ("diag", "spherical"):
             variance = centred.square().mean(0).maximum(floor).expand(self.loc.shape)
             variance = variance if self.covariance == "diag" else variance.mean(-1, keepdim=True)

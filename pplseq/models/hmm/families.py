@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.distributions import constraints
 
 from pplseq.distributions.columns import CircularNormal
-from pplseq.infer.fit.em import Statistics
+from pplseq.infer.fit.em import Statistics, least_variances
 
 Parameters = Mapping[str, Tensor]  # (Z, D) each
 TINY = 1e-10
@@ -65,6 +65,8 @@ class Family:
         holds: whether a column of data (N,) lies in the support, and how to say what it takes.
         unusual: where a column (N,) hints at another unit than the family takes, and what to say of it.
         fill: a number of the support. histogram: whether the statistics are those of :func:`histogram`.
+        about_origin: whether statistics and update take numbers, and "loc", as seen from a point near the data, so that moments
+            lose no digits; the point is then among the parameters of both, "origin" (D,).
     """
 
     make: Callable[..., TorchDistribution]
@@ -76,6 +78,7 @@ class Family:
     fill: float = 0.0
     histogram: bool = False
     unusual: tuple[Callable[[Tensor], Tensor], str] | None = None
+    about_origin: bool = False
 
     @property
     def has_em(self) -> bool:
@@ -123,18 +126,15 @@ def _normal_statistics(obs: Tensor, weight: Tensor, _: Parameters) -> Statistics
     return _weighted(obs, weight) | {"second": torch.einsum("nzd,nd->zd", weight, obs**2)}
 
 
-def _normal_update(s: Statistics, _: Parameters) -> dict[str, Tensor]:
+def _normal_update(s: Statistics, p: Parameters) -> dict[str, Tensor]:
     mass = s["weight"].clamp_min(TINY)
     loc = s["first"] / mass
-    return {"loc": loc, "scale": (s["second"] / mass - loc**2).maximum(_lowest(s, mass)).sqrt()}
+    return {"loc": loc, "scale": (s["second"] / mass - loc**2).maximum(_lowest(s, mass, p)).sqrt()}
 
 
-def _lowest(s: Statistics, mass: Tensor) -> Tensor:
+def _lowest(s: Statistics, mass: Tensor, p: Parameters) -> Tensor:
     """(D,) smallest variances that a state may have: a thousandth of the data's own."""
-    total = mass.sum(0)
-    square = s["second"].sum(0) / total
-    variance = (square - (s["first"].sum(0) / total).square()).maximum(1e-12 * square)
-    return 1e-3 * torch.where(square > 0, variance, 1.0)
+    return least_variances(mass.sum(0), s["first"].sum(0), s["second"].sum(0), 1e-3, p["origin"])
 
 
 def _student_statistics(obs: Tensor, weight: Tensor, p: Parameters) -> Statistics:
@@ -155,7 +155,7 @@ def _student_statistics(obs: Tensor, weight: Tensor, p: Parameters) -> Statistic
 def _student_update(s: Statistics, p: Parameters) -> dict[str, Tensor]:
     mass = s["mass"].clamp_min(TINY)
     loc, weight = s["first"] / mass, s["weight"].clamp_min(TINY)
-    scale = ((s["second"] - mass * loc**2) / weight).maximum(_lowest(s, mass)).sqrt()
+    scale = ((s["second"] - mass * loc**2) / weight).maximum(_lowest(s, mass, p)).sqrt()
     about = (s["log"] - s["mass"]) / weight  # mean of log u - u
 
     def objective(df: Tensor) -> Tensor:
@@ -167,7 +167,8 @@ def _student_update(s: Statistics, p: Parameters) -> dict[str, Tensor]:
 
 def _around(column: Tensor, states: int) -> dict[str, Tensor]:
     """Locations of some of the data, and a scale that is theirs all."""
-    scale = column.std(correction=0).clamp_min(1e-6 * column.abs().mean() + TINY)
+    scale, size = column.std(correction=0), column.abs().mean()
+    scale = scale if float(scale) > 1e-14 * float(size) else 1e-6 * size + TINY  # one value, rounded
     return {"loc": _some(column, states), "scale": scale.expand(states)}
 
 
@@ -237,13 +238,13 @@ SHARE = Parameter(constraints.unit_interval, (0.0, 1.5))
 FAMILIES: dict[str, Family] = {
     "normal": Family(
         lambda loc, scale: dist.Normal(loc, scale, validate_args=False), {"loc": REAL, "scale": POSITIVE},
-        _normal_statistics, _normal_update, _around,
+        _normal_statistics, _normal_update, _around, about_origin=True,
     ),
     "student_t": Family(
         lambda loc, scale, df: dist.StudentT(df, loc, scale, validate_args=False),
         {"loc": REAL, "scale": POSITIVE, "df": Parameter(constraints.positive, (2.0, 1.0))},
         _student_statistics, _student_update,
-        lambda column, states: _around(column, states) | {"df": column.new_full((states,), 8.0)},
+        lambda column, states: _around(column, states) | {"df": column.new_full((states,), 8.0)}, about_origin=True,
     ),
     "poisson": Family(
         lambda rate: dist.Poisson(rate, validate_args=False), {"rate": POSITIVE},

@@ -44,6 +44,7 @@ class FamilyTable(PyroModule):
     def __init__(self, num_states: int, num_features: int, families: Any, dtype: torch.dtype):
         super().__init__()
         self.num_states, self.num_features, self._largest = num_states, num_features, 0
+        self.origin = torch.zeros(num_features, dtype=torch.float64)  # as of a GaussianTable
         if isinstance(families, (Mapping, set)):
             raise TypeError(
                 f"emission: expected a family, or a list with one a column in their order, got a {type(families).__name__}; "
@@ -176,6 +177,18 @@ class FamilyTable(PyroModule):
             ) from None
 
     # ---------------------------------------------------------------- EM
+    @torch.no_grad()
+    def set_origin(self, x: Tensor, seen: Tensor) -> None:
+        self.origin = x[seen].double().nanmean(0).nan_to_num(0.0)
+
+    def _own(self, prefix: str, family: Family, columns: list[int], values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Parameters of a family by their own names, seen from the origin where it wants that."""
+        own = {name: values[f"{prefix}{name}"] for name in family.parameters}
+        if not family.about_origin:
+            return own
+        origin = self.origin[columns].to(own["loc"].device)
+        return own | {"loc": own["loc"].double() - origin, "origin": origin}
+
     def statistics(self, obs: Tensor, weight: Tensor) -> Statistics:
         """Expected statistics of vectors obs (N, D), in part NaN, seen in states with weight (N, Z)."""
         result, values = {}, {name: value.detach() for name, value in self.values().items()}
@@ -183,12 +196,13 @@ class FamilyTable(PyroModule):
             own = obs[:, columns].double()
             seen = ~own.isnan()
             weights = weight.double().unsqueeze(-1) * seen.unsqueeze(1)
-            own = torch.where(seen, own, family.fill)
+            parameters = self._own(prefix, family, columns, values)
+            own = torch.where(seen, own - parameters.get("origin", 0.0), family.fill)
             if family.histogram:
                 found = histogram(own, weights, self._largest)
             else:
                 assert family.statistics is not None, "EM was refused before"
-                found = family.statistics(own, weights, {n: values[f"{prefix}{n}"] for n in family.parameters})
+                found = family.statistics(own, weights, parameters)
             result |= {f"{prefix}{name}": value for name, value in found.items()}
         return result
 
@@ -198,15 +212,16 @@ class FamilyTable(PyroModule):
     @torch.no_grad()
     def maximize(self, statistics: Statistics, priors: Priors | None) -> list[str]:
         values, remarks = self.values(), []
-        for prefix, family, _ in self.parts:
+        for prefix, family, columns in self.parts:
             assert family.update is not None, "EM was refused before"
             own = {n.removeprefix(prefix): v for n, v in statistics.items() if n.startswith(prefix)}
-            before = {n: values[f"{prefix}{n}"] for n in family.parameters}
+            before = self._own(prefix, family, columns, values)
             weight = own["histogram"].sum(-1) if family.histogram else own["weight"]
             empty = weight < NOTHING
             after = family.update(own, before)
             for name, value in after.items():
                 value = torch.where(empty, before[name].to(value), value)
+                value = value + before["origin"] if name == "loc" and family.about_origin else value
                 getattr(self, f"raw_{prefix}{name}").copy_(family.parameters[name].unconstrained(value))
             if bool(empty.any()):
                 states = empty.any(-1).nonzero().flatten().tolist()
@@ -308,6 +323,9 @@ class MixtureTable(PyroModule):
         return torch.stack([mean for mean, _ in pairs]), torch.stack([covariance for _, covariance in pairs])
 
     # ---------------------------------------------------------------- EM
+    def set_origin(self, x: Tensor, seen: Tensor) -> None:
+        self.gaussians.set_origin(x, seen)
+
     def statistics(self, obs: Tensor, weight: Tensor) -> Statistics:
         with torch.no_grad():
             shares = weight.unsqueeze(-1) * torch.softmax(self.spec().joint(obs), -1)

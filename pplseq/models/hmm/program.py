@@ -328,6 +328,14 @@ class HMM(Constrainable, StateLanguages, ShortWays):
             ("initial", self.initial_logits, self.start_states), ("transition", self.transition_logits, self.graph)
         ]  # fmt: skip
 
+    def check_data(self, batch: Batch) -> None:
+        super().check_data(batch)
+        if hasattr(self.emissions, "set_origin"):
+            x, seen = self.observed(batch.x)
+            if batch.lengths is not None:
+                seen = seen & (torch.arange(seen.shape[1], device=seen.device) < batch.lengths.unsqueeze(-1))
+            self.emissions.set_origin(x, seen)
+
     def check_method(self, method: str) -> None:
         if method in ("svi", "nuts") and self.priors is None:
             raise ValueError(f"method {method!r} needs priors: make the model with priors=True, or with Priors(...)")

@@ -80,6 +80,16 @@ def distribution_function(part: TorchDistribution) -> Callable[[Tensor], Tensor]
             return torch.where(x < 0, 0.0, torch.as_tensor(found).to(x))
 
         return counts
+    if isinstance(part, dist.Binomial):
+        trials, chance = values["total_count"].numpy(force=True), part.probs.detach().double().numpy(force=True)
+
+        def successes(x: Tensor) -> Tensor:
+            least = x.floor().clamp_min(0).numpy(force=True)
+            more = (trials - least).clip(1)  # none more: certain, below
+            found = torch.as_tensor(_special().betainc(more, least + 1, 1 - chance)).to(x)
+            return torch.where(x < 0, 0.0, torch.where(x >= values["total_count"], 1.0, found))
+
+        return successes
     if isinstance(part, dist.StudentT):
 
         def student(x: Tensor) -> Tensor:

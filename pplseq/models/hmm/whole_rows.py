@@ -112,6 +112,9 @@ def expectation_of_whole_rows(model: nn.Module, remembered: Remembered, x: Tenso
     parameters = parameters_of_loops(model, remembered)
     if parameters is None or not statistics.applies(parameters, x):
         return None
+    if isinstance(parameters, statistics.Vectors):  # moments about the origin, as the table takes them
+        emissions: Any = model._modules["emissions"]
+        x, parameters = x - emissions.origin, parameters._replace(loc=parameters.loc.detach() - emissions.origin)
     return statistics.expected_statistics(parameters, x)
 
 

@@ -194,9 +194,10 @@ class IOParameters(Estimator):
             there = there & (steps < batch.lengths.unsqueeze(-1)).unsqueeze(-1)
         if self.covariance_floor is not None:
             return values.new_full(values.shape[-1:], self.covariance_floor)
-        values = values.where(there, 0.0).double()
-        sums = there.sum((0, 1)).double(), values.sum((0, 1)), values.square().sum((0, 1))
-        return least_variances(*sums, FLOOR).to(self.reference)
+        count = there.sum((0, 1)).double()
+        about = values.where(there, 0.0).double().sum((0, 1)) / count.clamp_min(1.0)
+        values = (values.double() - about).where(there, 0.0)
+        return least_variances(count, values.sum((0, 1)), values.square().sum((0, 1)), FLOOR, about).to(self.reference)
 
     @torch.no_grad()
     def initialize(self, batch: Batch | None = None, how: str = "", *, scale: float = SPREAD) -> None:

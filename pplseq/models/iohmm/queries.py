@@ -13,12 +13,11 @@ from torch import Tensor
 
 from pplseq import checks
 from pplseq.data.ragged import for_torch
-from pplseq.distributions.conditional import BernoulliEmission, ConditionalEmission
-from pplseq.distributions.dense import CategoricalEmission, GaussianEmission, StepTransition
+from pplseq.distributions.conditional import ConditionalEmission
+from pplseq.distributions.dense import StepTransition
 from pplseq.distributions.state import Belief, Emission, Transition
 from pplseq.infer.discrete.chain import Chain
 from pplseq.infer.discrete.dense import DenseChain
-from pplseq.infer.discrete.mixtures import StateMixture, gaussian_cdf
 from pplseq.infer.discrete.results import NextDistribution
 from pplseq.infer.fit.em import Batch
 from pplseq.models.batch import as_given
@@ -28,6 +27,7 @@ from pplseq.models.iohmm.data import Inputs, Source
 from pplseq.models.iohmm.forms import without_frames
 from pplseq.models.iohmm.networks import GaussianNoise
 from pplseq.models.iohmm.parameters import IOParameters
+from pplseq.models.iohmm.quantiles import emission_means, with_quantiles
 from pplseq.models.iohmm.responses import ResponseEmission
 from pplseq.models.iohmm.whole_rows import chain_of_whole_rows, is_short
 from pplseq.models.state_languages import StateLanguages
@@ -171,8 +171,8 @@ class IOHMMQueries(StateLanguages, IOParameters):
         seen = torch.cat([batch.x, form.missing(rows, 1)], 1).index_put(here, form.missing(1, 1)[0, 0])
         chain = self.posterior(seen, here[1] + 1, inputs=known)
         found = self._expected(predicted(chain), seen, known, here[1] + 1)
-        means = emission_means(self._emission_at(seen, known, here[1] + 1)).expand(*found.states.shape, -1)[here]
-        found = self._with_quantiles(self._as_next(found.each(lambda value: value[here])), means)
+        emission, shape = self._emission_at(seen, known, here[1] + 1), found.states.shape
+        found = with_quantiles(self._as_next(found.each(lambda value: value[here])), emission, self.noise, shape, here)
         return self.labelled(found, x, lengths, 1, self.output_names)
 
     @torch.no_grad()
@@ -204,21 +204,13 @@ class IOHMMQueries(StateLanguages, IOParameters):
         unseen = self.format.missing(rows, num_steps)
         states = self.posterior(unseen, start=belief, inputs=inputs).filtered_states().probs
         found = self._as_next(self._expected(states, unseen, inputs))
-        found = self._with_quantiles(found, emission_means(self._emission_at(unseen, inputs)).expand(*states.shape, -1))
+        found = with_quantiles(found, self._emission_at(unseen, inputs), self.noise, states.shape)
         return self.labelled(found, x, lengths, num_steps, self.output_names, future_inputs)
 
     def _as_next(self, found: Outputs) -> NextDistribution:
         words = found.outputs.log() if self.format.discrete else None
         means = None if self.format.discrete else found.outputs
         return NextDistribution(found.states.log(), words, means, found.covariances)
-
-    def _with_quantiles(self, found: NextDistribution, means: Tensor) -> NextDistribution:
-        """What its intervals need, where states put out normals of these means (..., Z, D)."""
-        if not isinstance(self.noise, GaussianNoise) or found.means is None or found.covariances is None:
-            return found
-        deviations = self.noise.covariances().detach().diagonal(dim1=-2, dim2=-1).sqrt()
-        variances, weights = found.covariances.diagonal(dim1=-2, dim2=-1), found.state_log_probs.exp()
-        return found._replace(quantiles=StateMixture(weights, gaussian_cdf(means, deviations), found.means, variances))
 
     def _future(self, inputs, rows: int, num_steps: int | None, one_step: bool = False, past=None) -> Inputs:
         """Checked inputs of steps to come, (rows, K[, U]), from those of each row or of one for all."""
@@ -436,14 +428,3 @@ def _without_padding(value: Tensor, batch) -> Tensor:
         return value
     padded = torch.arange(value.shape[1], device=value.device) >= batch.lengths.unsqueeze(-1)
     return value.masked_fill(padded.reshape(*padded.shape, *(1,) * (value.dim() - 2)), 0.0)
-
-
-def emission_means(emission: Emission) -> Tensor:
-    """(*b, Z, V or D) expected outputs of each state: probabilities of words or of ones, or means."""
-    if isinstance(emission, CategoricalEmission):
-        return emission.log_probs.exp()
-    if isinstance(emission, BernoulliEmission):
-        return torch.sigmoid(emission.logits)
-    if isinstance(emission, ResponseEmission):
-        return emission.means
-    return cast(GaussianEmission, emission).loc

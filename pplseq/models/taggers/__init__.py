@@ -10,6 +10,7 @@ TAGGERS = Registry(
         "hmm-tagger": "hmm:HMMTagger",
         "latent-tagger": "latent:LatentTagger",
         "self-trained-tagger": "substates.self_training:SelfTrainedTagger",
+        "partly-tagged-tagger": "substates.partly_tagged:PartlyTaggedTagger",
         "product-tagger": "substates.products:ProductTagger",
         "product-of-taggers": "substates.products:ProductOfTaggers",
         "crf-tagger": "conditional:CRFTagger",

@@ -87,9 +87,9 @@ def tag_stream(
 def _written(
     answer: dict[str, Any], to: str | None, column: str | int | None, separator: str, with_probabilities: bool
 ) -> str:
-    """A sentence in a format of tagged files; `_` where it has no tags."""
+    """A sentence in a format of tagged files; where it has no tags `_`, in word_TAG the words alone."""
     words = tuple(answer["words"])
-    tags = tuple(answer.get("tags", ["_"] * len(words)))
+    tags = tuple(answer.get("tags", [None] * len(words)))
     probabilities = [answer.get("probabilities", [0.0] * len(words))] if with_probabilities else None
     sentence = TaggedSentence(words, tags)
     lines = render_tagged([sentence], to or "word_tag", column, probabilities=probabilities, separator=separator)

@@ -19,7 +19,7 @@ from pplseq.data.tagged import STDIN, SentenceBlock, SkippedSentence, TaggedFile
 from pplseq.files import write_text
 from pplseq.models.taggers.answers import TagQuestions, answer, unseen_tags
 from pplseq.models.taggers.scores import TagScores, TrainingWords, difference_interval, mcnemar, score_tags
-from pplseq.models.taggers.spans.schemes import are_spans
+from pplseq.models.taggers.spans.schemes import are_spans, converted
 from pplseq.models.taggers.spans.scores import SpanScore, SpanScores, score_spans
 from pplseq.report import tag_tables
 from pplseq.report.tagging import SentenceView, render_tagging_page
@@ -59,7 +59,13 @@ def read(
         to_tag=to_tag,
         word_columns=word_columns if saved is None else getattr(saved.tagger, "word_columns", ()),
     )
-    if to_tag and reading.format is None and found.format in ("columns", "word_tag") and "-" != path:
+    named = found.name.removesuffix(".gz").removesuffix(".xz").lower().endswith((".conllu", ".conll-u"))
+    if to_tag and reading.format is None and found.format != "words" and not named:
+        if path == "-":
+            raise ValueError(
+                f"{found.name}: expected words between spaces, got lines that look like CoNLL-U, ten columns between tabs; say "
+                "--format conllu, or --format words"
+            )
         say(f"{found.name}: read as {found.format}, by its first lines; --format says otherwise")
     for first, last, line, message in found.skipped:
         lines = f"line {first}" if first == last else f"lines {first} to {last}"
@@ -158,6 +164,25 @@ def describe(path: str, reading: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
+SEPARATORS = ("_", "/", "#", "~", "^", "@", "//", "##", "~~")  # "|" and "=" stand in features
+
+
+def written_separator(saved: SavedTagger, separator: str, say: Callable[[str], None]) -> str:
+    """What stands between word and tag of word_TAG: what was asked for, or, where that is the usual `_` and a tag of the model
+    holds it, another that no tag holds, which is said."""
+    tags = saved.tagger.tags
+    holds = [tag for tag in tags if separator in tag]
+    if separator != SEPARATORS[0] or not holds:
+        return separator
+    free = next((other for other in SEPARATORS if not any(other in tag for tag in tags)), None)
+    if free is None:
+        raise ValueError(
+            f"--separator: tags of the model hold {' '.join(SEPARATORS)}; give one that none holds, or --to columns, or --json"
+        )
+    say(f"{free} stands between words and tags, as the tag {holds[0]!r} holds {separator!r}; --separator chooses another")
+    return free
+
+
 def write_json(path: Path, content: Any) -> None:
     """Numbers as JSON."""
     write_text(path, json.dumps(content, ensure_ascii=False, indent=1) + "\n")
@@ -224,7 +249,8 @@ def _cut(shown: int, num: int, what: str) -> list[str]:
 class Scored(NamedTuple):
     """Scores of a tagger on a text, the tags it gave, those it has never seen with counts, and seconds of tagging. clusters:
     how well clusters agree with tags, and what each is called; None of a tagger whose tags have names. spans: scores of whole
-    spans, where the right tags stand for spans. columns: scores of each column, where tags are read from several."""
+    spans, where the right tags stand for spans. columns: scores of each column, where tags are read from several. scheme: of
+    spans, that right tags were brought to, as the model writes no other."""
 
     scores: TagScores
     tags: list[tuple[str, ...]]
@@ -233,12 +259,37 @@ class Scored(NamedTuple):
     clusters: dict[str, Any] | None = None
     spans: SpanScores | None = None
     columns: dict[str, TagScores] | None = None
+    scheme: str | None = None
+
+
+def scheme_of(saved: SavedTagger, sentences: Sequence[TaggedSentence]) -> str | None:
+    """The scheme that a model writes all spans in, where the tags of a text stand for spans."""
+    scheme = getattr(saved.tagger, "spans", None)
+    return scheme if scheme and are_spans(tag for sentence in sentences for tag in sentence.tags) else None
+
+
+def in_scheme(saved: SavedTagger, sentences: Sequence[TaggedSentence]) -> Sequence[TaggedSentence]:
+    """The text with its spans in the scheme that the model writes: IOB1's I-PER begins a person, as B-PER does elsewhere.
+    Sentences that lack tags stay as they are, as their spans are not known."""
+    scheme = scheme_of(saved, sentences)
+    if scheme is None:
+        return sentences
+    return [sentence if None in sentence.tags else converted([sentence], scheme)[0] for sentence in sentences]
+
+
+def other_scheme(saved: SavedTagger, sentences: Sequence[TaggedSentence]) -> str | None:
+    """A remark where the tags that are written over stand for spans in another scheme than those that are written."""
+    scheme = scheme_of(saved, sentences)
+    if scheme is None or list(in_scheme(saved, sentences)) == list(sentences):
+        return None
+    return f"Note: the model writes spans in the scheme {scheme}, those of the text are in another"
 
 
 def score(saved: SavedTagger, sentences: TaggedFile, decoder: str | None, clusters: bool = False) -> Scored:
     """Tag a text and score it; ValueError for a model of another tag set."""
     clusters = clusters or saved.system == "unsupervised"
-    unseen = Counter() if clusters else unseen_tags(saved.tagger.tags, sentences)
+    gold = in_scheme(saved, sentences)
+    unseen = Counter() if clusters else unseen_tags(saved.tagger.tags, gold)
     began = time.perf_counter()
     words = [sentence.words for sentence in sentences]
     tags = saved.tagger.tag(words) if decoder is None else saved.tagger.tag(words, decoder=decoder)
@@ -263,7 +314,8 @@ def score(saved: SavedTagger, sentences: TaggedFile, decoder: str | None, cluste
             )
             for k, name in enumerate(names)
         }
-    return Scored(score_tags(sentences, tags, training), tags, unseen, seconds, agreement, spans, columns)
+    scheme = scheme_of(saved, sentences)
+    return Scored(score_tags(gold, tags, training), tags, unseen, seconds, agreement, spans, columns, scheme)
 
 
 def _part(tags: Sequence[str | None], number: int) -> tuple[Any, ...]:
@@ -280,6 +332,8 @@ def scores_text(model: Path, result: Scored, top: int, against: Path | None, oth
         parts[0] += f"\nclusters called by their most frequent tag (many-to-one); {shown}"
     if result.spans is not None:
         parts.append(tag_tables.spans_table(result.spans))
+        if result.scheme is not None:
+            parts[-1] += f"\nwords are compared in the scheme {result.scheme}, which the model writes"
     if result.unseen:
         listed = ", ".join(f"{tag} {count:,}" for tag, count in result.unseen.most_common())
         parts.append(f"tags that the model has not seen in training, always wrong: {listed}")
@@ -303,7 +357,7 @@ def scores_json(model: str, text: str, result: Scored, against: Path | None, oth
     if result.clusters is not None:
         found["clusters"] = result.clusters
     if result.spans is not None:
-        found["spans"] = result.spans.summary()
+        found["spans"] = result.spans.summary() | ({} if result.scheme is None else {"scheme": result.scheme})
     if result.columns is not None:
         found["columns"] = {name: scores.summary() for name, scores in result.columns.items()}
     found["confusions"] = [pair._asdict() for pair in result.scores.confusion_pairs(50)]
@@ -324,9 +378,10 @@ def errors_page(
     decoder: str | None,
 ) -> None:
     """The page of scores and of the first sentences with errors."""
+    gold_sentences = in_scheme(saved, sentences)
     wrong = [
         i
-        for i, (sentence, tags) in enumerate(zip(sentences, result.tags, strict=True))
+        for i, (sentence, tags) in enumerate(zip(gold_sentences, result.tags, strict=True))
         if any(gold not in (None, tag) for gold, tag in zip(sentence.tags, tags, strict=True))
     ]
     shown = wrong[:max_sentences]
@@ -335,7 +390,7 @@ def errors_page(
         [sentences[i].words for i in shown],
         [i + 1 for i in shown],
         decoder,
-        [sentences[i].tags for i in shown],
+        [gold_sentences[i].tags for i in shown],
         None if result.clusters is None else result.clusters["names"],
     )
     notes = _cut(len(shown), len(wrong), "sentences with errors") or ["All sentences with errors."]

@@ -18,6 +18,7 @@ from pplseq.baselines.tagging_systems import (
     train_tagger,
     trained,
 )
+from pplseq.data.tag_formats import UntaggedError
 from pplseq.files import write_text
 from pplseq.folder import sealed, unsealed
 from pplseq.models.answers import answer_lines
@@ -54,7 +55,14 @@ def train(job: Job) -> dict[str, Any]:
     with job.preparing(f"reading {Path(job.data).name}"):
         columns = getattr(tagger, "word_columns", ())
         tags = "optional" if partial else "required"
-        sentences = read(job.data, settings, job.watch.say, tags=tags, word_columns=columns)
+        try:
+            sentences = read(job.data, settings, job.watch.say, tags=tags, word_columns=columns)
+        except UntaggedError as error:
+            learn = ", ".join(name for name, system in SYSTEMS.items() if system.untagged)
+            raise ValueError(
+                f"{error}; the system {settings.system} needs all tags: text that lacks some is for --system {learn}, and "
+                "--on-error skip leaves such sentences out"
+            ) from None
         dev = None if settings.dev is None else read(settings.dev, settings, job.watch.say, word_columns=columns)
     what = f"training {settings.system} on {len(sentences):,} sentences"
     if not isinstance(tagger, IterativeTagger):

@@ -51,6 +51,26 @@ def test_what_cannot_be_asked(answer, options, error, message):
         learn_by_asking(answer, **{"symbols": "ab", **options})
 
 
+def rare(string):
+    return "abbabbab" in string
+
+
+@pytest.mark.parametrize("method", ["lstar", "kearns_vazirani"])
+def test_a_rare_language_needs_an_example_and_says_so(method):
+    pytest.importorskip("aalpy")
+    few = {"walks_per_state": 3, "walk_length": 4, "method": method}
+    with pytest.warns(RuntimeWarning, match=r"not one of .* strings that were asked is in the language.*examples=\["):
+        assert learn_by_asking(rare, "ab", **few).num_states == 1
+    learnt = learn_by_asking(rare, "ab", examples=["aabbabbaba"], **(few | {"walks_per_state": 100}))
+    assert learnt.num_states == 9 and learnt.equals(Automaton.from_regex("(a|b)*abbabbab(a|b)*", "ab"))
+    with pytest.warns(RuntimeWarning, match="max_rounds = 1 ran out"):
+        learn_by_asking(lambda s: s.count("a") % 5 == 0, "ab", max_rounds=1, method=method)
+    with pytest.raises(ValueError, match="examples: expected strings of the symbols a, b, got 'c'"):
+        learn_by_asking(rare, "ab", examples=["abc"])
+    with pytest.raises(TypeError, match="examples: expected a list of strings"):
+        learn_by_asking(rare, "ab", examples="abbabbab")
+
+
 def test_the_missing_package_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "aalpy.learning_algs", None)
     with pytest.raises(ImportError, match=r"pplseq\[automata\]"):

@@ -80,6 +80,14 @@ def test_likelihoods_are_those_of_the_model():
     np.testing.assert_allclose(learned.log_prob(strings[:5]), expected, rtol=1e-9)
 
 
+def test_one_string_has_one_probability():
+    pytest.importorskip("aalpy")
+    learned = learn_distribution(["ab", "ab", "aab", "b"], confidence=0.05)
+    one = learned.log_prob("ab")
+    assert isinstance(one, float) and one == learned.log_prob(["ab"])[0] == learned.log_prob([["a", "b"]])[0]
+    assert learned.log_prob("") == learned.log_prob([""])[0]
+
+
 def test_em_goes_on_from_it():
     pytest.importorskip("aalpy")
     random = np.random.default_rng(1)

@@ -45,6 +45,7 @@ MAKERS = {
     "morphology": _tagger("morphology-tagger", columns=("upos",), num_substates=2, max_iterations=2),
     "self-trained": _tagger("self-trained-tagger", num_substates=2, max_iterations=2),
     "partly tagged": _tagger("dictionary-tagger", "semi_supervised"),
+    "partly tagged, checked": _tagger("partly-tagged-tagger"),
     "dictionary": _tagger("dictionary-tagger", "from_dictionary", max_iterations=5),
     "most frequent tag": _tagger("most-frequent"),
     "n-grams of NLTK": _tagger("nltk-ngram"),

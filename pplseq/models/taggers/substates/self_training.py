@@ -13,7 +13,7 @@ from pplseq import checks
 from pplseq.data.columns import TaggedSentence
 from pplseq.models.taggers.dictionary import DictionaryTagger
 from pplseq.models.taggers.latent import LatentTagger, LatentTaggerSettings, LatentTraining
-from pplseq.models.taggers.tagger import check_sentences, tag_names
+from pplseq.models.taggers.tagger import Tagger, check_sentences, tag_names
 from pplseq.models.taggers.training import TaggerTraining
 
 MAX_CHECKED = 2_000  # sentences that lack tags, in the trainings that only check whether they help
@@ -129,9 +129,7 @@ class SelfTraining(TaggerTraining):
         self.inner.publish()
         tagger, stage = self.inner.tagger, self.stages[self.number]
         if stage.held_out:
-            found = tagger.tag([sentence.words for sentence in stage.held_out])
-            pairs = (zip(s.tags, tags, strict=True) for s, tags in zip(stage.held_out, found, strict=True))
-            self.right[bool(stage.lacking)].append(sum(gold == tag for pair in pairs for gold, tag in pair))
+            self.right[bool(stage.lacking)].append(num_right(tagger, stage.held_out))
         if not stage.final:
             self.before = tagger
         elif self.chosen is None or self.helps:
@@ -226,3 +224,10 @@ def filled(lacking: Sequence[TaggedSentence], source: LatentTagger | None) -> li
         TaggedSentence(words, tuple(tag or guess for tag, guess in zip(tags, guesses, strict=True)))
         for (words, tags), guesses in zip(lacking, found, strict=True)
     ]
+
+
+def num_right(tagger: Tagger, sentences: Sequence[TaggedSentence]) -> int:
+    """How many words get the tag they have."""
+    found = tagger.tag([sentence.words for sentence in sentences])
+    pairs = (zip(s.tags, tags, strict=True) for s, tags in zip(sentences, found, strict=True))
+    return sum(gold == tag for pair in pairs for gold, tag in pair)
