@@ -33,8 +33,8 @@ class Value(click.ParamType):
 
 
 class GroupedOption(click.Option):
-    """An option that knows the heading over it. One of several values between commas is refused where it is given twice, as
-    only the last of them would count."""
+    """An option that knows the heading over it. One of several values between commas is refused where it is given one by one,
+    as only the last of them would count; a whole list takes the place of another."""
 
     group, many = "", False
 
@@ -50,7 +50,7 @@ class GroupedOption(click.Option):
 
     def _once(self, process: Callable[[str, Any], None], name: str, ctx: click.Context) -> Callable[[Any, Any], None]:
         def once(value: Any, state: Any) -> None:
-            if self.name in state.opts:
+            if self.name in state.opts and "," not in f"{state.opts[self.name]}{value}":
                 both = f"{state.opts[self.name]},{value}"
                 raise click.UsageError(f"{name} was given twice; write all its values at once, with commas: {name} {both}", ctx)
             process(value, state)

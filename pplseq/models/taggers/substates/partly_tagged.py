@@ -77,7 +77,7 @@ class PartlyTaggedTraining(DictionaryTraining):
         right: right tags of held-out sentences, by what learned; empty until the check, and where nothing can be held out.
     """
 
-    tagger: PartlyTaggedTagger
+    tagger: PartlyTaggedTagger  # pyright: ignore[reportIncompatibleVariableOverride]
 
     def __init__(self, *made_of: Any):
         *training, dev = made_of  # those of DictionaryTraining, and sentences to check on
