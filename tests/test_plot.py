@@ -105,11 +105,12 @@ def test_a_forecast_of_a_series_has_its_times():
     assert list(plot.forecast(y.to_numpy(), found).lines[1].get_xdata()) == [6, 7]
     durations = y.set_axis(pandas.timedelta_range("0h", periods=6, freq="h"))
     assert list(plot.forecast(durations, model.forecast(durations, 2)).lines[1].get_xdata()) == [6, 7]
+    system = LDS(1, 1).set_parameters(transition=[[0.5]], emission=[[1.0]])
     for wrong, message in (
         ((y, model.predict_next(y)), r"means must have shape \(B, K\), got \(1,\)"),
-        ((y, LDS(1, 1).set_parameters(transition=[[0.5]]).predict_next([y])), r"must have shape \(B, K, D\), got \(1, 1\)"),
+        ((y, system.predict_next([y])), r"must have shape \(B, K, D\), got \(1, 1\)"),
         ((y, found.means[0]), "covariances must be given with means, got None; or give what model.forecast told"),
-        ((y, HMM(2, num_words=3).set_parameters(initial=[0.5, 0.5]).forecast([[1, 2]], 1)), "of words, which have"),
+        ((y, HMM(2, num_words=3).fit([[1, 2]], max_iterations=1).forecast([[1, 2]], 1)), "of words, which have"),
     ):
         with pytest.raises(ValueError, match=message):
             plot.forecast(*wrong)

@@ -179,7 +179,7 @@ def test_em_climbs_and_lbfgs_gets_higher():
         gains = torch.tensor(model.history.log_likelihoods).diff()
         model.fit(x, method="lbfgs", fixed=["transition", "emission"], num_steps=8)
     assert bool((gains > -1e-9).all()) and float(gains[0]) > 0.1
-    assert model.score(x) > reached and model.num_free_parameters == 4
+    assert model.score(x) > reached and model.num_free_parameters == 2
 
 
 def test_a_fit_without_a_scale_of_the_states_is_refused():

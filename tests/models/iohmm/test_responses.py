@@ -109,7 +109,7 @@ def test_links_are_their_inverses_and_slopes(name):
         (dict(outputs="binomial"), "trials"),
         (dict(outputs="poisson", trials=3), "there are none"),
         (dict(outputs="gaussian", num_outputs=1, links="log"), "has none"),
-        (dict(outputs="categorical", num_outputs=[2, 3]), "one number for"),
+        (dict(outputs="categorical", num_outputs=[2, 3]), "a list of families, one for each column"),
         (dict(outputs=["categorical"], num_outputs=[2], feedback=True), "one-hot as inputs"),
         (dict(outputs=[]), "a family for each column"),
         (dict(outputs=["poison"]), "poisson"),
