@@ -73,12 +73,13 @@ class Body:
         it makes it, what stands in a container or an iterator from before, and what the body sets in objects and modules.
         """
         loop, now = self.loop, self.frame.f_locals
-        if loop is None or loop.sets_elsewhere or type(now.get(loop.index)) is not int or now[loop.index] != self.first_step:
+        step = None if loop is None else now.get(loop.variable)
+        if loop is None or loop.sets_elsewhere or type(step) is not int or step != self.first_step:
             return True  # the loop's next value is not the step alone: zip, enumerate, a loop in another function
         if any(name not in self.before and not isinstance(now.get(name), _SYMBOLS) for name in loop.read_first & now.keys()):
             return True
         for name, (value, contents) in self.before.items():
-            if name == loop.index or name not in now:
+            if name == loop.variable or name not in now:
                 continue
             new = now[name]
             if new is not value and not isinstance(new, _SYMBOLS) and not _is_same(new, value):
@@ -147,11 +148,11 @@ def _only_symbols_more(before, now) -> bool:
 class _Loop(NamedTuple):
     """What the code of a ``for`` loop says.
 
-    index: the variable that it sets to its next value. read_first: variables that the body reads, in its text, before it sets
+    variable: what it sets to its next value. read_first: variables that the body reads, in its text, before it sets
     them. sets_elsewhere: whether it sets global variables or attributes. measures: whether it asks for lengths.
     """
 
-    index: str
+    variable: str
     read_first: frozenset[str]
     sets_elsewhere: bool
     measures: bool

@@ -120,12 +120,17 @@ class _InNames(str):
 
     __slots__ = ()
 
-    def _refuse(self, *args, **kwargs):
-        raise TypeError(f"the text of a vectorised time index stands for many steps: it goes into names alone; {_ADVICE}")
-
-    __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = __contains__ = __getitem__ = __iter__ = __len__ = _refuse
-    endswith = startswith = find = index = count = split = isdigit = isdecimal = isnumeric = zfill = rjust = ljust = _refuse
     __hash__ = str.__hash__
+
+
+def _refuse(self, *args, **kwargs):
+    raise TypeError(f"the text of a vectorised time index stands for many steps: it goes into names alone; {_ADVICE}")
+
+
+for _name in ("eq", "ne", "lt", "le", "gt", "ge", "contains", "getitem", "iter", "len"):
+    setattr(_InNames, f"__{_name}__", _refuse)
+for _name in ("endswith", "startswith", "find", "index", "count", "split", "isdigit", "isnumeric", "zfill", "rjust"):
+    setattr(_InNames, _name, _refuse)
 
 
 def _as_numbers(value):

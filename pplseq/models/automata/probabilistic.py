@@ -38,7 +38,7 @@ class StringDistribution:
         return encode_strings(strings, self.symbols)
 
     @overload
-    def log_prob(self, strings: str) -> float: ...
+    def log_prob(self, strings: str) -> float: ...  # pyright: ignore[reportOverlappingOverload]
 
     @overload
     def log_prob(self, strings: Sequence[String]) -> np.ndarray: ...

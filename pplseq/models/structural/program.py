@@ -147,7 +147,8 @@ class StructuralModel(LDS):
         components compare, whatever their own start is."""
         model = self
         if self.initial != "diffuse":
-            model = type(self)(**(self.config | {"initial": "diffuse"})).to(self.reference.device)
+            options: dict[str, Any] = self.config | {"initial": "diffuse"}
+            model = type(self)(**options).to(self.reference.device)
             model.load_state_dict(self.state_dict())
         log_prob = model.log_prob(batch.x, batch.lengths, **batch.known).sum()
         return float(log_prob), self.num_free_parameters + len(batch.x) * self.num_states

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from pplseq.baselines.tagging_systems import Comparison, SavedTagger, check_out
 from pplseq.data.columns import TaggedSentence, decoded, read_raw_lines
@@ -300,7 +300,7 @@ def score(saved: SavedTagger, sentences: TaggedFile, decoder: str | None, cluste
 
         names = names_of_clusters(sentences, tags)
         agreement = {**score_clusters(sentences, tags)._asdict(), "names": names}
-        tags = [tuple(names.get(cluster) for cluster in row) for row in tags]
+        tags = cast(list[tuple[str, ...]], [tuple(names.get(cluster) for cluster in row) for row in tags])
     training = TrainingWords(frozenset(saved.tagger.known_words), saved.ambiguous)
     spans = None
     if not clusters and are_spans(tag for sentence in sentences for tag in sentence.tags) and are_spans(saved.tagger.tags):
