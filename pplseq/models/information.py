@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 import warnings
@@ -146,7 +147,9 @@ def summarize(model: Estimator, batch: Batch) -> Summary:
             f"{which}: no standard error; those of the others are as if it were known", RuntimeWarning, stacklevel=3
         )
     total = float(model.log_prob(batch.x, batch.lengths, **batch.known).sum())
-    tokens, (comparable, count) = observed_tokens(model, batch), model.criterion_terms(batch)
+    tokens, (comparable, count) = observed_tokens(model, batch), (math.nan, 0)
+    with contextlib.suppress(ValueError):  # rows that say too little for criteria may say enough for estimates
+        comparable, count = model.criterion_terms(batch)
     return Summary(
         names, estimates.detach(), errors, covariance, total, 2 * count - 2 * comparable,
         count * math.log(tokens) - 2 * comparable, tokens, repr(model), bounds,

@@ -22,6 +22,7 @@ NOISE = ("full", "diagonal")
 PLACES = ("both", "transition", "emission", "none")
 INITIAL = ("learned", "stationary", "diffuse")
 CLEAR = 1e-4  # pivots of a covariance, of its deviations, of which Cholesky's loses no digits
+FEW_STATES = 16  # up to which directions are counted one by one
 SCALES = {"state_noise": "state_scale", "emission_noise": "emission_scale", "initial_covariance": "initial_scale"}
 
 
@@ -309,8 +310,10 @@ class LDSTensors(GaussianEstimator):
             if name not in self.fixed_parameters:
                 triangle = name in SCALES and value.dim() == 2
                 total += value.shape[0] * (value.shape[0] + 1) // 2 if triangle else value.numel()
-        if self.fixed_parameters or any(prior != RegressionPrior() for prior in (self.state_prior, self.emission_prior)):
+        if self.state_prior != RegressionPrior() or self.emission_prior != RegressionPrior():
             return total
+        if self.fixed_parameters:
+            return total - (num_redundant(self) if h <= FEW_STATES else 0)
         total -= h * (h + 1) // 2 if "state_noise" in self.diagonal_noises else h * h
         unseen = max(0, h - len(self.emission))
         if self.initial != "diffuse":
@@ -411,3 +414,37 @@ class LDSTensors(GaussianEstimator):
             value = getattr(parameters, name)
             if value is not None and name not in self.held:
                 target.copy_(self._scale(name, value, target) if name in SCALES else value)
+
+
+@torch.no_grad()
+def num_redundant(model: LDSTensors) -> int:
+    """In how many directions parameters may move while no observation's distribution does, and those that are kept stand still:
+    X and v of states (1 + X) z + v, and S as of :attr:`LDSTensors.num_free_parameters`."""
+    now, h, fixed = model.values, model.num_states, model.fixed_parameters
+    A, C, Q = now.transition.double(), now.emission.double(), now.state_noise.double()
+    unseen = torch.linalg.svd(C).Vh[torch.linalg.matrix_rank(C) :].T
+    pairs = [(i, j) for i in range(unseen.shape[1]) for j in range(i + 1) if model.initial != "diffuse"]
+    b = torch.zeros(h).to(A) if now.transition_offset is None else now.transition_offset.double()
+
+    def moved(direction: Tensor) -> Tensor:
+        X, v, spread = direction[: h * h].reshape(h, h), direction[h * h : h * h + h], torch.zeros(h, h).to(A)
+        for (i, j), weight in zip(pairs, direction[h * h + h :], strict=True):
+            one = torch.outer(unseen[:, i], unseen[:, j])
+            spread = spread + weight * (one + one.T)
+        noise = X @ Q + Q @ X.T + spread - A @ spread @ A.T
+        changes = {"transition": X @ A - A @ X, "transition_offset": X @ b + v - A @ v, "state_noise": noise}
+        changes |= {"emission": -C @ X, "emission_offset": -C @ v}
+        if now.transition_inputs is not None:
+            changes["transition_inputs"] = X @ now.transition_inputs.double()
+        if model.initial == "learned":
+            mean, first = now.initial_mean.double(), now.initial_covariance.double()
+            changes |= {"initial_mean": X @ mean + v, "initial_covariance": X @ first + first @ X.T + spread}
+        absent = {name for name in ("transition_offset", "emission_offset") if getattr(now, name) is None}
+        stay = [value.reshape(-1) for name, value in changes.items() if name in fixed | absent]
+        if "state_noise" in model.diagonal_noises:
+            stay.append(noise[~torch.eye(h, dtype=torch.bool)])
+        return torch.cat(stay)
+
+    number = h * h + h + len(pairs)
+    columns = torch.stack([moved(direction) for direction in torch.eye(number).to(A)], -1)
+    return number - int(torch.linalg.matrix_rank(columns, rtol=1e-9))

@@ -150,8 +150,16 @@ class StructuralModel(LDS):
             options: dict[str, Any] = self.config | {"initial": "diffuse"}
             model = type(self)(**options).to(self.reference.device)
             model.load_state_dict(self.state_dict())
-        log_prob = model.log_prob(batch.x, batch.lengths, **batch.known).sum()
-        return float(log_prob), self.num_free_parameters + len(batch.x) * self.num_states
+        try:
+            log_prob = float(model.log_prob(batch.x, batch.lengths, **batch.known).sum())
+        except ValueError as error:
+            if self.initial == "diffuse":
+                raise
+            raise ValueError(
+                f"aic and bic are those of a diffuse start, and {str(error).split(';')[0]}; leave such rows out, or compare "
+                "scores of models with the same components"
+            ) from None
+        return log_prob, self.num_free_parameters + len(batch.x) * self.num_states
 
     def unidentified(self) -> tuple[frozenset[str], str]:
         return frozenset(), ""

@@ -322,10 +322,11 @@ def test_what_was_frozen_before_a_fit_stays_frozen():
 
 @torch.no_grad()
 @pytest.mark.parametrize("offsets", ["both", "transition", "emission", "none"])
+@pytest.mark.parametrize("fixed", [(), ("emission",), ("transition", "emission"), ("state_noise", "initial_mean")])
 @pytest.mark.parametrize(
     "noise, size", [("full", (1, 1)), ("full", (2, 1)), ("full", (2, 2)), ("full", (3, 1)), ("diagonal", (2, 1))]
 )
-def test_parameters_that_coordinates_make_up_for_are_not_counted(offsets, noise, size):
+def test_parameters_that_coordinates_make_up_for_are_not_counted(offsets, noise, size, fixed):
     """The rank of the likelihood's dependence on the parameters, of the first and second moments of a few observations."""
     torch.manual_seed(0)
     model = LDS(*size, offsets=offsets, state_noise=noise, emission_noise="full")
@@ -362,6 +363,10 @@ def test_parameters_that_coordinates_make_up_for_are_not_counted(offsets, noise,
 
     vector = torch.cat([v.reshape(-1) if where[k] is None else v[tuple(where[k])] for k, v in free.items()])
     jacobian = torch.autograd.functional.jacobian(moments, vector)
+    held = {{"state_noise": "state_scale"}.get(name, name) for name in fixed}
+    names = [k for k, v in free.items() for _ in range(v.numel() if where[k] is None else where[k].shape[1])]
+    jacobian = jacobian[:, [name not in held for name in names]]
+    model.fixed_parameters = frozenset(fixed)
     assert int(torch.linalg.matrix_rank(jacobian, rtol=1e-9)) == model.num_free_parameters
 
 
