@@ -6,6 +6,7 @@ import dis
 import functools
 import operator
 import re
+import sys
 from collections import deque
 from collections.abc import Iterator, Mapping
 from inspect import CO_COROUTINE, CO_GENERATOR
@@ -52,6 +53,20 @@ def first_value(values: Mapping[str, Any], parts: list[str], steps: range) -> st
     pattern = re.compile(rf"{first}(-?\d+){second}" + "".join(rf"\1{part}" for part in rest))
     found = [(int(match[1]), name) for name in values if (match := pattern.fullmatch(name))]
     return min(((t, name) for t, name in found if t in steps and name == str(t).join(parts)), default=(0, None))[1]
+
+
+def hash_to_store(value: int, what: str, advice: str) -> int:
+    """A hash for who stores something under a key, ``states[t] = z``; who looks for one step's key would find nothing."""
+    asking = sys._getframe(2)
+    if _name_at(asking.f_code, asking.f_lasti) == "STORE_SUBSCR":
+        return value
+    raise TypeError(f"{what} stands for many steps and is no key of a set or dictionary; {advice}")
+
+
+@functools.lru_cache(maxsize=256)
+def _name_at(code, position: int) -> str:
+    """Of the instruction at a position of a code."""
+    return next((i.opname for i in dis.get_instructions(code) if i.offset == position), "")
 
 
 class Body:

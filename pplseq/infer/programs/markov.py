@@ -22,7 +22,7 @@ from torch import Tensor
 
 from pplseq.distributions.state import broadcast_shapes
 from pplseq.distributions.timed import Timed, at_steps
-from pplseq.infer.programs.loop_body import Body, first_value, values_of
+from pplseq.infer.programs.loop_body import Body, first_value, hash_to_store, values_of
 from pplseq.kernels import twice
 
 _ADVICE = "write pplseq.markov(..., vectorize=False) to run the loop step by step"
@@ -52,13 +52,13 @@ class TimeIndex:
     def __format__(self, spec: str) -> str:
         if spec:
             raise TypeError(f"a vectorised time index has no format {spec!r} in names; write f'z_{{t}}', or {_ADVICE}")
-        return f"{self.start}:{self.stop}"
+        return _InNames(f"{self.start}:{self.stop}")
 
     def __repr__(self) -> str:
         return f"TimeIndex({self.start}, {self.stop})"
 
     def __str__(self) -> str:
-        return _InNames(format(self))
+        return format(self)
 
     def numbers(self, device=None) -> Timed:
         """The steps' numbers: () at a step, integers."""
@@ -100,7 +100,9 @@ class TimeIndex:
         raise TypeError(f"a vectorised time index stands for many steps and is no single number; {_ADVICE}")
 
     __int__ = __float__ = __index__ = __complex__ = __round__ = _no_number
-    __hash__ = object.__hash__
+
+    def __hash__(self):
+        return hash_to_store(object.__hash__(self), "a vectorised time index", _ADVICE)
 
     @classmethod
     def __torch_function__(cls, func, types, args=(), kwargs=None):
@@ -120,14 +122,23 @@ class _InNames(str):
 
     __slots__ = ()
 
-    __hash__ = str.__hash__
+    def __hash__(self):
+        return hash_to_store(str.__hash__(self), "the text of a vectorised time index", _ADVICE)
 
 
 def _refuse(self, *args, **kwargs):
     raise TypeError(f"the text of a vectorised time index stands for many steps: it goes into names alone; {_ADVICE}")
 
 
-for _name in ("eq", "ne", "lt", "le", "gt", "ge", "contains", "getitem", "iter", "len"):
+def _is(self, other):
+    start, stop = map(int, str.split(self, ":"))
+    if isinstance(other, str) and not isinstance(other, _InNames) and str.isdecimal(other) and start <= int(other) < stop:
+        _refuse(self)
+    return str.__eq__(self, other)
+
+
+_InNames.__eq__, _InNames.__ne__ = _is, lambda self, other: not _is(self, other)  # pyright: ignore[reportAttributeAccessIssue]
+for _name in ("lt", "le", "gt", "ge", "contains", "getitem", "iter", "len"):
     setattr(_InNames, f"__{_name}__", _refuse)
 for _name in ("endswith", "startswith", "find", "index", "count", "split", "isdigit", "isnumeric", "zfill", "rjust"):
     setattr(_InNames, _name, _refuse)
