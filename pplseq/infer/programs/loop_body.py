@@ -4,26 +4,18 @@ from __future__ import annotations
 
 import dis
 import functools
-import operator
 import re
 import sys
-from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from inspect import CO_COROUTINE, CO_GENERATOR
-from types import GeneratorType
 from typing import Any, NamedTuple
 
-import numpy as np
-import torch
 from pyro.poutine.condition_messenger import ConditionMessenger
 from pyro.poutine.do_messenger import DoMessenger
 from pyro.poutine.replay_messenger import ReplayMessenger
 from pyro.poutine.runtime import _PYRO_STACK
-from torch import Tensor
 
-from pplseq.distributions.affine import GaussianVar
-from pplseq.distributions.state import StateVar
-from pplseq.infer.programs.factors.lookups import StateValue
+from pplseq.infer.programs.snapshots import SYMBOLS, has_changed, snapshot
 
 
 def values_of(handler) -> Mapping[str, Any]:
@@ -63,6 +55,11 @@ def hash_to_store(value: int, what: str, advice: str) -> int:
     raise TypeError(f"{what} stands for many steps and is no key of a set or dictionary; {advice}")
 
 
+def asks_for_loop(frame) -> bool:
+    """Whether a frame is at the point where a ``for`` asks for its iterator."""
+    return _name_at(frame.f_code, frame.f_lasti) == "GET_ITER"
+
+
 @functools.lru_cache(maxsize=256)
 def _name_at(code, position: int) -> str:
     """Of the instruction at a position of a code."""
@@ -72,10 +69,12 @@ def _name_at(code, position: int) -> str:
 class Body:
     """What a loop's body did in its first step, that it cannot do for all others at once."""
 
-    def __init__(self, frame, handlers: list, first_step: int):
+    def __init__(self, frame, handlers: list, first_step: int, is_direct: bool):
         self.frame, self.handlers, self.first_step = frame, handlers, first_step
-        self.loop = _loop_at(frame.f_code, frame.f_lasti)
-        self.before = {name: (value, _contents(value)) for name, value in frame.f_locals.items()}
+        self.loop = _loop_at(frame.f_code, frame.f_lasti) if is_direct else None
+        self.before = {name: (value, snapshot(value)) for name, value in frame.f_locals.items() if name != ".0"}
+        names = () if self.loop is None else self.loop.globals
+        self.outside = [(value, snapshot(value)) for name in names if (value := frame.f_globals.get(name)) is not None]
         for handler in handlers:
             handler.hidden.clear()
             handler.others.clear()
@@ -89,22 +88,19 @@ class Body:
         """
         loop, now = self.loop, self.frame.f_locals
         step = None if loop is None else now.get(loop.variable)
-        if loop is None or loop.sets_elsewhere or type(step) is not int or step != self.first_step:
+        if loop is None or loop.sets_elsewhere or loop.draws or type(step) is not int or step != self.first_step:
             return True  # the loop's next value is not the step alone: zip, enumerate, a loop in another function
-        if any(name not in self.before and not isinstance(now.get(name), _SYMBOLS) for name in loop.read_first & now.keys()):
+        if any(name not in self.before and not isinstance(now.get(name), SYMBOLS) for name in loop.read_first & now.keys()):
             return True
-        for name, (value, contents) in self.before.items():
+        for name, (value, old) in self.before.items():
             if name == loop.variable or name not in now:
                 continue
             new = now[name]
-            if new is not value and not isinstance(new, _SYMBOLS) and not _is_same(new, value):
+            if new is value and has_changed(old, new, loop.measures):
                 return True
-            if new is value and contents is not None and _contents(new) != contents:
-                if loop.measures or not _only_symbols_more(contents, new):
-                    return True
-            if new is value and isinstance(new, Iterator) and contents is None and not _is_this_loop(new):
-                return True  # nobody can tell whether it is where it was
-        return False
+            if new is not value and not isinstance(new, SYMBOLS) and not _is_same(new, value):
+                return True
+        return any(has_changed(old, value, loop.measures) for value, old in self.outside)
 
     def other_sites(self) -> list[str]:
         """Sites that no handler eliminated."""
@@ -119,58 +115,32 @@ class Body:
         return any(first_value(values, parts, steps[1:]) is not None for values in given for parts in hidden)
 
 
-_SYMBOLS = (StateVar, GaussianVar, StateValue)
-_LARGEST = 1 << 16  # bytes of an array that are compared
-
-
 def _is_same(new, value) -> bool:
     """Whether two objects are one number, text or truth value."""
     return type(new) is type(value) and isinstance(new, (int, float, complex, str, bytes)) and new == value
 
 
-def _is_this_loop(value) -> bool:
-    return isinstance(value, GeneratorType) and value.gi_code.co_name == "markov"
-
-
-def _contents(value):
-    """What tells whether a value was changed in place; None where nothing does."""
-    if isinstance(value, Tensor):
-        return None if torch.is_inference(value) else value._version
-    if isinstance(value, dict):
-        return {key: id(item) for key, item in value.items()}
-    if isinstance(value, np.ndarray):
-        return value.tobytes() if value.nbytes <= _LARGEST else None
-    if isinstance(value, Iterator):
-        left = operator.length_hint(value, -1)
-        return None if left < 0 else left
-    return [id(item) for item in value] if isinstance(value, (list, set, deque)) else None
-
-
-def _only_symbols_more(before, now) -> bool:
-    """Whether a list or a dictionary got nothing but hidden states, and lost nothing."""
-    if isinstance(now, dict):
-        return before.keys() <= now.keys() and all(
-            before.get(key) == id(item) or isinstance(item, _SYMBOLS) for key, item in now.items()
-        )
-    if not isinstance(now, list | set):
-        return False
-    found = [id(item) for item in now]
-    new = [item for item in now if id(item) not in before]
-    kept = found[: len(before)] == before if isinstance(now, list) else set(before) <= set(found)
-    return kept and all(isinstance(item, _SYMBOLS) for item in new)
+# what draws random numbers that are no site's
+_DRAWS = frozenset((
+    "rand", "randn", "randint", "random", "randperm", "rand_like", "randn_like", "randrange", "normal", "uniform", "choice",
+    "gauss", "multinomial", "bernoulli", "dropout", "rsample", "standard_normal", "shuffle",
+))  # fmt: skip
 
 
 class _Loop(NamedTuple):
     """What the code of a ``for`` loop says.
 
     variable: what it sets to its next value. read_first: variables that the body reads, in its text, before it sets
-    them. sets_elsewhere: whether it sets global variables or attributes. measures: whether it asks for lengths.
+    them. globals: global variables that it reads. sets_elsewhere: whether it sets global variables or attributes. measures,
+    draws: whether it asks for lengths, and for random numbers of its own.
     """
 
     variable: str
     read_first: frozenset[str]
+    globals: tuple[str, ...]
     sets_elsewhere: bool
     measures: bool
+    draws: bool
 
 
 @functools.lru_cache(maxsize=256)
@@ -195,7 +165,9 @@ def _loop_at(code, position: int) -> _Loop | None:
             first.setdefault(name, reads)
     reads = frozenset(name for name, is_read in first.items() if is_read and name != index)
     elsewhere = any(i.opname in ("STORE_ATTR", "DELETE_ATTR", "STORE_GLOBAL", "DELETE_GLOBAL") for i in body)
-    return _Loop(index, reads, elsewhere, any(i.opname in ("LOAD_GLOBAL", "LOAD_NAME") and i.argval == "len" for i in body))
+    outside = tuple({i.argval: None for i in body if i.opname in ("LOAD_GLOBAL", "LOAD_NAME")})
+    called = {i.argval for i in body if i.opname.startswith("LOAD_") and isinstance(i.argval, str)}
+    return _Loop(index, reads, outside, elsewhere, "len" in outside, not called.isdisjoint(_DRAWS))
 
 
 def _uses(instruction) -> list[tuple[str, bool]]:

@@ -1,6 +1,7 @@
 """What a loop's body carries from step to step besides hidden states is seen: the loop goes on step by step, or is refused."""
 
 from collections import deque
+from itertools import islice
 
 import numpy as np
 import pyro
@@ -187,3 +188,83 @@ def test_the_text_of_many_steps_is_no_number():
 
     with pytest.raises(TypeError, match="goes into names alone"):
         log_prob(model)
+
+
+def nested(loop):
+    z, kept = None, {"shifts": []}
+    for t in loop(range(STEPS)):
+        z = step(t, z, Y[t], sum(kept["shifts"]))
+        kept["shifts"].append(0.1)
+
+
+def object_of_its_own(loop):
+    z, counter = None, Counter()
+    counter.shifts = []
+    for t in loop(range(STEPS)):
+        z = step(t, z, Y[t], sum(counter.shifts))
+        counter.shifts.append(0.1)
+
+
+SHIFTS = []
+
+
+def global_list(loop):
+    z = None
+    SHIFTS.clear()
+    for t in loop(range(STEPS)):
+        z = step(t, z, Y[t], sum(SHIFTS))
+        SHIFTS.append(0.1)
+
+
+def large_array(loop):
+    z, shifts = None, np.zeros(20_000)
+    for t in loop(range(STEPS)):
+        z = step(t, z, Y[t], shifts[0])
+        shifts[0] += 0.1
+
+
+def random_numbers(loop):
+    torch.manual_seed(0)
+    z = None
+    for t in loop(range(STEPS)):
+        z = step(t, z, Y[t], torch.rand((), dtype=F64))
+
+
+def part_of_the_loop(loop):
+    z = None
+    for t in islice(loop(range(STEPS)), 3):
+        z = step(t, z, Y[t])
+
+
+@pytest.mark.parametrize(
+    "model", [nested, object_of_its_own, global_list, large_array, random_numbers, part_of_the_loop],
+    ids=lambda model: model.__name__,
+)  # fmt: skip
+def test_what_stands_in_other_things_is_seen(model):
+    torch.testing.assert_close(log_prob(model), oracle(model))
+
+
+@pytest.mark.parametrize("shift", [
+    lambda t: 0.5 if t in {2, 3} else 0.0, lambda t: {3: 0.5}.get(t, 0.0), lambda t: {"3": 0.5}.get(str(t), 0.0),
+    lambda t: {"3": 0.5}.get(f"{t}", 0.0), lambda t: 0.5 if f"{t}" == "3" else 0.0,
+])  # fmt: skip
+def test_many_steps_are_no_key(shift):
+    def model(loop):
+        z = None
+        for t in loop(range(STEPS)):
+            z = step(t, z, Y[t], shift(t))
+
+    with pytest.raises(TypeError, match="stands for many steps.*vectorize=False"):
+        log_prob(model)
+
+
+def test_states_are_stored_by_step():
+    def model(loop):
+        z, states = None, {}
+        for t in loop(range(STEPS)):
+            states[t] = states[str(t)] = states[f"z_{t}"] = z = step(t, z, Y[t])
+
+    expected = oracle(model)
+    CALLS.clear()
+    torch.testing.assert_close(log_prob(model), expected)
+    assert len(CALLS) == 2

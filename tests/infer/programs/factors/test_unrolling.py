@@ -26,13 +26,18 @@ def seen(t):
     return poutine.mask(mask=(t < LENGTHS).unsqueeze(-1))
 
 
+def ran(t):
+    """Counts a run of a body, where the loop does not see it."""
+    RUNS.append(t)
+
+
 def hmm(loop, y):
     trans, emit = table("trans", K, K), table("emit", K, D, event=0)
     tones = pyro.plate("tones", D, dim=-1)
     with rows() as row:
         x = 0
         for t in loop(range(T)):
-            RUNS.append(t)
+            ran(t)
             with seen(t):
                 x = pyro.sample(f"x_{t}", dist.Categorical(trans[x]), infer=MARKED)
                 with tones:
@@ -45,7 +50,7 @@ def autoregressive(loop, y):
     with rows():
         x = 0
         for t in loop(range(T)):
-            RUNS.append(t)
+            ran(t)
             with seen(t):
                 x = pyro.sample(f"x_{t}", dist.Categorical(trans[x]), infer=MARKED)
                 with pyro.plate(f"tones_{t}", D, dim=-1) as tone:
@@ -57,7 +62,7 @@ def coupled(loop, y):
     w = x = torch.tensor(0)
     with rows():
         for t in loop(range(T)):
-            RUNS.append(t)
+            ran(t)
             new = pyro.sample(f"w_{t}", dist.Categorical(Vindex(one)[w, x]), infer=MARKED)
             x = pyro.sample(f"x_{t}", dist.Categorical(Vindex(two)[w, x, new]), infer=MARKED)
             w = new
@@ -74,7 +79,7 @@ def with_inputs(loop, y):
         kind = pyro.sample("kind", dist.Categorical(kinds), infer=MARKED)
         x = torch.tensor(0)
         for t in loop(range(T)):
-            RUNS.append(t)
+            ran(t)
             x = pyro.sample(f"x_{t}", dist.Categorical(Vindex(trans)[x, BEFORE[:, t, 0]]), infer=MARKED)
             pyro.sample(f"n_{t}", dist.Poisson(rate[x]), obs=y[:, t].sum(-1))
             with poutine.mask(mask=t < LENGTHS):
@@ -90,7 +95,7 @@ def network(loop, y):
     with rows():
         x = 0
         for t in loop(range(T)):
-            RUNS.append(t)
+            ran(t)
             with seen(t):
                 x = pyro.sample(f"x_{t}", dist.Categorical(trans[x]), infer=MARKED)
                 hidden = of_state[x.squeeze(-1)] + y[:, t] @ out.T
@@ -105,7 +110,7 @@ def coupled_network(loop, y):
     w, x = torch.tensor(0), torch.tensor(0)
     with rows():
         for t in loop(range(T)):
-            RUNS.append(t)
+            ran(t)
             w = pyro.sample(f"w_{t}", dist.Categorical(one[w]), infer=MARKED)
             x = pyro.sample(f"x_{t}", dist.Categorical(two[x]), infer=MARKED)
             with pyro.plate(f"tones_{t}", D, dim=-1):
@@ -178,7 +183,7 @@ def test_what_a_body_carries_runs_step_by_step():
         trans, emit = table("trans", 2, 2), table("emit", 2, D, event=0)
         x, last, rows = 0, torch.zeros(B, D, dtype=F64), pyro.plate("rows", B, dim=-1)
         for t in helper(range(T)) if kind == "generator" else markov(range(T)):
-            RUNS.append(t)
+            ran(t)
             with rows:
                 if kind == "bernoulli":
                     x = pyro.sample(f"x_{t}", dist.Bernoulli(trans[x][..., 1]), infer=MARKED).long()
