@@ -112,9 +112,13 @@ class FittedState(SequenceModel):
     def _stamps(self) -> dict[str, tuple[int, int]]:
         return {name: (id(parameter), parameter._version) for name, parameter in self.named_parameters()}
 
+    @property
+    def random_parameters(self) -> tuple[str, ...]:
+        """Names of those that are as the constructor drew them, of a model that is not fitted."""
+        return () if self.__sklearn_is_fitted__() else tuple(vars(self)["_drawn"])
+
     def __getstate__(self) -> dict[str, Any]:
-        left = None if self.__sklearn_is_fitted__() else list(vars(self)["_drawn"])
-        return {**super().__getstate__(), "_drawn": left}
+        return {**super().__getstate__(), "_drawn": list(self.random_parameters) or None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
@@ -148,7 +152,7 @@ class FittedState(SequenceModel):
         """Raises NotFittedError while the parameters are those that the constructor drew: neither fitted, nor set or loaded."""
         if self.__sklearn_is_fitted__():
             return
-        left = ", ".join(dict.fromkeys(map(_written, vars(self)["_drawn"])))
+        left = ", ".join(dict.fromkeys(map(_written, self.random_parameters)))
         raise checks.NotFittedError(
             f"this {type(self).__name__} has random parameters ({left}): fit it, or give it parameters (set_parameters, "
             "load_state_dict, an optimizer of your own)"
@@ -186,7 +190,18 @@ def _looks_drawn(name: str, value: Tensor) -> bool:
     return not (is_square and torch.equal(value, first * torch.eye(len(value), dtype=value.dtype, device=value.device)))
 
 
+# parameters as `set_parameters` has them, where that is not the name less "raw_" and "_logits"
+WRITTEN = {
+    "logits": "emission", "log_scale": "variance", "start_logits": "initial", "move_logits": "transition",
+    "state_scale": "state_noise", "emission_scale": "emission_noise", "initial_scale": "initial_covariance",
+    "log_scales": "variances", "log_noise": "noise",
+}  # fmt: skip
+
+
 def _written(name: str) -> str:
-    """A parameter as ``set_parameters`` has it, nearly."""
-    name = name.rpartition(".")[2]
-    return "emission" if name == "logits" else name.removesuffix("_logits").removesuffix("_scale")
+    """A parameter as ``set_parameters`` has it."""
+    first, _, last = name.partition(".")
+    if first.endswith("_network"):
+        return first.removesuffix("_network")
+    last = last or first
+    return WRITTEN.get(last, last.removeprefix("raw_").removesuffix("_logits"))

@@ -92,3 +92,23 @@ def test_a_copy_is_no_more_fitted_than_its_model():
         copy.deepcopy(HMM(2, num_words=3)).score([[0, 1]])
     fitted = HMM(2, num_words=3).fit([[0, 1, 2]], max_iterations=1)
     assert copy.deepcopy(fitted).score([[0, 1]]) == fitted.score([[0, 1]])
+
+
+def test_a_folder_keeps_what_is_random_still(tmp_path):
+    model = HMM(2, num_words=3).set_parameters(initial=[0.5, 0.5])
+    model.save(tmp_path / "model")
+    loaded = pplseq.load(tmp_path / "model")
+    with pytest.raises(NotFittedError, match=r"random parameters \(transition, emission\)"):
+        loaded.score([[0, 1]])
+    loaded.set_parameters(transition=[[0.9, 0.1], [0.2, 0.8]], emission=[[0.2, 0.3, 0.5], [0.5, 0.3, 0.2]])
+    assert loaded.score([[0, 1]]) < 0
+
+
+@pytest.mark.parametrize("make, names", [
+    (lambda: pplseq.IOHMM(2, num_inputs=1, num_outputs=3, outputs="categorical"), "initial, transition, emission"),
+    (lambda: HMM(2, num_features=1, emission="student_t"), "initial, transition, loc, scale, df"),
+    (lambda: LDS(2, 1), "transition, emission"), (lambda: pplseq.StructuralModel(), "variances"),
+])  # fmt: skip
+def test_parameters_are_named_as_they_are_set(make, names):
+    with pytest.raises(NotFittedError, match=rf"random parameters \({names}\)"):
+        make().check_fitted()
