@@ -109,8 +109,8 @@ class FittedState(SequenceModel):
             names = [name for name, parameter in self.named_parameters() if _looks_drawn(name, parameter)] or list(stamps)
         vars(self)["_drawn"] = {name: stamps[name] for name in names if name in stamps}
 
-    def _stamps(self) -> dict[str, tuple[int, int]]:
-        return {name: (id(parameter), parameter._version) for name, parameter in self.named_parameters()}
+    def _stamps(self) -> dict[str, tuple]:
+        return {name: (id(parameter), parameter._version, _some_of(parameter)) for name, parameter in self.named_parameters()}
 
     @property
     def random_parameters(self) -> tuple[str, ...]:
@@ -174,6 +174,15 @@ def _noting(method: Callable) -> Callable:
         return result
 
     return set_parameters
+
+
+def _some_of(parameter: Tensor) -> tuple[float, ...]:
+    """Some of its numbers, in single precision, as they may be converted: fused optimizers change them without a new version of
+    the tensor."""
+    flat = parameter.detach().reshape(-1)
+    if type(flat) is not Tensor or flat.device.type not in ("cpu", "cuda") or len(flat) == 0:
+        return ()
+    return tuple(flat[:: -(-len(flat) // 8)].float().tolist())
 
 
 def _looks_drawn(name: str, value: Tensor) -> bool:

@@ -44,8 +44,6 @@ def save_model(model, folder) -> Path:
             header[name] = list(getattr(model, name))
     if vocabulary is not None:
         header["special_words"] = vocabulary.special_words
-    if left := getattr(model, "random_parameters", ()):
-        header["random_parameters"] = list(left)
     return MODEL.write(folder, header, tensors=model.state_dict(), more=more)
 
 
@@ -101,10 +99,5 @@ def read_model(folder, device: str | torch.device = "cpu"):
     for name in ("column_names", "input_column_names"):
         if header.get(name) is not None:
             setattr(model, name, tuple(header[name]))
-    model = model.to(checks.device(device)).eval()
-    left = header.get("random_parameters")
-    if left and hasattr(model, "drawn"):
-        model.drawn(left)
-    else:
-        model.is_fitted = True
-    return model
+    model.is_fitted = True
+    return model.to(checks.device(device)).eval()
