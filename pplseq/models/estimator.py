@@ -274,9 +274,9 @@ class Estimator(FittedState, SequenceModel):
         """Of the criteria below; models whose parameters are tied by constraints count fewer than they store."""
         return sum(parameter.numel() for parameter in self.parameters())
 
-    def criterion_terms(self, batch: Batch) -> tuple[float, int]:
-        """What the criteria below are made of: log p(x), and how many parameters were learned for it."""
-        return float(self.log_prob(batch.x, batch.lengths, **batch.known).detach().sum()), self.num_free_parameters
+    def criterion_terms(self, batch: Batch, log_prob: float) -> tuple[float, int]:
+        """What the criteria below are made of, given log p(x): a log-likelihood, and how many parameters were learned."""
+        return log_prob, self.num_free_parameters
 
     def aic(self, x, lengths=None, **known) -> float:
         """Akaike's criterion, -2 log p(x) + 2 parameters: lower is better."""

@@ -149,7 +149,7 @@ def summarize(model: Estimator, batch: Batch) -> Summary:
     total = float(model.log_prob(batch.x, batch.lengths, **batch.known).sum())
     tokens, (comparable, count) = observed_tokens(model, batch), (math.nan, 0)
     with contextlib.suppress(ValueError):  # rows that say too little for criteria may say enough for estimates
-        comparable, count = model.criterion_terms(batch)
+        comparable, count = model.criterion_terms(batch, total)
     return Summary(
         names, estimates.detach(), errors, covariance, total, 2 * count - 2 * comparable,
         count * math.log(tokens) - 2 * comparable, tokens, repr(model), bounds,
@@ -160,9 +160,8 @@ def summarize(model: Estimator, batch: Batch) -> Summary:
 
 def criterion(model: Estimator, x: Any, lengths: Any, known: dict[str, Any], price: Callable[[int], float]) -> float:
     """-2 log p(x) and the price of each parameter, given the number of tokens."""
-    model.check_fitted()
-    batch = model.as_batch(x, lengths, **known)
-    log_prob, count = model.criterion_terms(batch)
+    own, batch = model.score(x, lengths, **known), model.as_batch(x, lengths, **known)
+    log_prob, count = model.criterion_terms(batch, own)
     return count * price(observed_tokens(model, batch)) - 2 * log_prob
 
 

@@ -109,7 +109,7 @@ def test_criteria_weigh_likelihood_and_parameters(name):
     model = case.model()
     score, number = model.score(x, **case.known), model.num_free_parameters
     if model.name == "structural":  # its criteria are those of a diffuse start
-        score, number = model.criterion_terms(model.as_batch(x, **case.known))
+        score, number = model.criterion_terms(model.as_batch(x, **case.known), score)
     assert number > 0 and model.aic(x, **case.known) == pytest.approx(-2 * score + 2 * number)
     assert model.bic(x, **case.known) == pytest.approx(-2 * score + number * math.log(ROWS * STEPS))
 

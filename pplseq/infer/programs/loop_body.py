@@ -73,8 +73,8 @@ class Body:
         self.frame, self.handlers, self.first_step = frame, handlers, first_step
         self.loop = _loop_at(frame.f_code, frame.f_lasti) if is_direct else None
         self.before = {name: (value, snapshot(value)) for name, value in frame.f_locals.items() if name != ".0"}
-        names = () if self.loop is None else self.loop.globals
-        self.outside = [(value, snapshot(value)) for name in names if (value := frame.f_globals.get(name)) is not None]
+        names = set() if self.loop is None else frame.f_globals.keys() & self.loop.globals
+        self.outside = {name: (frame.f_globals[name], snapshot(frame.f_globals[name])) for name in names}
         for handler in handlers:
             handler.hidden.clear()
             handler.others.clear()
@@ -92,15 +92,16 @@ class Body:
             return True  # the loop's next value is not the step alone: zip, enumerate, a loop in another function
         if any(name not in self.before and not isinstance(now.get(name), SYMBOLS) for name in loop.read_first & now.keys()):
             return True
-        for name, (value, old) in self.before.items():
-            if name == loop.variable or name not in now:
-                continue
-            new = now[name]
-            if new is value and has_changed(old, new, loop.measures):
-                return True
-            if new is not value and not isinstance(new, SYMBOLS) and not _is_same(new, value):
-                return True
-        return any(has_changed(old, value, loop.measures) for value, old in self.outside)
+        for there, variables in ((now, self.before), (self.frame.f_globals, self.outside)):
+            for name, (value, old) in variables.items():
+                new = there.get(name)
+                if name == loop.variable or name not in there:
+                    continue
+                if new is value and has_changed(old, new, loop.measures):
+                    return True
+                if new is not value and not isinstance(new, SYMBOLS) and not _is_same(new, value):
+                    return True
+        return False
 
     def other_sites(self) -> list[str]:
         """Sites that no handler eliminated."""
@@ -137,7 +138,7 @@ class _Loop(NamedTuple):
 
     variable: str
     read_first: frozenset[str]
-    globals: tuple[str, ...]
+    globals: frozenset[str]
     sets_elsewhere: bool
     measures: bool
     draws: bool
@@ -165,8 +166,8 @@ def _loop_at(code, position: int) -> _Loop | None:
             first.setdefault(name, reads)
     reads = frozenset(name for name, is_read in first.items() if is_read and name != index)
     elsewhere = any(i.opname in ("STORE_ATTR", "DELETE_ATTR", "STORE_GLOBAL", "DELETE_GLOBAL") for i in body)
-    outside = tuple({i.argval: None for i in body if i.opname in ("LOAD_GLOBAL", "LOAD_NAME")})
-    called = {i.argval for i in body if i.opname.startswith("LOAD_") and isinstance(i.argval, str)}
+    outside = frozenset(i.argval for i in body if i.opname in ("LOAD_GLOBAL", "LOAD_NAME"))
+    called = {i.argval for i in body if i.opname.startswith("LOAD_") and i.opname != "LOAD_CONST"}
     return _Loop(index, reads, outside, elsewhere, "len" in outside, not called.isdisjoint(_DRAWS))
 
 

@@ -303,7 +303,7 @@ class LDSTensors(GaussianEstimator):
         States M z + c say the same of all observations: for any invertible M; where the noise of states is diagonal, for any
         that leaves it so, (h^2 + h) / 2 numbers; and for any c, where both parts have an offset. So do, where there are
         more states than numbers, the noise of states and the first covariance together: S with C S = 0 may be added to the
-        covariance of every step.
+        covariance of every step. Of a fit that kept some, and more than 16 states, those that are made up for do count.
         """
         total, h = 0, self.num_states
         for name, value in self._own.items():

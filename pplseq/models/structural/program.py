@@ -142,24 +142,22 @@ class StructuralModel(LDS):
         return sum(parameter.numel() for parameter in self.parameters())
 
     @torch.no_grad()
-    def criterion_terms(self, batch: Batch) -> tuple[float, int]:
+    def criterion_terms(self, batch: Batch, log_prob: float) -> tuple[float, int]:
         """As with an exactly diffuse start, whose states count as parameters, as in statsmodels: so that models with different
         components compare, whatever their own start is."""
-        model = self
-        if self.initial != "diffuse":
-            options: dict[str, Any] = self.config | {"initial": "diffuse"}
-            model = type(self)(**options).to(self.reference.device)
-            model.load_state_dict(self.state_dict())
+        count = self.num_free_parameters + len(batch.x) * self.num_states
+        if self.initial == "diffuse":
+            return log_prob, count
+        options: dict[str, Any] = self.config | {"initial": "diffuse"}
+        model = type(self)(**options).to(self.reference.device)
+        model.load_state_dict(self.state_dict())
         try:
-            log_prob = float(model.log_prob(batch.x, batch.lengths, **batch.known).sum())
+            return float(model.log_prob(batch.x, batch.lengths, **batch.known).sum()), count
         except ValueError as error:
-            if self.initial == "diffuse":
-                raise
             raise ValueError(
                 f"aic and bic are those of a diffuse start, and {str(error).split(';')[0]}; leave such rows out, or compare "
                 "scores of models with the same components"
             ) from None
-        return log_prob, self.num_free_parameters + len(batch.x) * self.num_states
 
     def unidentified(self) -> tuple[frozenset[str], str]:
         return frozenset(), ""

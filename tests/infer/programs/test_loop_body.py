@@ -216,6 +216,22 @@ def global_list(loop):
         SHIFTS.append(0.1)
 
 
+LEVEL = 0.0
+
+
+def raise_level():
+    global LEVEL
+    LEVEL += 0.1
+
+
+def global_number_of_a_function(loop):
+    global LEVEL
+    z, LEVEL = None, 0.0
+    for t in loop(range(STEPS)):
+        z = step(t, z, Y[t], LEVEL)
+        raise_level()
+
+
 def large_array(loop):
     z, shifts = None, np.zeros(20_000)
     for t in loop(range(STEPS)):
@@ -237,7 +253,8 @@ def part_of_the_loop(loop):
 
 
 @pytest.mark.parametrize(
-    "model", [nested, object_of_its_own, global_list, large_array, random_numbers, part_of_the_loop],
+    "model",
+    [nested, object_of_its_own, global_list, global_number_of_a_function, large_array, random_numbers, part_of_the_loop],
     ids=lambda model: model.__name__,
 )  # fmt: skip
 def test_what_stands_in_other_things_is_seen(model):
@@ -267,4 +284,16 @@ def test_states_are_stored_by_step():
     expected = oracle(model)
     CALLS.clear()
     torch.testing.assert_close(log_prob(model), expected)
+    assert len(CALLS) == 2
+
+
+def test_a_long_body_runs_twice():
+    """One whose instructions take arguments of two bytes."""
+    lines = "\n".join(f"        k = {k} * 2 + {k}" for k in range(300))
+    source = f"def long(loop):\n    z = None\n    for t in loop(range(STEPS)):\n{lines}\n        z = step(t, z, Y[t])\n"
+    names = dict(globals())
+    exec(source, names)
+    expected = oracle(names["long"])
+    CALLS.clear()
+    torch.testing.assert_close(log_prob(names["long"]), expected)
     assert len(CALLS) == 2

@@ -121,3 +121,14 @@ def test_criteria_compare_models_of_different_components():
     exact = StructuralModel(trend="stochastic", seasonal=12, initial="diffuse")
     exact.load_state_dict(wide.state_dict())
     assert exact.bic(y) == pytest.approx(wide.bic(y)) and exact.aic([y, y]) == pytest.approx(2 * wide.aic(y) - 2 * 4)
+
+
+def test_rows_that_say_too_little_for_criteria_keep_their_estimates():
+    x = torch.from_numpy(np.random.default_rng(0).standard_normal(30))
+    model = StructuralModel(seasonal=4).fit([x, x[:3]])
+    with pytest.raises(ValueError, match="aic and bic are those of a diffuse start, and row 1: its observations do not determine"):
+        model.bic([x, x[:3]])
+    found = model.summary([x, x[:3]])
+    assert np.isnan(found.bic) and bool(found.estimates.isfinite().all())
+    with pytest.raises(ValueError, match="every observation is missing"):
+        model.bic(np.full(5, np.nan))
