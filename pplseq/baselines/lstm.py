@@ -9,6 +9,7 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from pplseq.baselines.neural import State, TiedNetwork
 from pplseq.data.vocabulary import Vocabulary
+from pplseq.kernels.precision import network_precision
 
 
 class LSTM(TiedNetwork):
@@ -47,7 +48,9 @@ class LSTM(TiedNetwork):
         # torch has layers first, a state that is carried has rows first
         hidden, cell = (part.transpose(0, 1).contiguous() for part in state)
         if lengths is None:
-            features, (hidden, cell) = self.layers(vectors, (hidden, cell))
+            with network_precision(vectors):
+                features, state = self.layers(vectors, (hidden, cell))
+            features, (hidden, cell) = features.to(vectors.dtype), (part.to(vectors.dtype) for part in state)
         else:
             packed = pack_padded_sequence(vectors, lengths.cpu(), batch_first=True, enforce_sorted=False)
             packed, (hidden, cell) = self.layers(packed, (hidden, cell))
