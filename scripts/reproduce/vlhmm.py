@@ -13,9 +13,9 @@ command goes on with a queue that was stopped. Of WikiText-2 no test text is at 
 of whole articles, the first of which plays validation (all choices are made on it), the second test.
 
 A run that was stopped goes on where it was when the command is given again. At its end the best weights are evaluated on
-validation and test, under both protocols, alone and mixed with a Kneser-Ney 5-gram (the weight is that which is best on
-validation), and the figures go to results/. Corpora are found through PPLSEQ_DATA. Further options behind `--` go to `pplseq
-train`; behind `--resume-with` those that a run was given anew when it was resumed.
+validation and test, under both protocols, alone and mixed with a Kneser-Ney 5-gram of the corpus's own training text (the
+weight is that which is best on validation), and the figures go to results/. Corpora are found through PPLSEQ_DATA. Further
+options behind `--` go to `pplseq train`; behind `--resume-with` those that a run was given anew when it was resumed.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def corpus_folder(corpus: str, runs: Path) -> Path:
 
 def train(options, run: Path) -> list[str]:
     """Trains or resumes; returns the command of a fresh start."""
-    source = str(corpus_folder(options.corpus, run.parent))
+    source = str(options.text or corpus_folder(options.corpus, run.parent))
     flags = ["--num-states", str(options.num_states), *VARIANTS[options.variant], *options.train]
     if options.corpus == "wikitext2":
         flags = ["--shuffle", "article", *flags]
@@ -91,6 +91,7 @@ def train(options, run: Path) -> list[str]:
         if code:
             sys.exit(code)
     name = f"$PPLSEQ_DATA/{options.corpus}" if options.corpus != "wikitext2" else "runs/wikitext2_halves"
+    name = f"runs/{options.text.name}" if options.text else name
     return ["pplseq", "train", "vlhmm", name, *flags, "--out", f"runs/{run.name}"]
 
 
@@ -179,6 +180,9 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--threads", type=int)
     parser.add_argument("--label", default="", help="added to the name of the run and of its figures")
     parser.add_argument("--run", type=Path, help="folder of the run (default: runs/<corpus>_<states>_<variant>)")
+    parser.add_argument(
+        "--text", type=Path, help="train on this folder's text (drawn_text.py), which has the corpus's vocabulary"
+    )
     parser.add_argument("--resume-with", default="", help="options given anew to a run that is resumed, in quotes")
     parser.add_argument("--evaluate-only", action="store_true", help="the run is there; only evaluate it")
     rest: list[str] = []
