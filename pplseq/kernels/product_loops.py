@@ -13,6 +13,8 @@ import numpy as np
 
 from pplseq.kernels.compiled import jit
 
+SQUARE = 16
+
 
 @jit(fastmath={"contract"})  # sums in another order would go along a row, and not across columns
 def add_times(left, right, width, out, lower):
@@ -77,10 +79,13 @@ def set_to(value, out):
 
 @jit
 def mirror(out):
-    """The lower triangle above it as well."""
-    for i in range(len(out)):
-        for j in range(i):
-            out[j, i] = out[i, j]
+    """The lower triangle above it as well, by squares that lie in the nearest cache."""
+    size = len(out)
+    for top in range(0, size, SQUARE):
+        for left in range(0, top + 1, SQUARE):
+            for i in range(top, min(top + SQUARE, size)):
+                for j in range(left, min(left + SQUARE, i)):
+                    out[j, i] = out[i, j]
 
 
 @jit(fastmath={"contract"}, inline="always")

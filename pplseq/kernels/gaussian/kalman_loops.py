@@ -14,7 +14,7 @@ import numpy as np
 from pplseq.kernels.compiled import jit
 from pplseq.kernels.product_loops import add_times, factorize, mirror, set_to, turned
 
-PRODUCTS = 1069806280  # checksum of product_loops.py: numba looks at this file alone
+PRODUCTS = 2494121216  # checksum of product_loops.py: numba looks at this file alone
 
 NEGLIGIBLE = 1e-24  # as in kalman.py
 PATIENCE = 16
@@ -78,12 +78,16 @@ def condition(system, nodes, p, kind, node, room):
             a = whitener[node, i, k]
             for j in range(h):
                 root[i, j] += a * spread[k, j]
-    for j in range(h):
-        for i in range(n):
-            value = 0.0
-            for k in range(i, n):
-                value += root[k, j] * whitener[node, k, i]
-            gain[node, j, i] = value
+    if len(system.tiles):
+        set_to(0.0, gain[node])
+        add_times(turned(root, 1.0), whitener[node], n, gain[node], False)
+    else:
+        for j in range(h):
+            for i in range(n):
+                value = 0.0
+                for k in range(i, n):
+                    value += root[k, j] * whitener[node, k, i]
+                gain[node, j, i] = value
     if nodes.size[p] > 0 and EPS * nodes.size[p] * system.precision[kind] > CAREFUL:
         joseph(system, nodes, p, kind, node, room)
     elif len(system.tiles):
@@ -171,12 +175,16 @@ def predict(system, nodes, node, child, room):
                 for k in range(h):
                     value += moved[node, i, k] * matrix[j, k]
                 work[i, j] = value
+        for i in range(h):
+            for j in range(i):
+                work[i, j] = (work[i, j] + work[j, i]) / 2
+                work[j, i] = work[i, j]
     most, size = room.most, 0.0  # of columns, which go side by side
     for j in range(h):
         most[j] = 0.0
     for i in range(h):
         for j in range(h):
-            value = (work[i, j] + work[j, i]) / 2 + system.noise[i, j]
+            value = work[i, j] + system.noise[i, j]
             nodes.predicted[child, i, j] = value
             most[j] = abs(value) if not abs(value) <= most[j] else most[j]
     for j in range(h):
@@ -381,7 +389,6 @@ def walk_back(begin, columns, index, now, given, steady, settled_on, back, count
                 add_times(found[behind], loops[node], h, work, False)
                 set_to(0.0, found[child])
                 add_times(turned(loops[node], 1.0), work, h, found[child], True)
-                mirror(found[child])
             else:
                 for i in range(h):
                     for j in range(h):
@@ -397,12 +404,16 @@ def walk_back(begin, columns, index, now, given, steady, settled_on, back, count
                         a = loops[node, k, i]
                         for j in range(h):
                             found[child, i, j] += a * work[k, j]
+                for i in range(h):
+                    for j in range(i):
+                        found[child, i, j] = (found[child, i, j] + found[child, j, i]) / 2
             size = change = 0.0
             for i in range(h):
                 for j in range(i + 1):
-                    value = information[node, i, j] + (found[child, i, j] + found[child, j, i]) / 2
-                    found[child, i, j], found[child, j, i] = value, value
+                    value = information[node, i, j] + found[child, i, j]
+                    found[child, i, j] = value
                     size, change = max(size, abs(value)), max(change, abs(value - found[behind, i, j]))
+            mirror(found[child])
             size = size if size != 0.0 else 1.0
             same = -1
             if steady[node] and back.of[behind] == node:

@@ -15,7 +15,7 @@ import numpy as np
 from pplseq.kernels.compiled import jit
 from pplseq.kernels.product_loops import product
 
-PRODUCTS = 1069806280  # checksum of product_loops.py: numba looks at this file alone
+PRODUCTS = 2494121216  # checksum of product_loops.py: numba looks at this file alone
 
 LANES = 64  # rows of a block: its vectors stay in a core's nearest cache, and a loop over them is worth its start
 

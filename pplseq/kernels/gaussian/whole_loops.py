@@ -36,7 +36,7 @@ from pplseq.kernels.gaussian.block_loops import (
 from pplseq.kernels.gaussian.kalman_loops import FILTERED, Nodes, System, walk
 from pplseq.kernels.product_loops import turned_times
 
-SHARED = 1109474782  # checksum of block_loops.py, kalman_loops.py and product_loops.py: numba looks at this file alone
+SHARED = 3119883731  # checksum of block_loops.py, kalman_loops.py and product_loops.py: numba looks at this file alone
 DONE, MORE_ROOM, REFUSED = range(3)
 OFFSET, FULL_NOISE, SHIFT, FULL_COVARIANCE = 1, 2, 4, 8  # what a vector of numbers holds
 
