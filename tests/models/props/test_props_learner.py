@@ -130,7 +130,7 @@ def test_sources_that_cannot_be_saved_are_told(tmp_path):
 
 def test_the_learner_is_the_stream():
     stream, source = words(100), Bigram()
-    learner = PROPSLearner([Bigram(), uniform], 7, seed=3, exponent=0.8)
+    learner = PROPSLearner([Bigram(), uniform], 7, seed=3, exponent=0.8, guard=0)
     state = PROPS(7, num_sources=2, seed=3).start(exponent=0.8)
     for t, y in enumerate(stream):
         if t == 50:
@@ -405,7 +405,7 @@ def test_a_stream_begins_at_its_sources():
     random = np.random.default_rng(0)
     words, cost = random.integers(500, size=20), {}
     for share in (1 / 3, None):
-        chosen = {} if share is None else {"source_share": share}
+        chosen = {"guard": 0} if share is None else {"source_share": share, "guard": 0}
         learner = PROPSLearner([lambda prefix: np.r_[np.full(250, 3.0), np.ones(250)] / 1000], 500, seed=0, **chosen)
         assert learner.state.initial.tolist() == learner.state.first_transition[2].tolist()
         likely = words % 250  # three times as likely to the source as to what is to be learned
