@@ -7,7 +7,7 @@ from typing import Any
 
 from pplseq import checks
 
-# chosen on streams of development: scripts/reproduce/personalisation.py --guards
+# chosen on streams of development: scripts/reproduce/personalisation_guards.py
 LEAST = 0.02
 START, BACK = 0.9, 0.002
 
