@@ -56,7 +56,7 @@ class PROPSLearner(checks.NamedArguments):
         initial, transition, source_share, covariance, covariance_floor, seed: of :class:`~pplseq.models.props.program.PROPS`.
         drift: True: where a stream has become another one the step size goes back, so that it is learned anew, see
             :class:`~pplseq.models.props.drift.SurpriseDetector`; or a detector of your own with river's interface, which hears
-            the surprise of every token.
+            the surprise of every token, less that of the first source where there is one.
         guard: least weight of the first source, as it is, in a mixture with all that is learned, which bounds what any stretch
             of the stream can lose to it, see :class:`~pplseq.models.props.guard.SourceGuard`; 0 for none, as in the paper.
             Log-probabilities and predictions are the mixture's, filters and parameters the model's.
@@ -222,12 +222,13 @@ class PROPSLearner(checks.NamedArguments):
 
         info = self.state.step(y, log_probs, learn, first=None if missing else observe)
         self._predictions = [None] * len(self.sources)
-        if self.guard is not None and not missing:
-            info = info._replace(log_prob=self.guard.take(log_probs[0], info.log_prob))
         if learn and self.detector is not None and not missing:
-            self.detector.update(-float(info.log_prob))
+            # what is hard in every text, the source finds hard too
+            self.detector.update((log_probs[0] if self.sources else 0.0) - float(info.log_prob))
             if self.detector.drift_detected:
                 self.state.forget()
+        if self.guard is not None and not missing:
+            info = info._replace(log_prob=self.guard.take(log_probs[0], info.log_prob))
         return info
 
     def learn_many(self, ys: Iterable) -> list[StepInfo]:
