@@ -4,14 +4,15 @@
 
 Two kinds of streams made of real text, and one that is drawn. Letters: of one person's tweets, of which from letter 6,001 on
 every letter stands for another one (an exchange drawn anew for each seed), learned by a streaming HMM of eight states. Words:
-2,000 of one stream of development, then 2,000 of another (tweets, newspaper, email, a newsgroup), by PROPS of a Kneser-Ney source
-of WikiText-2 alone, and with counts and a cache of the stream beside it, which nobody tells of the shift either. Drawn: 6,000 of
-30 words from one distribution, then from another, by one state. And the same without a shift, where a detector can only do harm.
+2,000 of one stream of development, then 2,000 of another (tweets, newspaper, email, a newsgroup), by PROPS of a Kneser-Ney
+source of WikiText-2 alone, and with counts and a cache of the stream beside it, which nobody tells of the shift either. Drawn:
+6,000 of 30 words from one distribution, then from another, by one state. And the same without a shift, where a detector can
+only do harm.
 
 Of every system the perplexity of the second half before the shift, of the first 500 tokens behind it and of the rest, means and
-standard deviations over seeds (random starts, and for letters parts of the text and exchanges too), and the detector's alarms a
-stream, where one is right with a shift and none without. The detector is as it comes; what it hears, its threshold and slack, and
-the step that it goes back to were chosen on streams like these, among four detectors and three steps.
+standard deviations over seeds (random starts, and for letters parts of the text and exchanges too), and the detector's alarms
+a stream, where one is right with a shift and none without. The detector is as it comes; what it hears, its threshold and slack,
+and the step that it goes back to were chosen on streams like these, among four detectors and three steps.
 
 Writes results/personalisation_drift.json. Corpora are found through PPLSEQ_DATA.
 """

@@ -22,9 +22,9 @@ class SurpriseDetector:
     a stream is learned, raises no alarm. The interface is that of river's drift detectors: ``update(x)``, ``drift_detected``.
 
     Args:
-        threshold, slack: in deviations; rises by less than the slack are not seen. Of independent surprises one alarm in about exp(2 slack threshold) / (2 slack^2) tokens
-            is false (Gaussian ones; millions at the defaults), and a rise by d deviations is seen after about
-            threshold / (d - slack) tokens.
+        threshold, slack: in deviations; a rise by less than the slack is not seen, one by d deviations after about
+            threshold / (d - slack) tokens. Of independent surprises one alarm in about exp(2 slack threshold) / (2 slack^2)
+            tokens is false (Gaussian ones; millions at the defaults).
         warm_up: tokens before the first alarm.
 
     Source: E. S. Page, Continuous inspection schemes (1954), section 3.
