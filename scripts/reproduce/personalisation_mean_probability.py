@@ -3,8 +3,8 @@
     python scripts/reproduce/personalisation_mean_probability.py
 
 The paper reports the mean probability of words, mean p(x_t). It is linear in p: of all mixtures of fixed weights the best is
-one of the sources alone, and of all predictions the best is to be sure of the likeliest word, whatever becomes of the others. So
-sharper predictions p^g / sum p^g score higher, up to the share of words that are guessed right (g to infinity), while
+one of the sources alone, and of all predictions the best is to be sure of the likeliest word, whatever becomes of the others.
+So sharper predictions p^g / sum p^g score higher, up to the share of words that are guessed right (g to infinity), while
 perplexity, which is what a probability is for, has its best near g = 1. Per target and system (the source, counts and cache of
 the stream alone, their best fixed mixture for either score, PROPS of the three under the library's defaults): perplexity and
 mean probability of the second 2,000 words, streaming, at several g; the share of the mean that comes from words above .2.
