@@ -17,6 +17,7 @@ from pplseq import checks
 from pplseq.models.props.drift import SurpriseDetector, detector_of
 from pplseq.models.props.guard import LEAST, SourceGuard
 from pplseq.models.props.program import PROPS, SOURCE_SHARE
+from pplseq.models.props.queries import sharpened
 from pplseq.models.props.settings import StepInfo
 from pplseq.models.props.source import (
     CallableSource,
@@ -301,15 +302,17 @@ class PROPSLearner(checks.NamedArguments):
         return None if None in backs else back
 
     # ---------------------------------------------------------------- prediction
-    def predict_proba_one(self) -> np.ndarray:
-        """(V,) p(next token | past); costs O(V K)."""
+    def predict_proba_one(self, sharpness: float = 1.0) -> np.ndarray:
+        """(V,) p(next token | past), or what :func:`~pplseq.models.props.queries.sharpened` makes of it; costs O(V K)."""
         if self.num_words is None:
             raise TypeError(
                 "predict_proba_one: vectors have a density, not probabilities; use score_one or predict_one"
             )
         said = [self._prediction(k) for k in range(len(self.sources))]
         probs = self.state.word_probs(said, averaged=False)
-        return probs if self.guard is None else self.guard.weight * said[0] + (1 - self.guard.weight) * probs
+        if self.guard is not None:
+            probs = self.guard.weight * said[0] + (1 - self.guard.weight) * probs
+        return probs if sharpness == 1 else sharpened(probs, sharpness)
 
     def predict_one(self):
         """The most probable next word; of vectors the mean, for which sources must predict distributions."""

@@ -416,6 +416,24 @@ def test_a_stream_begins_at_its_sources():
     assert StreamingHMM(3, 5).initial.tolist() == pytest.approx([1 / 3] * 3)
 
 
+def test_sharper_predictions_say_the_likely_more():
+    """Powers of what is predicted: the mean probability rises, up to the share of words that are guessed right."""
+    stream, mean, guessed = words(400), {1.0: [], 2.0: [], 60.0: []}, []
+    learner = PROPSLearner([Bigram()], 7, seed=0)
+    for y in stream:
+        probs = learner.predict_proba_one()
+        for sharpness, found in mean.items():
+            sharp = learner.predict_proba_one(sharpness)
+            np.testing.assert_allclose(sharp, probs**sharpness / (probs**sharpness).sum(), rtol=1e-9)
+            found.append(sharp[y])
+        guessed.append(learner.predict_one() == y)
+        learner.learn_one(y)
+    assert np.mean(mean[1.0]) < np.mean(mean[2.0]) < np.mean(mean[60.0])
+    assert np.mean(mean[60.0]) == pytest.approx(np.mean(guessed), abs=0.02)
+    with pytest.raises(ValueError, match="sharpness must be"):
+        learner.predict_proba_one(0.0)
+
+
 def test_users_share_the_table_they_begin_with():
     """What a user keeps does not grow with the vocabulary."""
     num_words = 50_000
