@@ -59,28 +59,27 @@ class DynamicEvaluation:
         every: int = EVERY,
         clip: float = 1.0,
     ):
-        if isinstance(model, NeuralLanguageModel):
-            model = TorchLanguageModelSource(model)
-        if isinstance(model, type) or not isinstance(model, WeightedSource):
+        source: Any = TorchLanguageModelSource(model) if isinstance(model, NeuralLanguageModel) else model
+        if isinstance(source, type) or not isinstance(source, WeightedSource):
             raise TypeError(
                 "model: dynamic evaluation takes a network of the library (RNN, LSTM, FeedForward), a TorchLanguageModelSource "
-                f"or a HuggingFaceSource, got {type(model).__name__}, whose weights it cannot move; wrap a module of torch in "
+                f"or a HuggingFaceSource, got {type(source).__name__}, whose weights it cannot move; wrap a module of torch in "
                 "TorchLanguageModelSource"
             )
         self.step, self.clip = checks.positive("step", step), checks.positive("clip", clip)
         self.every = checks.count("every", every)
         self.decay = checks.share("decay", decay, "[0, 1)")
-        self.source: Any = model.apart()
-        self.model, self.num_words = model.model, model.num_words
-        self.name = f"dynamic {model.name}"
+        self.source: Any = source.apart()
+        self.model, self.num_words = source.model, source.num_words
+        self.name = f"dynamic {source.name}"
         self._start = {name: value.detach() for name, value in self.model.named_parameters() if value.requires_grad}
         if not self._start:
             raise ValueError(
-                f"model: {model.name} has no weights that may move; let some have requires_grad=True, or take the source alone"
+                f"model: {source.name} has no weights that may move; let some have requires_grad=True, or take the source alone"
             )
         if low := {str(value.dtype) for value in self._start.values() if value.dtype not in PRECISE}:
             raise ValueError(
-                f"model: {model.name} has weights in {', '.join(sorted(low))}, too coarse for steps; give model.float()"
+                f"model: {source.name} has weights in {', '.join(sorted(low))}, too coarse for steps; give model.float()"
             )
         self.weights = self.source.weights = dict(self._start)
         self._last = self.source.line_end

@@ -189,7 +189,8 @@ class HuggingFaceSource:
         Raises:
             TypeError: a model that gives no ``hidden_states`` when asked by ``output_hidden_states=True``.
         """
-        if self._hidden is None:
+        hidden = self._hidden
+        if hidden is None:
             needed = f"model: {self.name} gives no hidden states; a model of transformers does by output_hidden_states=True"
             try:
                 layers = getattr(self._reader.hidden(self.context), "hidden_states", None)
@@ -197,8 +198,8 @@ class HuggingFaceSource:
                 raise TypeError(f"{needed} ({error})") from error
             if not layers:
                 raise TypeError(needed)
-            self._hidden = layers[-1][0, -1].double().cpu().numpy()
-        return self._hidden
+            hidden = self._hidden = layers[-1][0, -1].double().cpu().numpy()
+        return hidden
 
     def nats(self, state: dict[str, Any], words: list[int]) -> Tensor:
         """(n,) -log p of the known words among some behind a state of ``state_dict``, with gradients for ``weights``."""

@@ -95,7 +95,7 @@ class TorchLanguageModelSource:
             result, hidden = result[0], result[1][0]
         elif isinstance(layers := getattr(result, "hidden_states", None), tuple):
             hidden = layers[-1][0]
-        logits = getattr(result, "logits", result)
+        logits: Any = getattr(result, "logits", result)
         if logits.shape != (1, len(tokens), self.num_words):
             raise ValueError(
                 f"model: logits of {self.name} must have shape (1, {len(tokens)}, {self.num_words}), a row a token and "

@@ -214,7 +214,7 @@ class PROPSLearner(checks.NamedArguments):
     def _take(self, y, learn: bool) -> StepInfo:
         y = self._encoded(y)
         missing = self.state.emissions.is_missing(y)
-        log_probs = () if missing else self._source_log_probs(y)
+        log_probs = [] if missing else self._source_log_probs(y)
 
         def observe() -> None:
             with all_or_none(self.sources, self._called):
