@@ -24,6 +24,9 @@ class SourceGuard:
     nats, as w' p >= (1 - back) w q at every token: 4.3 nats of any 200 tokens at the defaults, and of the first 20 of a
     stream .15, of the first 200 .5 (-log start in the place of -log least). Its price is at most -log(1 - w) nats a token.
 
+    A :class:`~pplseq.models.props.learner.PROPSLearner` has one; beside streams of ``PROPS.start``, of one user or many, it is
+    the caller's to hold.
+
     Args:
         least: the source's least weight. start: its first one, at least `least`.
         back: share of the source's weight that the model gets back at every token, so that it is heard again soon after

@@ -224,8 +224,8 @@ class PROPSLearner(checks.NamedArguments):
         info = self.state.step(y, log_probs, learn, first=None if missing else observe)
         self._predictions = [None] * len(self.sources)
         if learn and self.detector is not None and not missing:
-            # what is hard in every text, the source finds hard too
-            self.detector.update((log_probs[0] if self.sources else 0.0) - float(info.log_prob))
+            # what is hard in every text, the source finds hard too; one that says never is no worse than e^-100
+            self.detector.update(max((log_probs[0] if self.sources else 0.0) - float(info.log_prob), -100.0))
             if self.detector.drift_detected:
                 self.state.forget()
         if self.guard is not None and not missing:

@@ -91,6 +91,8 @@ def test_it_is_saved_and_told_what_it_needs(tmp_path):
     beside = PROPSLearner([lambda prefix: np.full(30, 1 / 30)], 30, seed=0, guard=0, drift=Told())
     infos = [beside.learn_one(y) for y in words[:50]]  # surprise beyond the source's
     np.testing.assert_allclose(beside.detector.heard, [-np.log(30) - info.log_prob for info in infos], atol=1e-12)
+    never = PROPSLearner([lambda prefix: np.eye(30)[3]], 30, seed=0, drift=Told())
+    assert np.isfinite([never.learn_one(y).log_prob for y in (4, 5)]).all() and never.detector.heard == (-100.0, -100.0)
     with pytest.warns(UserWarning, match="detector of your own is not saved"):
         own.save(tmp_path / "own")
     with pytest.raises(TypeError, match="drift must be True"):
