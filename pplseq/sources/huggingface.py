@@ -11,6 +11,7 @@ and what is left is the unknown word's.
 
 from __future__ import annotations
 
+import copy
 import math
 from typing import Any
 
@@ -22,6 +23,7 @@ from pplseq import checks
 from pplseq.data.vocabulary import Vocabulary
 from pplseq.models.props.source import PutBack, put_back
 from pplseq.sources.piece_reader import CachedReader, PieceTree, Reader, has_cache
+from pplseq.sources.weights import Weights, call_with, stretches
 
 BATCH = 64  # contexts that go through a network without a cache at once
 MAX_CONTEXT = 512  # pieces, where nothing else is said
@@ -60,8 +62,9 @@ class HuggingFaceSource:
 
     Cost: ``log_prob_of`` of a known word reads its pieces, whatever V is. ``predict``, and ``log_prob_of`` of the unknown word,
     whose probability is what all V words leave, read every piece of the tree that the words make up, once for a context: of
-    2,000 words 375 ms on one CPU where a known word costs 1.5 ms. Unknown words behind each other are one context. A stream
-    with many of them wants a smaller vocabulary. Without a cache each reads the context as well.
+    2,000 words 375 ms on one CPU where a known word costs 1.5 ms. No shorter way is exact: with which probability a word ends
+    behind its last piece only the network says, for each word. Unknown words behind each other are one context. A stream with
+    many of them wants a smaller vocabulary. Without a cache each reads the context as well.
     """
 
     def __init__(
@@ -94,10 +97,37 @@ class HuggingFaceSource:
         self.tree = PieceTree(self.pieces)
         if cache and not has_cache(model):
             raise ValueError(f"cache: {self.name} keeps no keys and values that can be cut; give cache=None or False")
-        cached = has_cache(model) if cache is None else cache
-        self._reader: Reader = CachedReader(model, self.device) if cached else Reader(self._read_anew)
-        self.context: list[int] = list(self.start)
-        self._known: np.ndarray | None = None  # (V,) probabilities of the next word, once somebody asked for all
+        self.cached = has_cache(model) if cache is None else cache
+        self._weights: Weights | None = None
+        self._open()
+
+    line_end = None  # a sequence begins with an empty context
+
+    def _open(self) -> None:
+        """Reads from the beginning."""
+        slow = Reader(self._read_anew, self._hidden_anew)
+        self._reader: Reader = CachedReader(self.model, self.device, self._call) if self.cached else slow
+        self.reset()
+
+    @property
+    def weights(self) -> Weights | None:
+        """Weights that the model is read with in the place of its own, by their names; None: its own."""
+        return self._weights
+
+    @weights.setter
+    def weights(self, weights: Weights | None) -> None:
+        self._weights, self._known, self._hidden = weights, None, None
+        self._reader.forget()
+
+    def apart(self) -> HuggingFaceSource:
+        """The same source at its beginning, with weights, context and cache of its own; model and words are shared."""
+        other = copy.copy(self)
+        other._weights = None
+        other._open()
+        return other
+
+    def _call(self, **inputs: Any) -> Any:
+        return call_with(self.model, self._weights, **inputs)
 
     @classmethod
     def from_pretrained(cls, name: str, vocabulary: Vocabulary, **options: Any) -> HuggingFaceSource:
@@ -143,9 +173,59 @@ class HuggingFaceSource:
             # padded behind, where a causal model does not look
             ids = torch.tensor([row + [0] * (longest - len(row)) for row in batch], device=self.device)
             ends = torch.tensor([len(row) - 1 for row in batch], device=self.device)
-            logits = self.model(input_ids=ids).logits[torch.arange(len(batch), device=self.device), ends]
+            logits = self._call(input_ids=ids).logits[torch.arange(len(batch), device=self.device), ends]
             rows.append(torch.log_softmax(logits.double(), -1))
         return torch.cat(rows)
+
+    @torch.no_grad()
+    def _hidden_anew(self, context: list[int]) -> Any:
+        ids = torch.tensor([context[-self.max_context :]], device=self.device)
+        return self._call(input_ids=ids, output_hidden_states=True)
+
+    def hidden_state(self) -> np.ndarray:
+        """(D,) the last layer's hidden state behind the context, from which the next word's first piece is predicted.
+
+        So a word of several pieces stands in a cache beside the state before its first one.
+
+        Raises:
+            TypeError: a model that gives no ``hidden_states`` when asked by ``output_hidden_states=True``.
+        """
+        hidden = self._hidden
+        if hidden is None:
+            needed = f"model: {self.name} gives no hidden states; a model of transformers does by output_hidden_states=True"
+            try:
+                layers = getattr(self._reader.hidden(self.context), "hidden_states", None)
+            except TypeError as error:
+                raise TypeError(f"{needed} ({error})") from error
+            if not layers:
+                raise TypeError(needed)
+            hidden = self._hidden = layers[-1][0, -1].double().cpu().numpy()
+        return hidden
+
+    def nats(self, state: dict[str, Any], words: list[int]) -> Tensor:
+        """(n,) -log p of the known words among some behind a state of ``state_dict``, with gradients for ``weights``."""
+        values = []
+        for context, part in stretches(list(state["context"]), words, self._pieces_of, self._after):
+            ids = context + [piece for y in part for piece in self._pieces_of(y)]
+            logits = self._call(input_ids=torch.tensor([ids], device=self.device)).logits[0]
+            rows, place = torch.log_softmax(logits.double(), -1), len(context) - 1
+            for y in part:
+                if pieces := self._pieces_of(y):
+                    end = place + len(pieces)
+                    spelled = rows[range(place, end), pieces].sum()
+                    values.append(-spelled - torch.logsumexp(rows[end][self._begins], 0))
+                    place = end
+        return torch.stack(values) if values else torch.zeros(0, dtype=torch.float64, device=self.device)
+
+    def _pieces_of(self, y: int) -> list[int]:
+        """What a word adds to the context: an unknown one nothing, as nobody knows its spelling."""
+        return [] if y == self.vocabulary.unknown_id else self.pieces[y]
+
+    def _after(self, context: list[int], y: int) -> list[int]:
+        context = context + self._pieces_of(y)
+        if len(context) + self.tree.depth > self.max_context:
+            context = context[-max(self.max_context // 2, 1) :]
+        return context
 
     def _log_prob_of_pieces(self, pieces: list[int]) -> float:
         rows = self._reader.along(self.context, pieces)
@@ -179,20 +259,19 @@ class HuggingFaceSource:
 
     def observe(self, y: int) -> None:
         """The word's pieces join the context."""
-        before, pieces = self.context, [] if y == self.vocabulary.unknown_id else self.pieces[y]
-        self.context = self.context + pieces
-        if len(self.context) + self.tree.depth > self.max_context:
-            self.context = self.context[-max(self.max_context // 2, 1) :]
+        before, self.context = self.context, self._after(self.context, y)
         if self.context != before:  # an unknown word leaves nothing behind, so that what was read of all words stands
-            self._known = None
+            self._known = self._hidden = None
 
     def reset(self) -> None:
         """A new sequence: the context is empty."""
-        self.context, self._known = list(self.start), None
+        self.context: list[int] = list(self.start)
+        self._known: np.ndarray | None = None  # (V,) probabilities of the next word, once somebody asked for all
+        self._hidden: np.ndarray | None = None  # (D,) behind the context, once somebody asked
 
     def mark(self) -> PutBack:
         """The context."""
-        return put_back(self, "context", "_known")
+        return put_back(self, "context", "_known", "_hidden")
 
     def state_dict(self) -> dict[str, Any]:
         """The context, in pieces."""
@@ -200,4 +279,5 @@ class HuggingFaceSource:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Goes on from a context."""
-        self.context, self._known = [int(piece) for piece in state["context"]], None
+        self.reset()
+        self.context = [int(piece) for piece in state["context"]]

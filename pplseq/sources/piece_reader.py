@@ -61,10 +61,19 @@ class Reader:
 
     Args:
         read: gives (N, S) log-probabilities behind N contexts.
+        output: what the model answers to a context, asked for its hidden states.
     """
 
-    def __init__(self, read: Callable[[list[list[int]]], Tensor]):
-        self.read = read
+    def __init__(self, read: Callable[[list[list[int]]], Tensor], output: Callable[[list[int]], Any] | None = None):
+        self.read, self.output = read, output
+
+    def forget(self) -> None:
+        """Nothing is kept."""
+
+    def hidden(self, context: list[int]) -> Any:
+        """What the model answers behind a context, its layers' hidden states among it."""
+        assert self.output is not None
+        return self.output(context)
 
     def along(self, context: list[int], pieces: list[int]) -> Tensor:
         """(n + 1, S) log-probabilities of the next piece behind the context and the first 0..n pieces."""
@@ -106,11 +115,16 @@ class CachedReader(Reader):
 
     Args:
         model: of `transformers`, for which :func:`has_cache` holds. device: where it is.
+        call: how the model is called; None: by itself.
     """
 
-    def __init__(self, model: Any, device: torch.device):
-        self.model, self.device = model, device
-        self.cache, self.cached = _new_cache(model), list[int]()
+    def __init__(self, model: Any, device: torch.device, call: Callable[..., Any] | None = None):
+        self.model, self.device, self.call = model, device, call or model
+        self.forget()
+
+    def forget(self) -> None:
+        """The model is another one: what was read before does not hold."""
+        self.cache, self.cached = _new_cache(self.model), list[int]()
 
     def _keep(self, pieces: list[int]) -> list[int]:
         """Cuts the cache to what it has of some pieces; returns those that it lacks."""
@@ -125,11 +139,14 @@ class CachedReader(Reader):
             self.cache.crop(size - len(self.cached))  # a negative number is what every version takes
             self.cached = self.cached[:size]
 
-    @torch.no_grad()
     def _feed(self, pieces: list[int], rows: slice, **more: Any) -> Tensor:
+        return torch.log_softmax(self._output(pieces, **more).logits[0, rows].double(), -1)
+
+    @torch.no_grad()
+    def _output(self, pieces: list[int], **more: Any) -> Any:
         size = len(self.cached)
         try:
-            output = self.model(
+            output = self.call(
                 input_ids=torch.tensor([pieces], device=self.device), past_key_values=self.cache, use_cache=True, **more
             )
         except BaseException:
@@ -137,7 +154,10 @@ class CachedReader(Reader):
             self._cut(size)
             raise
         self.cached = self.cached + pieces
-        return torch.log_softmax(output.logits[0, rows].double(), -1)
+        return output
+
+    def hidden(self, context: list[int]) -> Any:
+        return self._output(self._keep(context[:-1]) + context[-1:], output_hidden_states=True)
 
     def along(self, context: list[int], pieces: list[int]) -> Tensor:
         # the context's last piece is read again: what is said behind it is not kept

@@ -7,6 +7,7 @@ from functools import partial
 from typing import Literal
 
 from pplseq import checks
+from pplseq.models.props.guard import LEAST
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,8 @@ class StreamSettings:
         exponent: word t weighs t^-EXPONENT in the running statistics (default: 0.8; 0.6 with several sources).
         step_size: the same weight for every word instead, for streams that drift.
         drift: where the stream has become another one, learn it anew: the step size goes back.
+        guard: least weight of the first source in a mixture with all that is learned, which bounds what any stretch of the
+            stream can lose to it: 4.3 nats of 200 words at .02; 0 for none.
         warm_up: tokens before the first update.
         smoothing: pseudo-count of a state, shared by all words.
         averaging: "recent": keep parameters averaged over the stream's later part too; what does not learn uses them.
@@ -61,6 +64,7 @@ class StreamSettings:
     exponent: float | None = checks.setting(None, check=partial(checks.share, interval="(0.5, 1]"))
     step_size: float | None = checks.setting(None, check=partial(checks.share, interval="(0, 1)"))
     drift: bool = checks.setting(False, flag="--drift")
+    guard: float = checks.setting(LEAST, check=partial(checks.share, interval="[0, 1)"))
     warm_up: int = checks.setting(20, check=checks.count)
     smoothing: float = checks.setting(0.05, check=partial(checks.positive, zero=True))
     averaging: str | None = None

@@ -14,8 +14,8 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture(scope="module")
 def script():
-    path = ROOT / "scripts" / "reproduce" / "personalisation.py"
-    spec = importlib.util.spec_from_file_location("reproduce_personalisation", path)
+    path = ROOT / "scripts" / "reproduce" / "personal_streams.py"
+    spec = importlib.util.spec_from_file_location("reproduce_personal_streams", path)
     module = importlib.util.module_from_spec(spec)
     before = list(sys.path)
     spec.loader.exec_module(module)
@@ -96,7 +96,7 @@ def test_props_goes_by_lines_and_freezes(script, lines, monkeypatch):
     monkeypatch.setattr(script, "WINDOW", 50)
     streams = [np.log(np.full(5, 0.2))[np.concatenate(lines)]]
     options = dict(num_perturbations=2, num_words=5, seed=0, exponent=0.8)
-    free, frozen = (script.props(streams, lines, frozen=f, **options) for f in (False, True))
+    free, frozen = (script.props(streams, lines, frozen=f, guard=0, **options) for f in (False, True))
     np.testing.assert_array_equal(free[:61], frozen[:61])
     assert np.abs(free[61:] - frozen[61:]).max() > 1e-3
     found = script.figures(np.stack([free, free]), streams[0])
@@ -107,3 +107,16 @@ def test_props_goes_by_lines_and_freezes(script, lines, monkeypatch):
     assert found["worst_window"] == round(min((free - streams[0])[t : t + 50].sum() for t in range(len(free) - 49)), 2)
     alone = script.props([], lines, num_perturbations=3, num_words=5, seed=0)
     assert np.isfinite(alone).all() and len(alone) == sum(map(len, lines))
+
+
+def test_props_stand_under_the_librarys_guard(script, lines):
+    """As a learner of the library says them, line by line."""
+    from pplseq.models import PROPSLearner
+
+    probs = np.array([0.5, 0.2, 0.1, 0.1, 0.1])
+    learner, expected = PROPSLearner([lambda prefix: probs], 5, seed=0), []
+    for line in lines:
+        learner.new_sequence()
+        expected += [learner.learn_one(y).log_prob for y in line.tolist()]
+    streams = [np.log(probs)[np.concatenate(lines)]]
+    np.testing.assert_allclose(script.props(streams, lines, num_perturbations=2, num_words=5, seed=0), expected, rtol=1e-9)

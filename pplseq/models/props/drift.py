@@ -13,21 +13,24 @@ STATE = ("threshold", "slack", "warm_up", "count", "mean", "squares", "total")
 class SurpriseDetector:
     """Tells when surprise, -log p(token | past), has risen for good: a cumulative sum of standardised surprise.
 
+    A learner with sources gives it the surprise beyond its first source's, -log p(token | past) + log q(token | past): texts
+    differ in how hard they are to everybody, and what a shift costs is what was learned beyond the source.
+
         S_t = max(0, S_{t-1} + min((x_t - m_t) / s_t, 3) - slack),    a change where S_t > threshold
 
     with mean m_t and deviation s_t of the surprises since the last change, x_t left out. Surprise that falls, as it does while
     a stream is learned, raises no alarm. The interface is that of river's drift detectors: ``update(x)``, ``drift_detected``.
 
     Args:
-        threshold, slack: in deviations. Of independent surprises one alarm in about exp(2 slack threshold) / (2 slack^2) tokens
-            is false (Gaussian ones; millions at the defaults), and a rise by d deviations is seen after about
-            threshold / (d - slack) tokens.
+        threshold, slack: in deviations; a rise by less than the slack is not seen, one by d deviations after about
+            threshold / (d - slack) tokens. Of independent surprises one alarm in about exp(2 slack threshold) / (2 slack^2)
+            tokens is false (Gaussian ones; millions at the defaults).
         warm_up: tokens before the first alarm.
 
     Source: E. S. Page, Continuous inspection schemes (1954), section 3.
     """
 
-    def __init__(self, threshold: float = 20.0, slack: float = 0.3, warm_up: int = 50):
+    def __init__(self, threshold: float = 40.0, slack: float = 0.15, warm_up: int = 50):
         self.threshold, self.slack = checks.positive("threshold", threshold), checks.positive("slack", slack)
         self.warm_up = checks.count("warm_up", warm_up, 2)
         self.drift_detected = False

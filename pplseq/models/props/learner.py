@@ -15,7 +15,9 @@ import torch
 
 from pplseq import checks
 from pplseq.models.props.drift import SurpriseDetector, detector_of
+from pplseq.models.props.guard import LEAST, SourceGuard
 from pplseq.models.props.program import PROPS, SOURCE_SHARE
+from pplseq.models.props.queries import sharpened
 from pplseq.models.props.settings import StepInfo
 from pplseq.models.props.source import (
     CallableSource,
@@ -55,7 +57,10 @@ class PROPSLearner(checks.NamedArguments):
         initial, transition, source_share, covariance, covariance_floor, seed: of :class:`~pplseq.models.props.program.PROPS`.
         drift: True: where a stream has become another one the step size goes back, so that it is learned anew, see
             :class:`~pplseq.models.props.drift.SurpriseDetector`; or a detector of your own with river's interface, which hears
-            the surprise of every token.
+            the surprise of every token, less that of the first source where there is one.
+        guard: least weight of the first source, as it is, in a mixture with all that is learned, which bounds what any stretch
+            of the stream can lose to it, see :class:`~pplseq.models.props.guard.SourceGuard`; 0 for none, as in the paper.
+            Log-probabilities and predictions are the mixture's, filters and parameters the model's.
         **options: of :class:`~pplseq.models.props.settings.OnlineEM`: exponent (.6 with several sources, .8 else), step_size,
             smoothing, averaging, ...
 
@@ -81,6 +86,7 @@ class PROPSLearner(checks.NamedArguments):
         covariance_floor: float = 1e-3,
         seed: int | None = None,
         drift: Any = None,
+        guard: float = LEAST,
         **options,
     ):
         sources, detector = _as_list(sources), detector_of(drift, options)
@@ -90,8 +96,12 @@ class PROPSLearner(checks.NamedArguments):
             initial=initial, transition=transition, source_share=source_share, covariance=covariance,
             covariance_floor=covariance_floor, seed=seed,
         )  # fmt: skip
+        least = checks.share("guard", guard, "[0, 1)")
         self._begin(sources, model.start(**options), num_words, unknown_id)
         self.detector = detector
+        # whoever says where the stream begins is not overruled
+        start = {} if initial is None else {"start": least}
+        self.guard = SourceGuard(least, **start) if least and sources else None
 
     def _begin(self, sources: Sequence[Any], state, num_words, unknown_id: Any) -> None:
         plain = [callable(source) and not hasattr(source, "predict") for source in sources]
@@ -129,6 +139,7 @@ class PROPSLearner(checks.NamedArguments):
                 )
         self._predictions: list = [None] * len(self.sources)
         self.detector: Any = None
+        self.guard: SourceGuard | None = None
 
     def _called(self, k: int) -> str:
         name = getattr(self.sources[k], "name", None) or type(self.sources[k]).__name__
@@ -203,7 +214,7 @@ class PROPSLearner(checks.NamedArguments):
     def _take(self, y, learn: bool) -> StepInfo:
         y = self._encoded(y)
         missing = self.state.emissions.is_missing(y)
-        log_probs = () if missing else self._source_log_probs(y)
+        log_probs = [] if missing else self._source_log_probs(y)
 
         def observe() -> None:
             with all_or_none(self.sources, self._called):
@@ -213,9 +224,12 @@ class PROPSLearner(checks.NamedArguments):
         info = self.state.step(y, log_probs, learn, first=None if missing else observe)
         self._predictions = [None] * len(self.sources)
         if learn and self.detector is not None and not missing:
-            self.detector.update(-float(info.log_prob))
+            # what is hard in every text, the source finds hard too; one that says never is no worse than e^-100
+            self.detector.update(max((log_probs[0] if self.sources else 0.0) - float(info.log_prob), -100.0))
             if self.detector.drift_detected:
                 self.state.forget()
+        if self.guard is not None and not missing:
+            info = info._replace(log_prob=self.guard.take(log_probs[0], info.log_prob))
         return info
 
     def learn_many(self, ys: Iterable) -> list[StepInfo]:
@@ -237,7 +251,7 @@ class PROPSLearner(checks.NamedArguments):
         Raises:
             TypeError: a source that has no ``state_dict``, and could not be put back.
         """
-        kept, predictions = self.state.copy(), list(self._predictions)
+        kept, predictions, guard = self.state.copy(), list(self._predictions), copy.copy(self.guard)
         states = [source_state(source, self._called(k)) for k, source in enumerate(self.sources)]
         total, num_tokens = 0.0, 0
         try:
@@ -247,7 +261,7 @@ class PROPSLearner(checks.NamedArguments):
                     num_tokens += not self.state.emissions.is_missing(self._encoded(y))
                     total += float(self.follow_one(y).log_prob)
         finally:
-            self.state, self._predictions = kept, predictions
+            self.state, self._predictions, self.guard = kept, predictions, guard
             for source, state in zip(self.sources, states, strict=True):
                 source.load_state_dict(state)
         return total / max(num_tokens, 1) if per_token else total
@@ -275,11 +289,11 @@ class PROPSLearner(checks.NamedArguments):
         backs, predictions = [mark_of(source) for source in self.sources], list(self._predictions)
         state, kept = self.state, self.state.copy() if learn else None
         filtered = put_back(state, "filter", "fresh", "detached")
-        detector = copy.deepcopy(self.detector) if learn else self.detector
+        detector, guard = copy.deepcopy(self.detector) if learn else self.detector, copy.copy(self.guard)
 
         def back() -> None:
             filtered()
-            self.detector = detector
+            self.detector, self.guard = detector, guard
             self.state, self._predictions = state if kept is None else kept, predictions
             for source_back in backs:
                 assert source_back is not None
@@ -288,13 +302,17 @@ class PROPSLearner(checks.NamedArguments):
         return None if None in backs else back
 
     # ---------------------------------------------------------------- prediction
-    def predict_proba_one(self) -> np.ndarray:
-        """(V,) p(next token | past); costs O(V K)."""
+    def predict_proba_one(self, sharpness: float = 1.0) -> np.ndarray:
+        """(V,) p(next token | past), or what :func:`~pplseq.models.props.queries.sharpened` makes of it; costs O(V K)."""
         if self.num_words is None:
             raise TypeError(
                 "predict_proba_one: vectors have a density, not probabilities; use score_one or predict_one"
             )
-        return self.state.word_probs([self._prediction(k) for k in range(len(self.sources))], averaged=False)
+        said = [self._prediction(k) for k in range(len(self.sources))]
+        probs = self.state.word_probs(said, averaged=False)
+        if self.guard is not None:
+            probs = self.guard.weight * said[0] + (1 - self.guard.weight) * probs
+        return probs if sharpness == 1 else sharpened(probs, sharpness)
 
     def predict_one(self):
         """The most probable next word; of vectors the mean, for which sources must predict distributions."""
@@ -304,12 +322,19 @@ class PROPSLearner(checks.NamedArguments):
         result = prior[self.num_sources :] @ self.state.parameters(False).loc
         for k in range(self.num_sources):
             result = result + prior[k] * np.asarray(self._prediction(k).mean)
+        if self.guard is not None:
+            weight = self.guard.weight
+            result = weight * np.asarray(self._prediction(0).mean) + (1 - weight) * result
         return result
 
     def score_one(self, y) -> float:
         """log p(y | past), nats, of a token that might come next; changes nothing."""
         y = self._encoded(y)
-        return self.state.score(y, () if self.state.emissions.is_missing(y) else self._source_log_probs(y))
+        if self.state.emissions.is_missing(y):
+            return self.state.score(y)
+        log_probs = self._source_log_probs(y)
+        value = self.state.score(y, log_probs)
+        return value if self.guard is None else self.guard.mixed(log_probs[0], value)
 
     # ---------------------------------------------------------------- folders
     def save(self, folder) -> Path:
@@ -329,6 +354,7 @@ class PROPSLearner(checks.NamedArguments):
                 )
             sources.append(_take_arrays(state, f"source.{k}", arrays))
         header |= {"unknown_id": self.unknown_id, "sources": sources, "learner_words": self.num_words, "drift": None}
+        header["guard"] = None if self.guard is None else self.guard.state_dict()
         if self.detector is not None:
             if not isinstance(self.detector, SurpriseDetector):
                 warnings.warn("drift: a detector of your own is not saved; give it to the learner that is loaded", stacklevel=2)
@@ -361,6 +387,11 @@ class PROPSLearner(checks.NamedArguments):
         if header.get("drift") is not None:
             learner.detector = SurpriseDetector()
             learner.detector.load_state_dict(header["drift"])
+        if header.get("guard") is not None:
+            try:
+                learner.guard = SourceGuard.from_state(header["guard"])
+            except (KeyError, TypeError, ValueError) as error:
+                raise ValueError(f"{folder}: the guard in config.json is none ({error!r}); the file is damaged") from error
         for k, (source, saved) in enumerate(zip(learner.sources, header["sources"], strict=True)):
             if saved is None:
                 continue

@@ -72,7 +72,7 @@ class StreamState:
         """A boundary: the next token's state is drawn from ``initial``."""
         self.fresh = True
 
-    def forget(self, memory: int = 20) -> None:
+    def forget(self, memory: int = 100) -> None:
         """The stream has become another one: the step size goes back to that of token ``memory``, and falls from there again.
 
         Of what was learned before, about memory^-exponent remains beside every new token as long as it is near.

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pplseq import checks
 from pplseq.infer.discrete.chain import Chain
 from pplseq.infer.discrete.dense import DenseChain
 from pplseq.kernels.log_semiring import log_matmul
@@ -79,6 +80,20 @@ def membership(chain: DenseChain, num_sources: int, smoothed: bool = False) -> M
 
 def _parts(num_sources: int) -> tuple[slice, slice]:
     return slice(num_sources), slice(num_sources, None)
+
+
+def sharpened(probs: np.ndarray, sharpness: float) -> np.ndarray:
+    """(V,) p^sharpness over its sum.
+
+    Above 1 likely words get more: the mean probability of the words that come rises towards the share of words that are guessed
+    right, which is what counts where words are suggested; perplexity, and what probabilities are for, are best near 1.
+
+    Args:
+        probs: (V,) probabilities. sharpness: above 0.
+    """
+    sharpness = checks.positive("sharpness", sharpness)
+    powers = (np.asarray(probs) / np.max(probs)) ** sharpness  # which cannot all underflow
+    return powers / powers.sum()
 
 
 def log_likelihood_ratio(first, second, ys: Iterable, learn: bool = True) -> np.ndarray:

@@ -82,12 +82,17 @@ def test_it_is_saved_and_told_what_it_needs(tmp_path):
 
         def update(self, x):
             self.heard = (*self.heard, x)
-            self.drift_detected = len(self.heard) == 40
+            self.drift_detected = len(self.heard) == 110
 
     own = PROPSLearner([], 30, num_perturbations=1, seed=0, drift=Told())
-    infos = [own.learn_one(y) for y in [*words[:39], -1, words[39]]]
+    infos = [own.learn_one(y) for y in [*words[:109], -1, words[109]]]
     assert own.detector.heard == tuple(-info.log_prob for info in infos if info.log_prob != 0.0)
-    assert own.state.clock == 20 and own.num_steps == 41
+    assert own.state.clock == 100 and own.num_steps == 111
+    beside = PROPSLearner([lambda prefix: np.full(30, 1 / 30)], 30, seed=0, guard=0, drift=Told())
+    infos = [beside.learn_one(y) for y in words[:50]]  # surprise beyond the source's
+    np.testing.assert_allclose(beside.detector.heard, [-np.log(30) - info.log_prob for info in infos], atol=1e-12)
+    never = PROPSLearner([lambda prefix: np.eye(30)[3]], 30, seed=0, drift=Told())
+    assert np.isfinite([never.learn_one(y).log_prob for y in (4, 5)]).all() and never.detector.heard == (-100.0, -100.0)
     with pytest.warns(UserWarning, match="detector of your own is not saved"):
         own.save(tmp_path / "own")
     with pytest.raises(TypeError, match="drift must be True"):

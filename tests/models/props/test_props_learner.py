@@ -130,7 +130,7 @@ def test_sources_that_cannot_be_saved_are_told(tmp_path):
 
 def test_the_learner_is_the_stream():
     stream, source = words(100), Bigram()
-    learner = PROPSLearner([Bigram(), uniform], 7, seed=3, exponent=0.8)
+    learner = PROPSLearner([Bigram(), uniform], 7, seed=3, exponent=0.8, guard=0)
     state = PROPS(7, num_sources=2, seed=3).start(exponent=0.8)
     for t, y in enumerate(stream):
         if t == 50:
@@ -405,7 +405,7 @@ def test_a_stream_begins_at_its_sources():
     random = np.random.default_rng(0)
     words, cost = random.integers(500, size=20), {}
     for share in (1 / 3, None):
-        chosen = {} if share is None else {"source_share": share}
+        chosen = {"guard": 0} if share is None else {"source_share": share, "guard": 0}
         learner = PROPSLearner([lambda prefix: np.r_[np.full(250, 3.0), np.ones(250)] / 1000], 500, seed=0, **chosen)
         assert learner.state.initial.tolist() == learner.state.first_transition[2].tolist()
         likely = words % 250  # three times as likely to the source as to what is to be learned
@@ -414,6 +414,24 @@ def test_a_stream_begins_at_its_sources():
     with pytest.raises(ValueError, match=r"source_share must lie in \(0, 1\)"):
         PROPSLearner([], 5, source_share=1.0)
     assert StreamingHMM(3, 5).initial.tolist() == pytest.approx([1 / 3] * 3)
+
+
+def test_sharper_predictions_say_the_likely_more():
+    """Powers of what is predicted: the mean probability rises, up to the share of words that are guessed right."""
+    stream, mean, guessed = words(400), {1.0: [], 2.0: [], 60.0: []}, []
+    learner = PROPSLearner([Bigram()], 7, seed=0)
+    for y in stream:
+        probs = learner.predict_proba_one()
+        for sharpness, found in mean.items():
+            sharp = learner.predict_proba_one(sharpness)
+            np.testing.assert_allclose(sharp, probs**sharpness / (probs**sharpness).sum(), rtol=1e-9)
+            found.append(sharp[y])
+        guessed.append(learner.predict_one() == y)
+        learner.learn_one(y)
+    assert np.mean(mean[1.0]) < np.mean(mean[2.0]) < np.mean(mean[60.0])
+    assert np.mean(mean[60.0]) == pytest.approx(np.mean(guessed), abs=0.02)
+    with pytest.raises(ValueError, match="sharpness must be"):
+        learner.predict_proba_one(0.0)
 
 
 def test_users_share_the_table_they_begin_with():
