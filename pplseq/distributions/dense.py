@@ -12,7 +12,7 @@ from torch.distributions import Distribution, constraints
 
 from pplseq.distributions.state import Emission, Transition, broadcast_shapes, take_rows
 from pplseq.distributions.stationary import stationary_log_probs
-from pplseq.kernels import twice
+from pplseq.kernels import normal_densities, twice
 from pplseq.kernels.log_semiring import in_float32
 
 DENSITY_CELLS = 1 << 18  # numbers in one temporary of a Gaussian's densities
@@ -186,6 +186,9 @@ class GaussianEmission(Emission):
         obs = in_float32(obs)
         if twice.holds(obs.detach().isnan().any()):
             return self._partly_seen(obs)
+        if not self.batch_shape and self.scale is not None and normal_densities.applies(obs, self.loc, self.scale):
+            flat = normal_densities.log_densities(obs.reshape(-1, obs.shape[-1]), self.loc, self.scale)
+            return flat.reshape(*obs.shape[:-1], self.num_states)
         density = self._all()
         rows = max(1, DENSITY_CELLS // (self.num_states * obs.shape[-1]))
         if self.batch_shape or obs.numel() <= rows * obs.shape[-1]:
