@@ -51,7 +51,7 @@ def label_evidence(automata: Sequence[Automaton], tree: PrefixTree) -> np.ndarra
     moves = np.concatenate([automaton.transitions + place for automaton, place in zip(automata, first, strict=False)])
     outputs = np.concatenate([automaton.outputs + num_labels * number for number, automaton in enumerate(automata)])
     share = np.zeros(first[-1])
-    share[first[:-1] + [automaton.start for automaton in automata]] = 1.0
+    share[first[:-1] + np.array([automaton.start for automaton in automata])] = 1.0
     for now in range(length.max(initial=-1) + 1):
         own = np.bincount(label[length == now], minlength=num_labels)
         if own.any():

@@ -44,7 +44,7 @@ class LearnedAutomaton:
     """What :meth:`AutomatonLearner.fit` found.
 
     Attributes:
-        candidates: all languages that fit as well, that of the smallest automaton first, then as :class:`AutomatonLearner` says.
+        candidates: all languages that fit as well, the smallest automaton first, then as :class:`AutomatonLearner` says.
         chosen: the place of the chosen one in them.
         validation_right: of each candidate, how many validation strings it labels right; None without any.
         num_validation: strings to choose by.
