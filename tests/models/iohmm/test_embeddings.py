@@ -1,4 +1,4 @@
-"""Inputs that are numbers of symbols: vectors stand for them, as if each symbol were a number 0 or 1 under weights of low rank."""
+"""Inputs that are numbers of symbols: vectors stand for them, as if symbols were numbers 0 or 1 under weights of low rank."""
 
 import numpy as np
 import pytest
@@ -86,7 +86,7 @@ def test_every_way_to_fit_goes_uphill(method, outputs, hidden):
 
 
 def test_many_symbols_of_few_kinds_are_learned_with_fewer_numbers():
-    """Slopes of 40 symbols are of one dimension: as good as the truth in 1 + 1 numbers a state and symbols, and a better BIC."""
+    """What 40 symbols do to two states is of one dimension: the slopes of both are found, with a better BIC."""
     generator = torch.Generator().manual_seed(0)
     size, strength = 40, torch.linspace(-2, 2, 40).double()[torch.randperm(40, generator=torch.Generator().manual_seed(1))]
     symbol = torch.randint(size, (8, 150), generator=generator)
@@ -148,7 +148,7 @@ def test_what_is_no_number_of_a_symbol(value):
     inputs = drawn_inputs()
     inputs[2, 3, 1] = value
     x = torch.zeros(4, 6, dtype=torch.long)
-    with pytest.raises(ValueError, match=r"inputs: row 2, step 3 is .*; embedded columns hold numbers of symbols, 0..6 in column 1"):
+    with pytest.raises(ValueError, match="inputs: row 2, step 3 is .* numbers of symbols, 0..6 in column 1"):
         model.score(x, inputs=inputs)
     assert np.isfinite(model.score(x, torch.tensor([6, 6, 3, 6]), inputs=inputs))  # behind the end
     with pytest.raises(ValueError, match="summary: the initial network embeds symbols"):
