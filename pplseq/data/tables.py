@@ -47,6 +47,7 @@ class SequenceTable:
         input_names, output_names: columns; "weather=rain" is 1 where the symbol of the column weather is rain.
         input_levels, output_levels: the symbols, in the order of their codes; None for numbers.
         input_symbols, output_symbols: of each column of symbols beside other inputs, or outputs, its symbols.
+        coded: the columns of symbols that stay one number, that of the symbol.
         errors: id -> why a sequence could not be read, where `read_table` was to leave such ones out.
         all_ids: with theirs, in the file's order.
     """
@@ -63,6 +64,7 @@ class SequenceTable:
     all_ids: tuple[str, ...] = ()
     input_symbols: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     output_symbols: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    coded: tuple[str, ...] = ()
 
     def check_sizes(self, name: str) -> None:
         """Raises ValueError, with the name of the table, for numbers whose squares are too large to be added up."""
@@ -108,6 +110,7 @@ def read_table(
     output_symbols: Mapping[str, Sequence[str]] | None = None,
     allow_missing_outputs: bool = True,
     leave_out: bool = False,
+    most_indicators: int | None = None,
 ) -> SequenceTable:
     """Read a table whose first row names its columns.
 
@@ -120,6 +123,8 @@ def read_table(
         input_levels, output_levels, input_symbols, output_symbols: the symbols of another table, to give the same codes;
             default: those that occur, sorted.
         allow_missing_outputs: take an empty output for a missing one, instead of an error.
+        most_indicators: a column of symbols among the inputs that would take more numbers than so many is told by the number of
+            the symbol, also where it is the only one.
         leave_out: leave a sequence out whose cells cannot be read, and note why, where the table has several.
 
     Raises:
@@ -134,13 +139,16 @@ def read_table(
             raise TypeError(f"{name} must be names of columns, such as [{value!r}]; got the string {value!r}")
     reader = _Reader(
         path, sequence_id, order_by, tuple(inputs), tuple(outputs), frozenset(symbols), allow_missing=allow_missing_outputs,
-        leave_out=leave_out,
+        leave_out=leave_out, most_indicators=most_indicators,
     )  # fmt: skip
     return reader.read(input_levels, output_levels, dict(input_symbols or {}), dict(output_symbols or {}))
 
 
 class _Reader:
-    def __init__(self, path, sequence_id, order_by, inputs, outputs, symbols, *, allow_missing, leave_out) -> None:
+    def __init__(
+        self, path, sequence_id, order_by, inputs, outputs, symbols, *, allow_missing, leave_out, most_indicators
+    ) -> None:
+        self.most = most_indicators
         self.name = "<stdin>" if str(path) == "-" else str(path)
         self.path, self.sequence_id, self.order_by, self.symbols = path, sequence_id, order_by, symbols
         self.inputs, self.outputs, self.allow_missing = inputs, outputs, allow_missing
@@ -199,6 +207,8 @@ class _Reader:
             cells, numbers = self._in_order(cells, numbers, times)
         both_sides = ((self.inputs, input_symbols), (self.outputs, output_symbols))
         mixed = [self.symbols.intersection(names) if len(names) > 1 else frozenset() for names, _ in both_sides]
+        if self.most is not None:
+            mixed[0] = self.symbols.intersection(self.inputs)
         named, named_outputs = (
             {
                 name: self._levels((name,), [[[row[n]] for row in part[k]] for part in cells], given.get(name)) or ()
@@ -211,6 +221,7 @@ class _Reader:
             None if mixed[k] else self._levels(names, [part[k] for part in cells], given)
             for k, (names, given) in enumerate(((self.inputs, input_levels), (self.outputs, output_levels)))
         ]
+        self.coded = tuple(name for name, own in named.items() if self.most is not None and len(own) > self.most + 1)
         kept: list[str] = []
         coded: tuple[list[np.ndarray], list[np.ndarray]] = [], []
         for name, part, rows in zip(ids, cells, numbers, strict=True):
@@ -235,8 +246,8 @@ class _Reader:
             for side, codes in zip(coded, both, strict=True):
                 side.append(codes)
         return SequenceTable(
-            tuple(kept), list(map(len, coded[1])), *coded, expanded_names(self.inputs, named), self.outputs, levels[0],
-            levels[1], self.errors or {}, tuple(ids), named, named_outputs,
+            tuple(kept), list(map(len, coded[1])), *coded, expanded_names(self.inputs, named, self.coded), self.outputs,
+            levels[0], levels[1], self.errors or {}, tuple(ids), named, named_outputs, self.coded,
         )  # fmt: skip
 
     def _named_columns(self) -> list[str]:
@@ -319,7 +330,9 @@ class _Reader:
         for place, name in enumerate(self.inputs):
             cells, levels = [[row[place]] for row in part], named.get(name)
             found = self._encode((name,), cells, rows, levels, missing=False)
-            columns.append(found if levels is None else np.eye(len(levels))[found][:, 1:])
+            if levels is not None:
+                found = found[:, None] if name in self.coded else np.eye(len(levels))[found][:, 1:]
+            columns.append(found)
         return np.concatenate(columns, 1)
 
     def _encode_outputs(self, part, rows, named: Mapping[str, tuple[str, ...]]) -> np.ndarray:
@@ -396,10 +409,14 @@ def _parquet_rows(path: str | Path) -> Generator[list[Any], None, None]:
         raise ValueError(f"{path}: not a whole Parquet file ({error})") from error
 
 
-def expanded_names(names: Sequence[str], symbols: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
-    """The names of inputs' numbers: of a column of symbols one for each but the first."""
+def expanded_names(
+    names: Sequence[str], symbols: Mapping[str, Sequence[str]], coded: Sequence[str] = ()
+) -> tuple[str, ...]:
+    """The names of inputs' numbers: of a column of symbols one for each but the first, or its own where it is told by one."""
     return tuple(
-        part for name in names for part in ([f"{name}={level}" for level in symbols[name][1:]] if name in symbols else [name])
+        part
+        for name in names
+        for part in ([f"{name}={level}" for level in symbols[name][1:]] if name in symbols and name not in coded else [name])
     )
 
 

@@ -82,3 +82,48 @@ def test_outputs_of_several_kinds(pplseq, tmp_path, monkeypatch):
     told = ["--family", "poisson", "--out", tmp_path / "no"]
     bad = pplseq("train", "iohmm", data, *columns[:6], "--outputs", "y", *told, code=2)
     assert "column 0 must hold counts" in bad.output and not (tmp_path / "no").exists()
+
+
+def test_symbols_of_many_kinds_are_embedded(pplseq, tmp_path):
+    """Of two columns of symbols the one with many is embedded; unknown symbols are refused as they are without."""
+    rng, rows, state = np.random.default_rng(0), [], 0
+    strength = rng.permutation(np.linspace(-2, 2, 30))
+    for step in range(900):
+        state = step // 20 % 2
+        site, switch, u = rng.integers(30), rng.choice(["on", "off"]), rng.normal(3, 2)
+        y = [3 + strength[site], -strength[site]][state] + 0.5 * (switch == "on") + 0.2 * u + 0.2 * rng.normal()
+        rows.append((f"site{site:02}", switch, round(u, 4), round(y, 4)))
+    table = write(tmp_path / "sites.csv", rows, header="site,switch,u,y")
+    told = ["--inputs", "site,switch,u", "--symbols", "site,switch", "--outputs", "y", "--mealy"]
+    options = [*told, "--num-restarts", 4]
+    pplseq("train", "iohmm", table, *options, "--embed", 1, "--max-iterations", 150, "--out", tmp_path / "run")
+    pplseq("train", "iohmm", table, *options, "--out", tmp_path / "plain")
+    (found,) = lines(pplseq("evaluate", tmp_path / "run", table))
+    (plain,) = lines(pplseq("evaluate", tmp_path / "plain", table))
+    (sizes,) = lines(pplseq("info", "iohmm", table, *told, "--embed", 1, "--json"))
+    (plain_sizes,) = lines(pplseq("info", "iohmm", table, *told, "--json"))
+    numbers = [each["parameters_by_states"]["2"] for each in (sizes, plain_sizes)]
+    assert numbers[0] == numbers[1] - 2 * 28  # two matrices, of 2 times 29 numbers, of rank 1
+    assert found["log_likelihood"] > plain["log_likelihood"] - 56
+    effects = lines(pplseq("query", tmp_path / "run", "effects", "--feature", "site"))
+    assert [line["site"] for line in effects] == [f"site{n:02}" for n in range(30)] and len(effects[0]["transition"]) == 2
+    assert len(lines(pplseq("query", tmp_path / "run", "effects", "--feature", "u", "--values", "0:1:3"))) == 3
+    ahead = write(tmp_path / "ahead.csv", [("site07", "on", 1.0)], header="site,switch,u")
+    (line,) = lines(pplseq("query", tmp_path / "run", "forecast", table, "--future", ahead))
+    assert abs(line["outputs"][0]["y"]) < 7
+    for name in ("run", "plain"):
+        new = write(tmp_path / "new.csv", [("site99", "on", 1.0, 2.0)], header="site,switch,u,y")
+        assert "unknown symbol 'site99'" in pplseq("query", tmp_path / name, "decode", new, code=2).stderr
+    assert "embed: it is about inputs that hold symbols" in pplseq(
+        "train", "iohmm", table, "--inputs", "u", "--outputs", "y", "--embed", 2, "--out", tmp_path / "none", code=2
+    ).stderr
+
+
+def test_the_only_column_may_be_embedded(pplseq, tmp_path):
+    rng = np.random.default_rng(0)
+    rows = [(f"s{n}", [1.0, -1.0][n % 2] + 0.1 * rng.normal()) for n in rng.integers(12, size=200)]
+    table = write(tmp_path / "one.csv", rows, header="s,y")
+    told = ["--inputs", "s", "--symbols", "s", "--outputs", "y", "--mealy", "--num-states", 1, "--num-restarts", 2]
+    pplseq("train", "iohmm", table, *told, "--embed", 1, "--out", tmp_path / "run")
+    (found,) = lines(pplseq("evaluate", tmp_path / "run", table))
+    assert found["prediction"]["root_mean_squared_error"]["y"] < 0.2

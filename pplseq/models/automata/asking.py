@@ -1,18 +1,19 @@
-"""Automata of what answers questions: active learning of a callable, through AALpy."""
+"""Automata of what answers questions: active learning of a callable, through AALpy, which lacks TTT alone."""
 
 from __future__ import annotations
 
 import random
 import warnings
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
 from pplseq import checks
 from pplseq.models.automata.automaton import LABELS, Automaton, String
+from pplseq.models.automata.ttt import TTT, Hypothesis
 
-METHODS = ("lstar", "kearns_vazirani")
+METHODS = ("lstar", "kearns_vazirani", "ttt")
 
 
 def learn_by_asking(
@@ -35,8 +36,9 @@ def learn_by_asking(
         answer: takes a string (a str where every symbol is one character, else a tuple) and says whether it is in the language,
             or names its class, always the same. Each string is asked once.
         symbols: that strings are made of, one or more.
-        method: "kearns_vazirani" (a tree of what tells states apart; few questions) or "lstar" (Angluin's table); both look
-            for the place in a counterexample by binary search.
+        method: "kearns_vazirani" (a tree of what tells states apart; few questions), "lstar" (Angluin's table) or "ttt" (a
+            tree of which every suffix is soon a short one: shorter questions where counterexamples are long); all look for the
+            place in a counterexample by binary search.
         walks_per_state, walk_length: of the comparison. max_rounds: hypotheses at most; None: as many as it takes.
         examples: strings that what was learned is compared on first: of a rare language, which walks do not meet, some of it.
         seed: of the walks.
@@ -49,7 +51,8 @@ def learn_by_asking(
         an example of others.
 
     Source: M. J. Kearns and U. V. Vazirani, An introduction to computational learning theory (1994), chapter 8; D. Angluin,
-        Learning regular sets from queries and counterexamples (1987).
+        Learning regular sets from queries and counterexamples (1987); M. Isberner, F. Howar and B. Steffen, The TTT
+        algorithm (2014), in :class:`~pplseq.models.automata.ttt.TTT`.
     """
     try:
         from aalpy.base import SUL
@@ -119,12 +122,15 @@ def learn_by_asking(
     try:
         asked = Asked()
         oracle = Compared(list(symbols), asked, walks_per_state, walk_length)
-        run = run_Lstar if method == "lstar" else run_KV
-        # answers are remembered above
-        learnt = run(
-            list(symbols), asked, oracle, kind, cex_processing="rs", max_learning_rounds=max_rounds,
-            cache_and_non_det_check=False, print_level=0,
-        )  # fmt: skip
+        if method == "ttt":
+            learnt = run_ttt(symbols, ask, oracle.find_cex, max_rounds)
+        else:
+            run = run_Lstar if method == "lstar" else run_KV
+            # answers are remembered above
+            learnt = run(
+                list(symbols), asked, oracle, kind, cex_processing="rs", max_learning_rounds=max_rounds,
+                cache_and_non_det_check=False, print_level=0,
+            )  # fmt: skip
     finally:
         random.setstate(state)
     if not oracle.agreed:
@@ -142,6 +148,30 @@ def learn_by_asking(
             stacklevel=2,
         )
     return of_peer(learnt, symbols)
+
+
+def run_ttt(symbols: tuple[str, ...], ask: Callable, counterexample: Callable[[Any], Any], max_rounds: int | None) -> Any:
+    """The last hypothesis of TTT as an automaton of AALpy, whose comparisons give the counterexamples."""
+    learner, rounds = TTT(symbols, ask), 1
+    while (word := counterexample(hypothesis := to_peer(symbols, learner.hypothesis))) is not None:
+        if rounds == max_rounds:
+            break
+        learner.refine(word)
+        rounds += 1
+    return hypothesis
+
+
+def to_peer(symbols: tuple[str, ...], found: Hypothesis) -> Any:
+    """A hypothesis as an automaton of AALpy, with the strings that its comparisons begin at."""
+    from aalpy.automata import Dfa, DfaState, MooreMachine, MooreState
+
+    # the two kinds differ in the name of a state's label alone, which both take second
+    whole, of_state = (Dfa, DfaState) if isinstance(found.labels[0], bool) else (MooreMachine, MooreState)
+    states: list[Any] = [of_state(f"s{number}", cast(Any, label)) for number, label in enumerate(found.labels)]
+    for state, moves, access in zip(states, found.transitions, found.accesses, strict=True):
+        state.prefix = access
+        state.transitions = {symbol: states[move] for symbol, move in zip(symbols, moves, strict=True)}
+    return whole(states[0], states)
 
 
 def of_peer(learnt: Any, symbols: tuple[str, ...]) -> Automaton:

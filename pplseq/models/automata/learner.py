@@ -18,6 +18,7 @@ from pplseq.files import write_text
 from pplseq.kernels import compiled
 from pplseq.models.automata.automaton import LABELS, Automaton, Candidate, String, distinct_automata, harden
 from pplseq.models.automata.em import SymbolTables, TableFit, check_tables, draw_tables, training_log_likelihood
+from pplseq.models.automata.label_evidence import label_evidence
 from pplseq.models.automata.labels import encoded_labels, refuse_contradictions
 from pplseq.models.automata.of_iohmm import model_of_tables
 from pplseq.models.automata.prefix_tree import PrefixTree
@@ -43,7 +44,7 @@ class LearnedAutomaton:
     """What :meth:`AutomatonLearner.fit` found.
 
     Attributes:
-        candidates: all languages that fit as well, that of the smallest automaton first, then the most frequent.
+        candidates: all languages that fit as well, the smallest automaton first, then as :class:`AutomatonLearner` says.
         chosen: the place of the chosen one in them.
         validation_right: of each candidate, how many validation strings it labels right; None without any.
         num_validation: strings to choose by.
@@ -134,12 +135,14 @@ class AutomatonLearner(checks.NamedArguments):
     """Learns the smallest automaton that labels strings right, by merging states and by restarts of EM on an input-output HMM.
 
     First states of the strings' prefix tree are merged. Where a search over merges proves that it has found all of the
-    smallest automata, these are the candidates, first the one that agrees most with all of them, and nothing else is needed:
-    milliseconds. Else EM goes over the sizes that are not ruled out. For n states all restarts run as one batch; their tables
-    are made hard and those are kept whose automaton labels every training string right. At the first n where any are left, the
-    language is chosen that labels most validation strings right; between equals the one whose automaton is smallest, and then
-    the one that most restarts have found. Where merging needs more states than EM tries, it is believed if without a fifth
-    of the strings it labels that fifth right (95 in 100); if not, and EM labels a greater share of all strings right, EM is.
+    smallest automata, these are the candidates, and nothing else is needed: milliseconds. Else EM goes over the sizes that are
+    not ruled out. For n states all restarts run as one batch; their tables are made hard and those are kept whose automaton
+    labels every training string right. At the first n where any are left, the language is chosen that labels most validation
+    strings right; between equals the one whose automaton is smallest. Of these, if strings are likelier drawn label by label
+    than drawn first and labelled then, the one under which that is likeliest (few strings of the labels that many were drawn
+    of); else, or between equals, the one that most restarts have found, and, of merging, that agrees most with the others.
+    Where merging needs more states than EM tries, it is believed if without a fifth of the strings it labels that fifth right
+    (95 in 100); if not, and EM labels a greater share of all strings right, EM is.
 
     Args:
         num_states: how many to try, in order; a number, or several, and then larger automata are not taken from merging
@@ -250,6 +253,8 @@ class AutomatonLearner(checks.NamedArguments):
         candidates = distinct_automata(hardened(tables, tree.symbols, names, self._pos_label))
         if not num_restarts:  # in the order of their agreement
             candidates.sort(key=lambda candidate: (candidate.automaton.num_states, candidate.members[0]))
+        if most == len(tree.end) and len(candidates) > 1:
+            candidates = _most_likely_first(candidates, tree)
         best = torch.tensor([max(c.members, key=lambda place: float(log_likelihood[place])) for c in candidates])
         learnt = LearnedAutomaton(
             candidates, 0, None, 0, most == len(tree.end), sizes, tables.restarts(best), log_likelihood[best].tolist(),
@@ -276,6 +281,15 @@ def hardened(
     """The automaton of each restart."""
     start, transition, output = (table.movedim(-1, 0).numpy() for table in tables)
     return [harden(*table, symbols, labels, pos_label) for table in zip(start, transition, output, strict=True)]
+
+
+def _most_likely_first(candidates: list[Candidate], tree: PrefixTree) -> list[Candidate]:
+    """The smallest automata in the order of what they say of strings drawn label by label, if the best says that these were."""
+    smallest = [c for c in candidates if c.automaton.num_states == candidates[0].automaton.num_states]
+    evidence = label_evidence([candidate.automaton for candidate in smallest], tree).round(9)  # equals stay in order
+    if evidence.max() <= 0:
+        return candidates
+    return [smallest[place] for place in np.argsort(-evidence, kind="stable")] + candidates[len(smallest) :]
 
 
 def _validation(

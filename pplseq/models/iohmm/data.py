@@ -15,6 +15,7 @@ from pplseq.distributions.state import MISSING
 from pplseq.infer.fit.em import Batch
 from pplseq.models.base import Given
 from pplseq.models.forms import of_objects, refuse_texts
+from pplseq.models.iohmm.embeddings import Embeddings, not_symbols
 from pplseq.models.iohmm.forms import in_pairs, part_name, parts_of
 from pplseq.models.iohmm.responses import ResponseColumns
 
@@ -36,6 +37,7 @@ class IOFormat(NamedTuple):
         outputs: family of the outputs. num_outputs: V, or D. num_states: Z.
         sources: part -> what it sees, ("vectors", U), ("symbols", L) or None. feedback: parts that also see past outputs.
         reference: a tensor of the model's type and device. columns: of the outputs "columns".
+        embeddings: of columns of vectors that hold numbers of symbols.
     """
 
     outputs: str
@@ -45,6 +47,7 @@ class IOFormat(NamedTuple):
     feedback: tuple[str, ...]
     reference: Tensor
     columns: ResponseColumns | None = None
+    embeddings: Embeddings | None = None
 
     # ---------------------------------------------------------------- outputs
     @property
@@ -178,6 +181,15 @@ class IOFormat(NamedTuple):
         if bool(bad.any()):
             row, step = bad.nonzero()[0].tolist()
             raise ValueError(f"{name}: row {row}, step {step} is {value[row, step].tolist()}; expected {expected}")
+        if kind == "vectors" and self.embeddings:
+            bad = not_symbols(value, self.embeddings) if padded is None else not_symbols(value, self.embeddings) & ~padded
+            if bool(bad.any()):
+                row, step = bad.nonzero()[0].tolist()
+                known = ", ".join(f"0..{size - 1} in column {column}" for column, (size, _) in self.embeddings.items())
+                raise ValueError(
+                    f"{name}: row {row}, step {step} is {value[row, step].tolist()}; embedded columns hold numbers of symbols, "
+                    f"{known}"
+                )
         if padded is not None:  # behind the end of a row anything may stand
             value = value.masked_fill(padded.unsqueeze(-1) if kind == "vectors" else padded, 0)
         return value.to(self.reference) if kind == "vectors" else value.long()

@@ -26,16 +26,15 @@ def estimates_of(model: IOParameters) -> dict[str, Tensor]:
     on the scale of the link; "1" is the constant.
 
     Raises:
-        ValueError: for networks with hidden layers or of the user's, whose weights have no meaning one by one.
+        ValueError: for networks with hidden layers, embeddings or of the user's, whose weights have no meaning one by one.
     """
     found: dict[str, Tensor] = {}
     for name in model.parts:
         kind = "" if name == "noise" else model.network(name.removesuffix("_network")).kind
-        if kind in ("layered", "module"):
-            what = "has hidden layers" if kind == "layered" else "is one of your own"
+        if what := {"layered": "has hidden layers", "embedded": "embeds symbols", "module": "is one of your own"}.get(kind):
             raise ValueError(
                 f"summary: the {name.replace('_', ' ')} {what}, whose weights mean nothing one by one; ask effect_curves what "
-                "it does, or use a model without hidden"
+                "it does, or use a model without hidden and embeddings"
             )
     if "initial_network" in model.parts:
         found |= _softmax(model, "initial", model.start_states)

@@ -20,7 +20,7 @@ def units_note(model: IOParameters, batch: Batch, method: str) -> str | None:
     units themselves.
     """
     found: dict[str, str] = {}
-    kinds = ("layered",) if method == "em" else ("layered", "linear")
+    kinds = ("layered", "embedded") if method == "em" else ("layered", "embedded", "linear")
     for part, value in model.format.check_inputs(batch.inputs, batch.x.shape[:2], batch.lengths).items():
         network = model.network(part) if f"{part}_network" in model.parts else None
         if network is None or network.kind not in kinds or not value.is_floating_point():
@@ -33,12 +33,13 @@ def units_note(model: IOParameters, batch: Batch, method: str) -> str | None:
         constant = spreads <= VARIES * means.abs()
         odd = (means.abs() > FAR * spreads) | (spreads > WIDE) | (spreads < 1 / WIDE)
         odd = torch.where(constant, means.abs() > WIDE, odd) & ~plain
+        odd[list(model.format.embeddings or ())] = False  # numbers of symbols
         names = input_names(model, part)
         for number in odd.nonzero().flatten().tolist():
             found.setdefault(names[number], f"{names[number]} is {float(means[number]):.3g} +- {float(spreads[number]):.3g}")
     if not found:
         return None
-    what = "networks with hidden layers depend" if method == "em" else f"fits by method {method!r} depend"
+    what = "networks with hidden layers or embeddings depend" if method == "em" else f"fits by method {method!r} depend"
     rest = "" if len(found) <= 3 else f" and {len(found) - 3} more"
     return (
         f"inputs: {', '.join(list(found.values())[:3])}{rest} (mean +- standard deviation), and {what} on the "

@@ -30,13 +30,15 @@ class Network(nn.Module):
     """A function of one step's inputs whose values are logits (or means) for every state at once.
 
     Attributes:
-        kind: "constant", "table", "linear", "layered" or "module".
+        kind: "constant", "table", "linear", "layered", "embedded" or "module".
         shape: of a value: (Z, Z) transitions [from, to], (Z, V) or (Z, D) outputs, (Z,) starts.
         input_dims: trailing dimensions of its inputs that belong to one step: 1 for vectors (*B, U), 0 for symbols (*B,).
+        linear_weight: the weights (..., U + 1, K) by name that its values are linear in, the constants last; None: others.
     """
 
     kind: str
     input_dims: int = 1
+    linear_weight: str | None = None
 
     def __init__(self, shape: Sequence[int]):
         super().__init__()
@@ -114,7 +116,7 @@ class LinearNetwork(Network):
     The weight is (*shape[:-1], U + 1, shape[-1]): (Z, U + 1, Z) for transitions, (U + 1, Z) for a start.
     """
 
-    kind = "linear"
+    kind, linear_weight = "linear", "weight"
 
     def __init__(self, num_inputs: int, shape, dtype: torch.dtype):
         super().__init__(shape)

@@ -11,6 +11,7 @@ from torch import nn
 
 from pplseq import checks
 from pplseq.models.iohmm.data import PARTS
+from pplseq.models.iohmm.embeddings import EmbeddedNetwork, Embeddings
 from pplseq.models.iohmm.networks import (
     ConstantNetwork,
     LayeredNetwork,
@@ -133,7 +134,7 @@ def plain(value: PerPart):
 
 
 def make_network(
-    part: str, source, shape, hidden: tuple[int, ...], own: nn.Module | None, dtype: torch.dtype
+    part: str, source, shape, hidden: tuple[int, ...], own: nn.Module | None, dtype: torch.dtype, embeddings: Embeddings
 ) -> Network:
     """The network of a part: the user's own, or what its inputs and hidden layers ask for."""
     if own is not None:
@@ -141,6 +142,8 @@ def make_network(
     if source is None:
         return ConstantNetwork(shape, dtype)
     kind, size = source
+    if embeddings and kind == "vectors":
+        return EmbeddedNetwork(size, shape, hidden, embeddings, dtype)
     if hidden:
         return LayeredNetwork(size, shape, hidden, dtype, symbols=kind == "symbols")
     return TableNetwork(size, shape, dtype) if kind == "symbols" else LinearNetwork(size, shape, dtype)

@@ -223,9 +223,9 @@ class IOParameters(Estimator):
         network, weights = self.network("emission"), dict(self.network("emission").named_parameters())
         if network.kind in ("constant", "table"):
             weights["logits"].copy_(picked.expand(weights["logits"].shape))
-        elif network.kind == "linear":
-            weights["weight"].mul_(spread.diagonal().sqrt())  # slopes as steep as outputs vary
-            weights["weight"][..., -1, :] = picked
+        elif network.linear_weight is not None:
+            weights[network.linear_weight].mul_(spread.diagonal().sqrt())  # slopes as steep as outputs vary
+            weights[network.linear_weight][..., -1, :] = picked
 
     def _initialize_columns(self, values: Tensor, noise: Dispersions, floor: Tensor) -> None:
         eta = noise.columns.start(values, (self.num_states,))
@@ -233,8 +233,8 @@ class IOParameters(Estimator):
         network, weights = self.network("emission"), dict(self.network("emission").named_parameters())
         if network.kind in ("constant", "table"):
             weights["logits"].copy_(eta.expand(weights["logits"].shape))
-        elif network.kind == "linear":
+        elif (linear := network.linear_weight) is not None:
             for column in noise.columns.normal:
                 if column.link == "identity":
-                    weights["weight"][..., column.first].mul_(noise.log_dispersion[0, column.place].exp())
-            weights["weight"][..., -1, :] = eta
+                    weights[linear][..., column.first].mul_(noise.log_dispersion[0, column.place].exp())
+            weights[linear][..., -1, :] = eta

@@ -24,6 +24,7 @@ from pplseq.models.hmm.family_table import as_config
 from pplseq.models.hmm.moves import allowed_moves, allowed_starts
 from pplseq.models.hmm.tables import DTYPES
 from pplseq.models.iohmm.data import PARTS, Inputs, IOFormat, Sight
+from pplseq.models.iohmm.embeddings import checked_embeddings
 from pplseq.models.iohmm.fit import METHODS, FitPlan, fit_model, with_steps
 from pplseq.models.iohmm.formulas import Formulas
 from pplseq.models.iohmm.networks import GaussianNoise, WeightPriors, masked_log_softmax
@@ -74,6 +75,8 @@ class IOHMM(IOHMMQueries):
             start distribution moves with u_1 to z_1, z_1 ~ sum_j start_j transition(j, u_1); "stationary": the distribution
             that transitions leave as it is, where no inputs drive them (``num_inputs={"emission": U}``).
         hidden: sizes of the hidden layers of networks that see inputs, or a mapping from parts to such; () for none.
+        embeddings: columns of the real inputs that hold numbers of symbols, {column: (number of symbols, dimensions)}: each
+            network learns a vector for each symbol, which stands for its number; for many symbols.
         covariance: of "gaussian" outputs: "diag", "full", "tied" (one full matrix for all states) or "spherical".
         covariance_floor: smallest variance EM may give a state in any direction; None: a ten-thousandth of the outputs' own in
             each dimension, so that units do not matter.
@@ -119,6 +122,7 @@ class IOHMM(IOHMMQueries):
         start_states: Sequence[int] | None = None,
         initial: str = "constant",
         hidden: Sequence[int] | Mapping[str, Sequence[int]] = (),
+        embeddings: Mapping[int, tuple[int, int]] | Sequence[Sequence[int]] | None = None,
         covariance: str = "diag",
         covariance_floor: float | None = None,
         feedback: bool | str = False,
@@ -139,23 +143,23 @@ class IOHMM(IOHMMQueries):
         self.initial = checks.choice("initial", initial, INITIAL)
         self.covariance = checks.choice("covariance", covariance, COVARIANCES)
         real = DTYPES[checks.choice("dtype", dtype, DTYPES)]
-        given_outputs = num_outputs
         if outputs == "states":
             if num_outputs not in (None, num_states) or mealy or emission is not None:
                 raise ValueError("outputs='states': targets are the states; leave num_outputs, mealy and emission out")
             num_outputs = num_states
         if num_outputs is None and not self.columns:
             raise ValueError(f"num_outputs: say how many symbols, or dimensions, {outputs} outputs have; got None")
-        num_outputs = len(self.columns) if self.columns else checks.count("num_outputs", num_outputs)
-        self.num_outputs, self.mealy = num_outputs, bool(mealy)
-        positive = checks.positive("covariance_floor", 1.0 if covariance_floor is None else covariance_floor)
-        self.covariance_floor = None if covariance_floor is None else float(positive)
+        self.num_outputs = len(self.columns) if self.columns else checks.count("num_outputs", num_outputs)
+        self.mealy = bool(mealy)
+        floor = covariance_floor
+        self.covariance_floor = None if floor is None else float(checks.positive("covariance_floor", floor))
         self.priors = WeightPriors.of(priors)
         if initial == "stationary" and (start_states is not None or graph is not None or initial_network is not None):
             given = "start_states, graph and initial_network"
             raise ValueError(f"initial: a stationary start follows from transitions that are all allowed; leave {given} out")
         self.sources = input_sources(initial, self.mealy, num_inputs, num_symbols)
         sizes = {part: source[1] for part, source in self.sources.items() if source is not None and source[0] == "vectors"}
+        self.embeddings = checked_embeddings(embeddings, sizes)
         self.input_names = checked_names("input_names", input_names, sizes)
         of_outputs = None if output_names is None else {"outputs": output_names}
         self.output_names = checked_names("output_names", of_outputs, {"outputs": self.num_outputs}).get("outputs")
@@ -172,13 +176,11 @@ class IOHMM(IOHMMQueries):
             "initial": (self.num_states,), "transition": (self.num_states, self.num_states),
             "emission": (self.num_states, self.columns.width if self.columns else self.num_outputs),
         }  # fmt: skip
-        form = IOFormat(
-            self.outputs, self.num_outputs, self.num_states, self.sources, self.feedback, torch.empty(0), self.columns
-        )
+        form = self._format_like(torch.empty(0))
         for part, shape in shapes.items():
             network = None
             if (part != "emission" or outputs != "states") and (part != "initial" or initial != "stationary"):
-                network = make_network(part, form.source(part), shape, hidden.get(part, ()), own[part], real)
+                network = make_network(part, form.source(part), shape, hidden.get(part, ()), own[part], real, self.embeddings)
                 if own[part] is None:
                     network.randomise(SPREAD)
             self.add_module(f"{part}_network", network)
@@ -189,21 +191,24 @@ class IOHMM(IOHMMQueries):
             self.noise = GaussianNoise(self.num_states, self.num_outputs, covariance, real)
         self._config = dict(
             num_states=self.num_states, num_inputs=plain(num_inputs), num_symbols=plain(num_symbols),
-            outputs=as_config(outputs), num_outputs=None if outputs == "states" else as_config(given_outputs), mealy=self.mealy,
+            outputs=as_config(outputs), num_outputs=None if outputs == "states" else as_config(num_outputs), mealy=self.mealy,
             graph=None if self.graph is None else self.graph.tolist(),
             start_states=None if start_states is None else [int(state) for state in start_states], initial=initial,
             hidden={part: list(sizes) for part, sizes in hidden.items() if sizes}, covariance=covariance,
             covariance_floor=self.covariance_floor, feedback=feedback, links=as_config(links), trials=trials,
             input_names=self.input_names or None, output_names=self.output_names,
+            embeddings=[[column, *sizes] for column, sizes in self.embeddings.items()] or None,
         )  # fmt: skip
         if not self._own:
             self.drawn()
 
     @property
     def format(self) -> IOFormat:
-        return IOFormat(
-            self.outputs, self.num_outputs, self.num_states, self.sources, self.feedback, self.reference, self.columns
-        )
+        return self._format_like(self.reference)
+
+    def _format_like(self, reference: Tensor) -> IOFormat:
+        sizes = self.outputs, self.num_outputs, self.num_states
+        return IOFormat(*sizes, self.sources, self.feedback, reference, self.columns, self.embeddings)
 
     def check_observations(self, x: Tensor) -> None:
         self.format.check(x)
@@ -215,9 +220,8 @@ class IOHMM(IOHMMQueries):
     @property
     def config(self):
         dtype = next(name for name, value in DTYPES.items() if value == self.reference.dtype)
-        priors = None if self.priors is None else self.priors.as_config()
-        formulas = None if self.formulas is None else self.formulas.as_config()
-        known = {"dtype": dtype, "priors": priors, "formulas": formulas}
+        options = {"priors": self.priors, "formulas": self.formulas}
+        known = {"dtype": dtype} | {name: None if own is None else own.as_config() for name, own in options.items()}
         return self._config | known | ({"own_networks": self._own} if self._own else {})
 
     @classmethod
@@ -426,9 +430,7 @@ class IOHMM(IOHMMQueries):
             ValueError: for "likelihood", which larger models always win, and for no sizes.
         """
         if select == "likelihood":
-            raise ValueError(
-                "select: the likelihood grows with the size; use 'bic', 'validation' or 'smallest_consistent'"
-            )
+            raise ValueError("select: the likelihood grows with the size; use 'bic', 'validation' or 'smallest_consistent'")
         if not len(sizes):
             raise ValueError("sizes must hold at least one number of states, got none")
         fitted: list[tuple[IOHMM, RestartHistory]] = []

@@ -256,10 +256,13 @@ def _symbol_effects(run: Run, columns: Columns, feature: str, options: Any) -> I
     if unfit := [name for name in ("values", "png") if getattr(options, name) is not None]:
         raise ValueError(f"{unfit[0]}: {feature!r} holds symbols, all of which are listed; leave it out")
     assert columns.input_symbols is not None
-    for level in columns.input_symbols[feature]:
-        place = columns.input_names.index(f"{feature}={level}") if f"{feature}={level}" in columns.input_names else None
-        # at 0 the first of them is every column's reference symbol
-        curve = run.model.effect_curves(place or 0, torch.tensor([0.0 if place is None else 1.0]))
+    for number, level in enumerate(columns.input_symbols[feature]):
+        if feature in columns.coded:
+            curve = run.model.effect_curves(columns.input_names.index(feature), torch.tensor([float(number)]))
+        else:
+            place = columns.input_names.index(f"{feature}={level}") if f"{feature}={level}" in columns.input_names else None
+            # at 0 the first of them is every column's reference symbol
+            curve = run.model.effect_curves(place or 0, torch.tensor([0.0 if place is None else 1.0]))
         yield {feature: level, "transition": curve[0].tolist()}
 
 

@@ -37,6 +37,8 @@ class TableSettings:
         sequence_id: column that says which sequence a row is of (default: all rows are one).
         order_by: column of numbers or dates by which the rows of a sequence are sorted (default: as they stand).
         symbols: columns that hold names or classes instead of numbers, a,b.
+        embed: dimensions of learned vectors that stand for the symbols of a column of inputs, where it holds more symbols than
+            these and one (default: a number 0 or 1 for each symbol).
         standardize: bring real inputs to mean 0 and deviation 1.
     """
 
@@ -45,6 +47,7 @@ class TableSettings:
     sequence_id: str | None = None
     order_by: str | None = None
     symbols: tuple[str, ...] = ()
+    embed: int | None = setting(None, check=checks.count)
     standardize: bool = setting(True, flag="--standardize/--raw")
 
 

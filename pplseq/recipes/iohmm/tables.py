@@ -97,11 +97,26 @@ class Columns(NamedTuple):
     input_symbols: dict[str, list[str]] | None = None  # of columns of symbols beside other inputs
     output_symbols: dict[str, list[str]] | None = None
     order_by: str | None = None
+    embed: int | None = None  # dimensions of the vectors of columns of many symbols among the inputs
+
+    @property
+    def embeddings(self) -> dict[int, tuple[int, int]] | None:
+        """As the model takes them."""
+        if self.embed is None:
+            return None
+        names = self.input_names
+        return {names.index(name): (len((self.input_symbols or {})[name]), self.embed) for name in self.coded} or None
+
+    @property
+    def coded(self) -> list[str]:
+        """The columns of symbols that are embedded."""
+        named = self.input_symbols or {}
+        return [name for name in self.inputs if self.embed is not None and len(named.get(name, ())) > self.embed + 1]
 
     @property
     def input_names(self) -> tuple[str, ...]:
         """Of the numbers that the model is given: of symbols beside other inputs "weather=rain"."""
-        return expanded_names(self.inputs, self.input_symbols or {})
+        return expanded_names(self.inputs, self.input_symbols or {}, self.coded)
 
     @property
     def expected_names(self) -> list[str]:
@@ -117,7 +132,7 @@ class Columns(NamedTuple):
             data, sequence_id=self.sequence_id, inputs=self.inputs, outputs=self.outputs, symbols=self.symbols,
             input_levels=self.input_levels, output_levels=self.output_levels, input_symbols=self.input_symbols,
             output_symbols={n: v for n, v in (self.output_symbols or {}).items() if n in self.outputs}, leave_out=leave_out,
-            order_by=self.order_by,
+            order_by=self.order_by, most_indicators=self.embed,
         )  # fmt: skip
         return self.standardized(table)
 
@@ -136,6 +151,8 @@ def _columns(data: str, settings: Any) -> tuple[Columns, SequenceTable]:
     inputs, outputs, symbols = (list(getattr(settings, name)) for name in ("inputs", "outputs", "symbols"))
     if twice := [name for name in outputs if name in inputs]:
         raise ValueError(f"outputs: column {twice[0]!r} is an input, too; a model would only repeat it, leave one out")
+    if settings.embed is not None and not set(symbols) & set(inputs):
+        raise ValueError("embed: it is about inputs that hold symbols, and there are none; name their columns with --symbols")
     if stray := [name for name in symbols if name not in [*inputs, *outputs]]:
         raise ValueError(
             f"symbols: {stray[0]!r} is neither among --inputs nor --outputs.{checks.nearest(stray[0], [*inputs, *outputs])}"
@@ -150,7 +167,7 @@ def _columns(data: str, settings: Any) -> tuple[Columns, SequenceTable]:
         )
     if "categorical" in each:
         symbols = [*symbols, *(n for n, kind in zip(outputs, each, strict=True) if kind == "categorical" and n not in symbols)]
-    columns = Columns(settings.sequence_id, inputs, outputs, symbols, family, order_by=settings.order_by)
+    columns = Columns(settings.sequence_id, inputs, outputs, symbols, family, order_by=settings.order_by, embed=settings.embed)
     try:
         table = columns.read(data)
     except NotANumber as error:
@@ -174,7 +191,8 @@ def _columns(data: str, settings: Any) -> tuple[Columns, SequenceTable]:
     if inputs and levels[0] is None and settings.standardize:
         rows = np.concatenate(table.inputs)
         mean, scale = rows.mean(0), rows.std(0)
-        number = np.array([name in inputs for name in table.input_names])  # what says whether a symbol is there stays 0 or 1
+        # what says whether a symbol is there stays 0 or 1, and the number of a symbol as it is
+        number = np.array([name in inputs and name not in table.coded for name in table.input_names])
         mean, scale = np.where(number, mean, 0.0), np.where(number & (scale > 0), scale, 1.0)
         columns = columns._replace(mean=mean.tolist(), scale=scale.tolist())
         table = columns.standardized(table)
@@ -260,7 +278,7 @@ def _options(columns: Columns, table: SequenceTable, settings: Any) -> dict[str,
         links=(settings.links[0] if len(settings.links) == 1 else list(settings.links) or None),
         mealy=settings.mealy, graph=_graph(settings.graph), initial=settings.initial,
         feedback=settings.feedback, covariance=settings.covariance,
-        hidden=settings.hidden, covariance_floor=settings.covariance_floor,
+        hidden=settings.hidden, covariance_floor=settings.covariance_floor, embeddings=columns.embeddings,
     )  # fmt: skip
 
 

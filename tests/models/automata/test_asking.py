@@ -7,10 +7,11 @@ import pytest
 
 from pplseq.data.tomita import GRAMMARS, tomita
 from pplseq.models import learn_by_asking
+from pplseq.models.automata.asking import METHODS
 from pplseq.models.automata.automaton import Automaton
 
 
-@pytest.mark.parametrize("method", ["lstar", "kearns_vazirani"])
+@pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("number", GRAMMARS)
 def test_tomitas_languages_are_found_by_asking(number, method):
     pytest.importorskip("aalpy")
@@ -27,9 +28,11 @@ def test_tomitas_languages_are_found_by_asking(number, method):
     assert random.getstate() == state
 
 
-def test_classes_and_words():
+@pytest.mark.parametrize("method", METHODS)
+def test_classes_and_words(method):
     pytest.importorskip("aalpy")
-    learnt = learn_by_asking(lambda s: ["zero", "one", "two"][(s.count("up") - s.count("down")) % 3], ["up", "down"])
+    names = ["zero", "one", "two"]
+    learnt = learn_by_asking(lambda s: names[(s.count("up") - s.count("down")) % 3], ["up", "down"], method=method)
     assert learnt.num_states == 3 and learnt.classify(["down"]) == "two" and learnt.labels == ("one", "two", "zero")
     assert learn_by_asking(lambda s: True, "a").num_states == 1
 
@@ -41,7 +44,7 @@ def test_classes_and_words():
         (lambda s: "even" if len(s) % 2 else True, {}, TypeError, "answer: expected True or False"),
         (lambda s: True, {"symbols": ""}, ValueError, "symbols: expected one or more"),
         (lambda s: True, {"symbols": "aa"}, ValueError, "symbols: expected one or more different"),
-        (lambda s: True, {"method": "ttt"}, ValueError, "method"),
+        (lambda s: True, {"method": "ttl"}, ValueError, "method"),
         (lambda s: True, {"walk_length": 0}, ValueError, "walk_length"),
     ],
 )
@@ -55,7 +58,7 @@ def rare(string):
     return "abbabbab" in string
 
 
-@pytest.mark.parametrize("method", ["lstar", "kearns_vazirani"])
+@pytest.mark.parametrize("method", METHODS)
 def test_a_rare_language_needs_an_example_and_says_so(method):
     pytest.importorskip("aalpy")
     few = {"walks_per_state": 3, "walk_length": 4, "method": method}

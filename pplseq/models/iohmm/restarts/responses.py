@@ -165,6 +165,8 @@ class ResponseOutputs(NoisyOutputs):
             weight[:, -1] = eta
             in_units_of(seen.rows.features[..., :-1], weight)
             emission = {"weight": weight}
+        elif (linear := self.network.network.linear_weight) is not None:
+            emission[linear][:, -1] = eta
         noise = dispersion[:, None].expand(self.num_states, -1, count).clone()
         return {"emission": emission, "noise": {"log_dispersion": noise}}
 

@@ -46,7 +46,8 @@ def _draw(problem: RestartProblem, block: RestartBlock) -> Parameters:
     if isinstance(outputs, ResponseOutputs):
         return result | outputs.start(problem.seen, block.scale, block.num_restarts, _network(outputs.network, block))
     # means of Gaussians that are linear have units of their own, below
-    rows = None if isinstance(outputs, GaussianOutputs) and outputs.network.kind == "linear" else problem.seen.rows
+    linear = isinstance(outputs, GaussianOutputs) and outputs.network.network.linear_weight is not None
+    rows = None if linear else problem.seen.rows
     result["emission"] = _network(outputs.network, block, rows, bits=isinstance(outputs, BernoulliOutputs))
     if isinstance(outputs, GaussianOutputs):
         result["emission"], result["noise"] = _gaussian(problem, outputs, block, result["emission"])
@@ -79,7 +80,7 @@ def _network(
         return {"weight": weight}
     copies, one = [], copy.deepcopy(network.network)
     for _ in range(count):
-        if network.kind == "layered":
+        if network.kind in ("layered", "embedded"):
             one.randomise(block.scale)
         else:
             for module in one.modules():
@@ -89,7 +90,18 @@ def _network(
     drawn = {name: torch.stack([each[name] for each in copies], -1) for name in copies[0]}
     if network.kind == "layered" and network.network.input_dims and rows is not None:
         in_units_of(rows.features, drawn["layers.0"])
+    if network.kind == "embedded" and rows is not None:
+        _plain_in_units_of(network.network, rows, drawn)
     return drawn
+
+
+def _plain_in_units_of(network, rows: Rows, weights: dict[str, Tensor]) -> None:
+    """The same for inputs that hold no symbols, which come before the vectors of those that do."""
+    first = weights[network.first_weight]
+    places = [*range(len(network.plain)), -1]
+    own = first[..., places, :, :]
+    in_units_of(rows.features[..., network.plain], own)
+    first[..., places, :, :] = own
 
 
 def _log_gamma(concentration: float, shape, like: Tensor) -> Tensor:
@@ -120,6 +132,10 @@ def _gaussian(problem, outputs, block, emission):
         emission["weight"] *= spread.diagonal().sqrt().unsqueeze(-1)
         emission["weight"][..., -1, :, :] = picked
         in_units_of(seen.rows.features[..., :-1], emission["weight"])
+    elif (linear := outputs.network.network.linear_weight) is not None:
+        emission[linear] *= spread.diagonal().sqrt().unsqueeze(-1)
+        emission[linear][..., -1, :, :] = picked
+        _plain_in_units_of(outputs.network.network, seen.rows, emission)
     spread = spread + torch.as_tensor(outputs.floor).to(eye) * eye
     if outputs.covariance in ("diag", "spherical"):
         variance = spread.diagonal() if outputs.covariance == "diag" else spread.diagonal().mean(0, keepdim=True)
