@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pplseq.models.taggers.lexicon import ListedTags
 from pplseq.models.taggers.rare_words import FormModel
 from pplseq.models.taggers.substates.split_merge import filled_slots
 
@@ -34,6 +35,8 @@ class SubstateWords:
         substate_count: pseudo-count of p(state | tag).
         case_count: pseudo-count of what the same word in lower case says of a new one.
         max_count: words up to this frequent are rare.
+        listed: tags of words by a lexicon, or None. The tags of a new word are those that its form and the word in lower case
+            suggest, and the lexicon.
     """
 
     def __init__(
@@ -48,10 +51,13 @@ class SubstateWords:
         substate_count: float,
         case_count: float = 0.5,
         max_count: float = 10,
+        listed: ListedTags | None = None,
     ):
         self.words, self.forms, self.form_count, self.case_count = words, forms, form_count, case_count
+        self.listed = ListedTags({}, ()) if listed is None else listed
         self.number = {word: i for i, word in enumerate(words)}
         word, tag = of_symbol[:-1].T
+        self.tag_of_symbol = tag
         filled = filled_slots(sizes, counts.shape[1])
         self.tag_of_state = filled.nonzero()[:, 0]
         self.num_states = len(self.tag_of_state)
@@ -100,9 +106,16 @@ class SubstateWords:
         table = self.joint.new_zeros(len(numbers), self.num_states + 1)
         table.index_put_((row.unsqueeze(-1), self.states_of_symbol[symbol]), self.joint[symbol], accumulate=True)
         table = table[:, :-1]
-        if self.form_count > 0:
-            table = table + self.form_count * self._substates(self.known_forms[numbers])
-        return table
+        of_tag = self.form_count * self.known_forms[numbers]
+        words = [self.words[i] for i in numbers.tolist()]
+        if any(word in self.listed for word in words):
+            sightings = torch.from_numpy(self.listed.sightings(words))
+            if self.listed.limits:
+                possible = sightings > 0
+                possible[row, self.tag_of_symbol[symbol]] = True
+                of_tag = of_tag.where(possible | ~(sightings > 0).any(-1, keepdim=True), 0.0)
+            of_tag = of_tag + sightings
+        return table + self._substates(of_tag)
 
     def log_probs(self, words: Sequence[str]) -> Tensor:
         """(n, Z) log p(word | state) of words; -inf for the boundary."""
@@ -122,4 +135,11 @@ class SubstateWords:
         if len(seen) and self.case_count > 0:
             counts = self._known(lower[seen])
             table[seen] += self.case_count * counts / counts.sum(-1, keepdim=True)
+        rows = torch.tensor([i for i, word in enumerate(words) if word in self.listed], dtype=torch.long)
+        if len(rows):
+            old = table.new_zeros(len(rows), int(self.tag_of_state[-1]) + 1).index_add(1, self.tag_of_state, table[rows])
+            total = old.sum(1, keepdim=True)
+            guesses = (old / total)[:, :-1].numpy()
+            probs = torch.from_numpy(self.listed.tag_probs([words[i] for i in rows.tolist()], guesses))
+            table[rows] *= (torch.cat([probs * total, total * 0], 1) / old.clamp_min(TINY))[:, self.tag_of_state]
         return table
