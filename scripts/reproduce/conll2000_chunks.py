@@ -7,8 +7,9 @@
 
 The given part-of-speech tags are features beside the words. Trained on CoNLL-2000 train (sections 15-18 of the treebank),
 tested on its test (section 20); settings are chosen on held-out sentences of train. --window is how many
-words (and parts of speech) on each side are looked at; the library's own templates have 2. Adds its rows to
-results/conll2000_chunks.json.
+words (and parts of speech) on each side are looked at; the library's own templates have 2. The row of states is of a run
+of `pplseq train vlhmm TEXT --num-states 4096 --min-count 3 --max-time 6m --threads 1`, TEXT the first 3.3 million words that
+scripts/reproduce/unlabelled_text.py writes. Adds its rows to results/conll2000_chunks.json.
 """
 
 from __future__ import annotations
