@@ -70,7 +70,7 @@ SYSTEMS = {
     ),
     "partly-tagged": System("partly-tagged-tagger", None, {}, "HMM, EM on text that is partly tagged", True),
     "dictionary": System(
-        "dictionary-tagger", "from_dictionary", {}, "HMM, EM with the tags of a dictionary (--set lexicon=FILE)", True
+        "dictionary-tagger", "from_dictionary", {}, "HMM, EM with the tags of a dictionary (--lexicon FILE)", True
     ),
     "unsupervised": System(
         "dictionary-tagger", "unsupervised", {}, "HMM, Baum-Welch on words alone; its tags are numbered states", True

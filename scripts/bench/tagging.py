@@ -1,12 +1,17 @@
 """Seconds of training and tokens a second of tagging: the library's taggers against NLTK's and crfsuite, in the same run.
 
     OMP_NUM_THREADS=1 python scripts/bench/tagging.py [--systems hmm nltk-tnt] [--column xpos] [--repeat 3]
+    OMP_NUM_THREADS=1 python scripts/bench/tagging.py --spans
 
 UD English-EWT below PPLSEQ_DATA, gold tokens: trained on train, tagging test. One thread, processor seconds, so that other work
 on the machine does not count. All systems are trained first, then tag the text in turn: "first" is the first time, with all
 caches empty, "tokens_per_second" the median of the later ones. "sentence_milliseconds" is for sentences of dev handed over one
 at a time. crfsuite's tagging includes its features, which the library makes as strings in Python. No speed is reported of
 taggers that are one method but do not agree, or that tag worse than they are known to.
+
+--spans: chunks of CoNLL-2000 with the given parts of speech, by the system `spans` and by crfsuite with the same features,
+penalty and number of iterations: nine tenths of its training part to learn from, the last one to tag. "ready" is crfsuite
+alone, its features made and converted before. Written to another file.
 """
 
 from __future__ import annotations
@@ -24,6 +29,7 @@ from record import ROOT, data_folder, record
 SYSTEMS = ("hmm", "tnt", "enhanced", "latent", "nltk-tnt", "nltk-perceptron", "crfsuite")
 SAME = {("tnt", "nltk-tnt"): 0.001}  # by how much the accuracies may differ: ties and rounding
 LEAST = {"hmm": 0.91, "tnt": 0.92, "enhanced": 0.92, "latent": 0.93, "nltk-perceptron": 0.925, "crfsuite": 0.935}
+SPANS, SPANS_LEAST, SPANS_DIFFER = {"l2": 1.0, "max_iterations": 60}, 0.93, 0.005  # F1
 PROMISED = {"hmm": {"tokens_per_second": 50_000}, "latent": {"train_seconds": 60}}
 
 
@@ -62,6 +68,51 @@ def milliseconds_each(tagger, words) -> float:
     return 1e3 * statistics.median(times)
 
 
+def spans(options) -> dict[str, dict]:
+    """Rows of two taggers of chunks."""
+    import pycrfsuite
+
+    from pplseq.baselines.crfsuite_tagger import CRFSuiteTagger
+    from pplseq.baselines.tagging_systems import make_tagger
+    from pplseq.data.tagged import read_tagged
+    from pplseq.models.taggers.spans.scores import score_spans
+
+    text = list(read_tagged(data_folder() / "conll2000" / "train.txt", "columns", 2, word_columns=[1]))
+    train, held_out = [s for i, s in enumerate(text) if i % 10 != 9], text[9::10]
+    ours = make_tagger("spans", word_columns=[1], l2=SPANS["l2"], max_iterations=SPANS["max_iterations"])
+    taggers = {"spans": ours, "crfsuite": CRFSuiteTagger(templates=ours.features.templates, **SPANS)}
+    train_seconds = {}
+    for name, tagger in taggers.items():
+        started = time.process_time()
+        tagger.fit(train)
+        train_seconds[name] = time.process_time() - started
+        print(f"{name}: trained in {train_seconds[name]:.1f} s", flush=True)
+    words = [sentence.words for sentence in held_out]
+    tags, times = tag_in_turn(taggers, words, options.repeat)
+    ready, times["ready"] = [pycrfsuite.ItemSequence(rows) for rows in taggers["crfsuite"]._strings(words)], []
+    for _ in range(options.repeat + 1):
+        started = time.process_time()
+        for items in ready:
+            taggers["crfsuite"]._tagger.tag(items)
+        times["ready"].append(time.process_time() - started)
+    f1 = {name: score_spans(held_out, found).overall.f1 for name, found in tags.items()}
+    if abs(f1["spans"] - f1["crfsuite"]) > SPANS_DIFFER or min(f1.values()) < SPANS_LEAST:
+        sys.exit(f"F1 {f1}: expected at least {SPANS_LEAST} and much the same; no speed is reported")
+    num_tokens = sum(map(len, words))
+    rows = {
+        name: {
+            "f1": round(f1[name], 4),
+            "train_seconds": round(train_seconds[name], 2),
+            "tokens_per_second_first": round(num_tokens / times[name][0]),
+            "tokens_per_second": round(num_tokens / statistics.median(times[name][1:] or times[name])),
+            "sentence_milliseconds": round(milliseconds_each(taggers[name], words[: options.sentences]), 2),
+        }
+        for name in taggers
+    }
+    rows["crfsuite"]["tokens_per_second_ready"] = round(num_tokens / statistics.median(times["ready"]))
+    return rows
+
+
 def check(accuracy: dict[str, float]) -> None:
     """Ends the program where a system is not what it should be."""
     for name, least in LEAST.items():
@@ -80,15 +131,22 @@ def main() -> None:
     parser.add_argument("--column", choices=("upos", "xpos"), default="upos", help="of tags")
     parser.add_argument("--repeat", type=int, default=3, help="turns after the first")
     parser.add_argument("--sentences", type=int, default=100, help="that come one at a time")
+    parser.add_argument("--spans", action="store_true", help="chunks of CoNLL-2000 instead")
     options = parser.parse_args()
 
     import torch
+
+    torch.set_num_threads(1)
+    if options.spans:
+        rows = spans(options)
+        print(json.dumps(rows, indent=1))
+        record("tagging_spans", rows, protocol="CoNLL-2000, a tenth of train, one thread, processor seconds", **SPANS)
+        return
 
     from pplseq.data.columns import read_conllu
     from pplseq.models.taggers.scores import score_tags, training_words
     from pplseq.report.tag_tables import plain_table
 
-    torch.set_num_threads(1)
     folder: Path = data_folder() / "ud_english_ewt"
     train, dev, test = (
         list(read_conllu(folder / f"en_ewt-ud-{part}.conllu", tag=options.column)) for part in ("train", "dev", "test")

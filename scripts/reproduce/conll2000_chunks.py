@@ -2,10 +2,14 @@
 
     python scripts/reproduce/conll2000_chunks.py
     python scripts/reproduce/conll2000_chunks.py --held-out --l2 0.3 1 --spans bioes      # a tenth of train in place of test
+    python scripts/reproduce/conll2000_chunks.py --held-out --window 3
+    python scripts/reproduce/conll2000_chunks.py --held-out --states runs/vlhmm           # a run of `pplseq train vlhmm`
 
 The given part-of-speech tags are features beside the words. Trained on CoNLL-2000 train (sections 15-18 of the treebank),
-tested on its test (section 20); settings are chosen on held-out sentences of train. Adds its rows to
-results/conll2000_chunks.json.
+tested on its test (section 20); settings are chosen on held-out sentences of train. --window is how many
+words (and parts of speech) on each side are looked at; the library's own templates have 2. The row of states is of a run
+of `pplseq train vlhmm TEXT --num-states 4096 --min-count 3 --max-time 6m --threads 1`, TEXT the first 3.3 million words that
+scripts/reproduce/unlabelled_text.py writes. Adds its rows to results/conll2000_chunks.json.
 """
 
 from __future__ import annotations
@@ -21,6 +25,22 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "scripts" / "bench"))
 from record import data_folder, record  # noqa: E402
+
+WINDOW = 2  # places on each side that the library's templates look at
+
+
+def templates_of(window: int) -> tuple[str, ...]:
+    """The library's templates, with words and parts of speech from so many places on each side."""
+    from pplseq.models.taggers.features import DEFAULT_TEMPLATES
+
+    if window < WINDOW:  # those of words; those of parts of speech are of the library's window
+        far = {f"lower[{sign * place}]" for place in range(window + 1, WINDOW + 1) for sign in (-1, 1)}
+        return tuple(text for text in DEFAULT_TEMPLATES if text not in far)
+    more = []
+    for place in range(WINDOW + 1, window + 1):
+        more += [f"{name}[{sign * place}]" for name in ("lower", "column1") for sign in (-1, 1)]
+        more += [f"column1[-{place}]|column1[{1 - place}]", f"column1[{place - 1}]|column1[{place}]"]
+    return (*DEFAULT_TEMPLATES, *more)
 
 
 def run_one(train, test, **settings) -> dict:
@@ -50,6 +70,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--l2", type=float, nargs="+", default=[1.0], help="penalties")
     parser.add_argument("--spans", nargs="+", default=["bio"], choices=("bio", "bioes"), help="schemes to learn in")
+    parser.add_argument("--window", type=int, nargs="+", default=[WINDOW], help="places on each side that are looked at")
+    parser.add_argument("--states", type=Path, help="a run whose probabilities of states are features")
     parser.add_argument("--clusters", type=Path, help="file of word clusters, `path word count` a line")
     parser.add_argument("--tolerance", type=float, default=3e-4, help="relative gain in ten iterations that ends training")
     parser.add_argument("--max-iterations", type=int, default=130, help="of L-BFGS")
@@ -71,11 +93,16 @@ def main() -> None:
     train = train[: options.max_sentences]
     stem = "conll2000_chunks" + ("_held_out" if options.held_out else "")
     path = ROOT / "results" / f"{stem}.json"
-    for spans, l2 in itertools.product(options.spans, options.l2):
+    for spans, l2, window in itertools.product(options.spans, options.l2, options.window):
         settings = {"tolerance": options.tolerance, "max_iterations": options.max_iterations, "clusters": options.clusters}
+        settings["templates"] = templates_of(window)
+        if options.states is not None:
+            settings["states"] = str(options.states)
         row = run_one(train, test, spans=spans, l2=l2, **settings)
         results = json.loads(path.read_text())["results"] if path.is_file() else {}
         name = f"spans={spans} l2={l2:g}"
+        name += "" if window == WINDOW else f" window={window}"
+        name += "" if options.states is None else f" states={options.states.name}"
         name += "" if options.clusters is None else f" clusters={options.clusters.name}"
         name += "" if options.max_sentences is None else f" sentences={len(train)}"
         results[name] = row

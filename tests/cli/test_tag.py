@@ -442,3 +442,13 @@ def test_places_that_cannot_be_written_are_refused_before_the_work(files, model)
     ):
         result = pplseq("tag", *arguments, code=1)
         assert "Error" in result.output and not result.stdout
+
+
+def test_a_lexicon_from_the_command_line(files):
+    """A word of the lexicon alone has the tag that is listed; a system that takes none says so."""
+    (files / "words.txt").write_text("zorks D\n")
+    arguments = ("train", "tagger", files / "train.conllu", "--lexicon", files / "words.txt", "--out")
+    pplseq(*arguments, files / "run", "--system", "enhanced")
+    assert pplseq("tag", "run", files / "run", input="zorks\n").stdout.split() == ["zorks_D"]
+    refused = pplseq(*arguments, files / "other", "--system", "rules", code=2).stderr
+    assert "lexicon: the system 'rules' has no such setting" in refused

@@ -19,10 +19,11 @@ from pplseq.models.taggers.columns import ColumnSource
 from pplseq.models.taggers.conditional_programs import MEMM, FeatureWeights, LinearChainCRF
 from pplseq.models.taggers.features import DEFAULT_TEMPLATES, TagFeatures
 from pplseq.models.taggers.few_sentences import applies, best_by_features, has_plain_weights
+from pplseq.models.taggers.lexicon import ListedTags, TagDictionary, lexicon_entries
 from pplseq.models.taggers.penalty import FeatureTraining
 from pplseq.models.taggers.probabilistic import DECODERS, ProbabilisticTagger
 from pplseq.models.taggers.spans.schemes import SCHEMES, all_tags, allowed, converted
-from pplseq.models.taggers.spans.templates import column_templates, list_templates
+from pplseq.models.taggers.spans.templates import LEXICON_TEMPLATES, column_templates, list_templates
 from pplseq.models.taggers.spans.word_lists import read_clusters, read_gazetteers
 from pplseq.models.taggers.tagger import Words, check_sentences, tag_names
 from pplseq.models.taggers.training import IterativeTagger
@@ -46,6 +47,8 @@ class FeatureTagger(IterativeTagger, ProbabilisticTagger):
         word_columns: Sequence[int] = (),
         clusters: str | Path | Mapping[str, str] | None = None,
         gazetteers: Sequence[str | Path] | Mapping[str, Sequence[str]] = (),
+        lexicon: Mapping[str, Any] | str | Path | None = None,
+        lexicon_limits: bool = True,
         settings: CRFSettings | None = None,
         dtype: str = "float32",
         decoder: str = "viterbi",
@@ -54,10 +57,15 @@ class FeatureTagger(IterativeTagger, ProbabilisticTagger):
         self.templates, self.word_columns = tuple(templates), tuple(word_columns)
         self.clusters = clusters if clusters is None or isinstance(clusters, Mapping) else read_clusters(clusters)
         self.gazetteers = gazetteers if isinstance(gazetteers, Mapping) else read_gazetteers(gazetteers)
-        more = (*column_templates(self.word_columns), *list_templates(self.clusters, self.gazetteers))
+        self.lexicon, self.lexicon_limits = lexicon_entries(lexicon, None), bool(lexicon_limits)
+        if self.lexicon is not None and spans is not None:
+            raise ValueError("lexicon: lists tags of words, and not of spans; give names as gazetteers, or spans=None")
+        more = [*column_templates(self.word_columns), *list_templates(self.clusters, self.gazetteers)]
+        more += () if self.lexicon is None else LEXICON_TEMPLATES
         self.features = TagFeatures(
-            dict.fromkeys((*templates, *more)), min_count, clusters=self.clusters, gazetteers=self.gazetteers
-        )
+            dict.fromkeys((*templates, *more)), min_count,
+            clusters=self.clusters, gazetteers=self.gazetteers, lexicon=self.lexicon,
+        )  # fmt: skip
         self.spans = None if spans is None else checks.choice("spans", spans, SCHEMES)
         if spans is not None and not issubclass(self.weights_class, LinearChainCRF):
             raise ValueError(f"spans: a {type(self).__name__} chooses tags one by one; use CRFTagger, got {spans!r}")
@@ -73,6 +81,8 @@ class FeatureTagger(IterativeTagger, ProbabilisticTagger):
         self.num_sparse_columns = self.num_dense_columns = 0
         self.weights: FeatureWeights  # after fit
         self.l2 = self.settings.l2  # that was chosen, after fit
+        self._limits: tuple[dict[str, int], Tensor] | None = None  # rows of listed words in a table of blocked tags
+        self.seen_tags: dict[str, list[str]] = {}  # of listed words in training, after fit
         self.history: list[float] = []
 
     # ---------------------------------------------------------------- numbers
@@ -105,7 +115,22 @@ class FeatureTagger(IterativeTagger, ProbabilisticTagger):
                 table = np.concatenate([table, ids], 1)
         lengths = torch.tensor([len(words) for words in sentences])
         numbers = None if tags is None else self._tag_numbers(tags)
-        return TagData(SparseRows.from_table(table, self.num_features, values), lengths, numbers, dense)
+        rows = SparseRows.from_table(table, self.num_features, values)
+        return TagData(rows, lengths, numbers, dense, blocked=self._blocked(sentences))
+
+    def _blocked(self, sentences: Sequence[Words]) -> Tensor | None:
+        """(N, K) tags that the lexicon does not list of a word that it lists, and training does not have."""
+        if self.lexicon is None or not self.lexicon_limits:
+            return None
+        if self._limits is None:
+            possible = ListedTags(self.lexicon, self.tags).weights(list(self.lexicon)) > 0
+            number = {tag: k for k, tag in enumerate(self.tags)}
+            rows = {word: i for i, word in enumerate(self.lexicon)}
+            for word, tags in self.seen_tags.items():
+                possible[rows[word], [number[tag] for tag in tags]] = True
+            self._limits = rows, torch.from_numpy(np.concatenate([~possible, np.zeros((1, len(number)), bool)]))
+        rows, blocked = self._limits
+        return blocked[[rows.get(word, -1) for words in sentences for word in words]]
 
     def _dense(self, values: np.ndarray) -> Tensor:
         """Columns of mean 0 and standard deviation `column_scale`, by their moments in training."""
@@ -143,6 +168,11 @@ class FeatureTagger(IterativeTagger, ProbabilisticTagger):
         tags = tags if self.spans is None else all_tags(tags, self.spans)
         words = [sentence.words for sentence in sentences]
         self.tags, self.known_words = tags, frozenset(chained.from_iterable(words))
+        self._limits, self.seen_tags = None, {}
+        if self.lexicon is not None:
+            ListedTags(self.lexicon, tags)  # it lists tags that there are
+            found = TagDictionary.from_sentences(sentences).entries
+            self.seen_tags = {word: sorted(found[word]) for word in self.lexicon if word in found}
         self.features.fit(words)
         self.num_sparse_columns = self.num_dense_columns = 0
         self.column_moments = None
@@ -199,6 +229,8 @@ class FeatureTagger(IterativeTagger, ProbabilisticTagger):
 
     def tag_few(self, sentences: Sequence[Words], decoder: str) -> list[list[int]] | None:
         plain = applies(self, CRFTagger) and type(self.features) is TagFeatures and has_plain_weights(self.weights)
+        if self.lexicon is not None and self.lexicon_limits:
+            return None
         if decoder != "viterbi" or not plain or self.num_sparse_columns + self.num_dense_columns:
             return None
         assert isinstance(self.weights, LinearChainCRF)
@@ -219,6 +251,9 @@ class FeatureTagger(IterativeTagger, ProbabilisticTagger):
             "word_columns": list(self.word_columns),
             "clusters": self.clusters,
             "gazetteers": self.gazetteers,
+            "lexicon": self.lexicon,
+            "lexicon_limits": self.lexicon_limits,
+            "seen_tags": self.seen_tags,
             "dtype": self.dtype,
             "decode": self.decoder,
             "settings": asdict(self.settings),
@@ -240,6 +275,8 @@ class FeatureTagger(IterativeTagger, ProbabilisticTagger):
             word_columns=config["word_columns"],
             clusters=config["clusters"],
             gazetteers=config["gazetteers"],
+            lexicon=config.get("lexicon"),
+            lexicon_limits=config.get("lexicon_limits", True),
             dtype=config["dtype"],
             decoder=config["decode"],
             settings=CRFSettings(**config["settings"]),
@@ -247,6 +284,7 @@ class FeatureTagger(IterativeTagger, ProbabilisticTagger):
         tagger.l2, tagger.column_address = config["l2"], config.get("column_address")
         codes = {name: value.numpy() for name, value in tensors.items() if name.startswith("codes_")}
         tagger.features = tagger.features.restored(config["features"], codes)
+        tagger.seen_tags = config.get("seen_tags", {})
         tagger.tags, tagger.known_words = tuple(config["tags"]), frozenset(config["known_words"])
         tagger.num_sparse_columns, tagger.num_dense_columns = config["num_columns"]
         tagger.column_moments = tensors.get("column_moments")
@@ -279,11 +317,16 @@ class CRFTagger(FeatureTagger):
         clusters: the cluster of each word as a string of bits, or a file of `path word` lines; prefixes of it are features.
         gazetteers: lists of names by what they are lists of, or files with a name a line, called by the file's name; a word in
             one of the longest names that are found has it as a feature.
+        lexicon: tags of words: a mapping, or a file (see :meth:`~pplseq.models.taggers.lexicon.TagDictionary.read`). All that
+            are listed of the word and its neighbours are features.
+        lexicon_limits: tags that are neither listed of a listed word nor seen with it have no share in Z, as for `spans`.
         settings: penalty and optimiser; **options: the fields of the settings, instead.
         dtype: in which features are summed up; all else is float64.
         decoder: "viterbi" or "posterior".
 
-    Source: Lafferty, McCallum and Pereira, Conditional random fields (2001); Okazaki, CRFsuite (2007), whose objective this is.
+    Source: Lafferty, McCallum and Pereira, Conditional random fields (2001); Okazaki, CRFsuite (2007), whose objective this is;
+        Denis and Sagot (2012), Coupling an annotated corpus and a lexicon for state-of-the-art POS tagging (features of a
+        lexicon).
     """
 
     name = "crf-tagger"

@@ -54,8 +54,8 @@ class FeatureWeights(PyroModule):
         return table.index_copy(0, pairs, weights.to(self.dtype)).view(num_features, self.num_tags)
 
     def scores(self, data: TagData) -> Tensor:
-        """(N, K) float64. Of few words only the weights of their features are looked at, so that nothing has to be kept that
-        could grow old.
+        """(N, K) float64; -inf of blocked tags. Of few words only the weights of their features are looked at, so that nothing
+        has to be kept that could grow old.
         """
         features, used = data.features, data.used
         if used is None and FEW * len(features.columns) < self.num_features:
@@ -63,7 +63,8 @@ class FeatureWeights(PyroModule):
         scores = sparse_product(features, self.table(used))
         if data.columns is not None:
             scores = scores + data.columns.to(self.dtype) @ self.column_weights.to(self.dtype)
-        return scores.double()
+        scores = scores.double()
+        return scores if data.blocked is None else scores.masked_fill(data.blocked, -torch.inf)
 
     def squares(self) -> Tensor:
         """The sum of all squared weights."""

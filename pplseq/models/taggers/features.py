@@ -77,6 +77,11 @@ def cluster(clusters: Mapping[str, str], size: int, word: str) -> str | None:
     return (clusters.get(word) or clusters.get(word.lower(), ""))[:size] or None
 
 
+def listed(lexicon: Mapping[str, Iterable[str]], word: str) -> str | None:
+    """All tags that a lexicon lists of a word, or else of the word in lower case."""
+    return "+".join(sorted(lexicon.get(word) or lexicon.get(word.lower(), ()))) or None
+
+
 ATTRIBUTES: dict[str, Callable[[str], str | None]] = {
     "word": str,
     "lower": str.lower,
@@ -87,7 +92,8 @@ ATTRIBUTES: dict[str, Callable[[str], str | None]] = {
     "hyphen": hyphen,
 }
 AFFIXES = {"prefix": prefix, "suffix": suffix}
-COLUMN, CLUSTER, GAZETTEER = "column", "cluster", "gazetteer"  # of tokens; of words with lists; of tokens with lists
+# of tokens; of words with lists; of tokens with lists; of words with lists
+COLUMN, CLUSTER, GAZETTEER, LEXICON = "column", "cluster", "gazetteer", "lexicon"
 
 DEFAULT_TEMPLATES = (
     "word[0]", "lower[0]", *(f"prefix{n}[0]" for n in range(1, 5)), *(f"suffix{n}[0]" for n in range(1, 6)),
@@ -107,9 +113,9 @@ class _Template:
         for part in text.split("|"):
             match = PART.fullmatch(part)
             name, size = (match[1], match[2]) if match else ("", None)
-            known_names = (*ATTRIBUTES, GAZETTEER) if size is None else (*AFFIXES, COLUMN, CLUSTER)
+            known_names = (*ATTRIBUTES, GAZETTEER, LEXICON) if size is None else (*AFFIXES, COLUMN, CLUSTER)
             if match is None or name not in known_names or (size and int(size) < 1):
-                known = ", ".join([*ATTRIBUTES, GAZETTEER, *(f"{name}N" for name in (*AFFIXES, COLUMN, CLUSTER))])
+                known = ", ".join([*ATTRIBUTES, GAZETTEER, LEXICON, *(f"{name}N" for name in (*AFFIXES, COLUMN, CLUSTER))])
                 raise ValueError(
                     f"templates: {text!r} is none; expected attributes with the place they are looked up at, such as "
                     f"'suffix3[-1]' or 'lower[0]|lower[1]', with attributes of: {known}"
@@ -160,10 +166,11 @@ class TagFeatures:
     Args:
         templates: attributes of words at places relative to the current one, joined by `|`. Attributes: word, lower, shape,
             short_shape, capitals, digits, hyphen, prefixN, suffixN (N letters), columnN (the N-th column of a file, of words
-            that are a :class:`~pplseq.data.tag_formats.Word`), clusterN (N bits), gazetteer. Beyond the ends of a sentence an
-            attribute has values of its own.
+            that are a :class:`~pplseq.data.tag_formats.Word`), clusterN (N bits), gazetteer, lexicon (all its tags). Beyond the
+            ends of a sentence an attribute has values of its own.
         min_count: how often a feature must occur in training to be kept.
         clusters: the cluster of each word as a string of bits. gazetteers: names, by what they are lists of.
+        lexicon: the tags of words.
 
     Example::
 
@@ -178,8 +185,9 @@ class TagFeatures:
         *,
         clusters: Mapping[str, str] | None = None,
         gazetteers: Mapping[str, Sequence[str]] | None = None,
+        lexicon: Mapping[str, Iterable[str]] | None = None,
     ):
-        self.templates, self.clusters = tuple(templates), clusters or {}
+        self.templates, self.clusters, self.lexicon = tuple(templates), clusters or {}, lexicon or {}
         self.gazetteers = Gazetteers(gazetteers or {})
         if not self.templates:
             raise ValueError("templates: expected at least one, such as 'word[0]'; got none")
@@ -315,6 +323,8 @@ class TagFeatures:
         """What gives an attribute's value of a word."""
         if name in ATTRIBUTES:
             return ATTRIBUTES[name]
+        if name == LEXICON:
+            return partial(listed, self.lexicon)
         stem = name.rstrip("0123456789")
         size = int(name[len(stem) :])
         if stem == CLUSTER:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,7 @@ from pplseq.models.taggers.counts import (
     transition_probs,
 )
 from pplseq.models.taggers.few_sentences import WordRows, applies, best_states
+from pplseq.models.taggers.lexicon import ListedTags, lexicon_entries
 from pplseq.models.taggers.sentences import SentenceTagger
 from pplseq.models.taggers.suffixes import SpellingModel, SuffixGuesser
 from pplseq.models.taggers.tagger import Words, check_sentences
@@ -51,6 +52,10 @@ class HMMTaggerSettings(checks.NamedArguments):
         lower_case: an unknown word that is known in lower case has that word's tags.
         max_count: words up to this frequent are rare. max_suffix: letters of an ending.
         suffix_theta: weight of shorter endings; see :class:`~pplseq.models.taggers.suffixes.SuffixGuesser`.
+        lexicon: tags of words: a mapping, or a file (see :meth:`~pplseq.models.taggers.lexicon.TagDictionary.read`). With
+            `lower_case` a new word that is not listed has the entry of the word in lower case.
+        lexicon_strength: None: other tags of listed words are impossible, unless training has them. A number: sightings that a
+            listing is worth; see :class:`~pplseq.models.taggers.lexicon.ListedTags`.
     """
 
     order: int = 2
@@ -61,12 +66,15 @@ class HMMTaggerSettings(checks.NamedArguments):
     max_count: int = 10
     max_suffix: int = 10
     suffix_theta: float | None = None
+    lexicon: Mapping[str, Any] | str | Path | None = None
+    lexicon_strength: float | None = None
 
     def __post_init__(self):
         if self.order not in (1, 2):
             raise ValueError(f"order must be 1 (bigrams) or 2 (trigrams), got {self.order!r}")
         checks.choice("smoothing", self.smoothing, SMOOTHING)
         checks.choice("unknown", self.unknown, UNKNOWN)
+        object.__setattr__(self, "lexicon", lexicon_entries(self.lexicon, self.lexicon_strength))  # as settings are frozen
 
 
 class HMMTagger(SentenceTagger):
@@ -151,11 +159,14 @@ class HMMTagger(SentenceTagger):
         self.counts, self.tags, self.known_words = counts, counts.tags, frozenset(counts.words)
         self.words = tuple(counts.words)
         self._word_number = {word: i for i, word in enumerate(counts.words)}
-        self._num_tags = counts.word_tags.sum(0)
+        entries: Any = settings.lexicon or {}
+        self._listed = ListedTags(entries, counts.tags, settings.lexicon_strength)
+        self._word_tags = counts.word_tags + self._listed.sightings(counts.words) if entries else counts.word_tags
         totals = counts.word_tags.sum(1)
+        self._tag_probs = counts.word_tags.sum(0) / totals.sum()
         new = ((totals == 1).sum() + 0.5) / (totals.sum() + 1)
         with np.errstate(divide="ignore"):
-            self._known_log_probs = np.log(counts.word_tags / self._num_tags) + math.log1p(-new)
+            self._known_log_probs = np.log(self._word_tags / self._word_tags.sum(0)) + math.log1p(-new)
         self._log_new = math.log(new)
         rare = np.flatnonzero(totals <= max(settings.max_count, totals.min()))
         self._spelling = SpellingModel(counts.words[i] for i in rare)
@@ -201,16 +212,20 @@ class HMMTagger(SentenceTagger):
         number = self._word_number.get(word)
         if number is not None:
             return self._known_log_probs[number]
-        likeness = np.zeros(len(self.tags))  # log P(tag | word) / P(tag)
-        number = self._word_number.get(word.lower()) if self.settings.lower_case else None
-        if number is not None:
-            with np.errstate(divide="ignore"):
-                counts = self.counts.word_tags[number]
-                likeness = np.log(counts / counts.sum()) - np.log(self._num_tags / self._num_tags.sum())
-        elif self._guesser is not None:
-            with np.errstate(divide="ignore"):
-                likeness = np.log(self._guesser.tag_given_word(word) / self._guesser.tag_probs)
+        with np.errstate(divide="ignore"):
+            likeness = np.log(self._tags_of_new(word) / self._tag_probs)
         return self._log_new + self._spelling.log_prob(word) + likeness
+
+    def _tags_of_new(self, word: str) -> np.ndarray:
+        """(N,) P(tag | word) of a word that training lacks."""
+        lower = word.lower() if self.settings.lower_case else word
+        number = self._word_number.get(lower)
+        if number is not None:
+            probs = self._word_tags[number] / self._word_tags[number].sum()
+        else:
+            probs = self._tag_probs if self._guesser is None else self._guesser.tag_given_word(word)
+        entry = word if word in self._listed or number is not None else lower
+        return self._listed.tag_probs([entry], probs[None])[0] if entry in self._listed else probs
 
     def word_log_probs(self, types: Sequence[str]) -> Tensor:
         table = np.full((len(types), len(self.tags) + 1), -np.inf)

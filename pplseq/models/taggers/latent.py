@@ -19,6 +19,7 @@ from pplseq.distributions.dense import DenseTransition
 from pplseq.infer.discrete.build import build_chain
 from pplseq.infer.discrete.chain import Chain
 from pplseq.models.taggers.few_sentences import PosteriorTables, WordRows, applies, state_probs, state_weights
+from pplseq.models.taggers.lexicon import ListedTags, lexicon_entries
 from pplseq.models.taggers.rare_words import FormModel
 from pplseq.models.taggers.sentences import SentenceTagger, WordTable
 from pplseq.models.taggers.spans.word_lists import read_clusters
@@ -47,11 +48,17 @@ class LatentTaggerSettings(checks.NamedArguments):
         emission_count: pseudo-count of p(substate | tag) in p(substate | word, tag).
         form_count: pseudo-count of what a word's form says about its tag; 0: new words only are judged by their form.
         form_l2: weight of the squared weights of the model of forms.
+        spelling_weight: of what its letters say about a new word's tag, besides its form, from 0 to 1; see
+            :class:`~pplseq.models.taggers.suffixes.TagSpellings`. On text from the web .1 to .2 is better than 0, on edited
+            news it is worse.
         case_count: pseudo-count of what the same word in lower case says of a new one, "Bush" and "bush". The first word of a
             sentence that is new is taken for the one in lower case.
         max_count: words up to this frequent are rare: new words are taken to be like them.
         clusters: the cluster of each word as a string of bits, or a file of `path word` lines as `pplseq cluster` writes them,
             of a text without tags: part of what a word's form says.
+        lexicon: tags of words: a mapping, or a file (see :meth:`~pplseq.models.taggers.lexicon.TagDictionary.read`).
+        lexicon_strength: None: other tags of listed words are impossible, unless training has them. A number: sightings that a
+            listing is worth; see :class:`~pplseq.models.taggers.lexicon.ListedTags`.
         seed: of the noise.
     """
 
@@ -64,12 +71,16 @@ class LatentTaggerSettings(checks.NamedArguments):
     emission_count: float = 10.0
     form_count: float = 1.0
     form_l2: float = 0.2
+    spelling_weight: float = 0.0
     case_count: float = 0.5
     max_count: float = 10
     clusters: Mapping[str, str] | str | Path | None = None
+    lexicon: Mapping[str, Any] | str | Path | None = None
+    lexicon_strength: float | None = None
     seed: int = 0
 
     def __post_init__(self):
+        object.__setattr__(self, "lexicon", lexicon_entries(self.lexicon, self.lexicon_strength))
         if self.clusters is not None and not isinstance(self.clusters, Mapping):
             object.__setattr__(self, "clusters", read_clusters(self.clusters))  # once, as the settings are frozen
         if self.num_substates < 1 or self.num_substates & (self.num_substates - 1):
@@ -79,9 +90,16 @@ class LatentTaggerSettings(checks.NamedArguments):
                 "max_iterations must not be negative, noise and merge be in [0, 1); got "
                 f"{self.max_iterations}, {self.noise} and {self.merge}"
             )
+        if not 0 <= self.spelling_weight <= 1:
+            raise ValueError(f"spelling_weight must be in [0, 1], got {self.spelling_weight}")
         for setting in ("min_count", "transition_count", "emission_count", "form_count", "form_l2", "case_count", "max_count"):
             if not getattr(self, setting) >= 0:
                 raise ValueError(f"{setting} must not be negative, got {getattr(self, setting)}")
+
+    def listed_tags(self, tags: Sequence[str]) -> ListedTags | None:
+        """What the lexicon says, where there is one; ValueError for tags in it that are none of these."""
+        entries: Any = self.lexicon
+        return None if entries is None else ListedTags(entries, tags, self.lexicon_strength)
 
     @classmethod
     def from_saved(cls, saved: Mapping[str, Any]) -> Self:
@@ -144,6 +162,7 @@ class LatentTagger(IterativeTagger, SentenceTagger):
         self._substate_words = SubstateWords(
             self.words, of_symbol, counts.emission, sizes, forms, form_count=settings.form_count,
             substate_count=settings.emission_count, case_count=settings.case_count, max_count=settings.max_count,
+            listed=settings.listed_tags(tags), spelling_weight=settings.spelling_weight,
         )  # fmt: skip
         self._tag_of_state = self._substate_words.tag_of_state
         self._word_rows, self._tables = WordRows(), PosteriorTables()
@@ -166,10 +185,12 @@ class LatentTagger(IterativeTagger, SentenceTagger):
         return super().encode([self._cased(words) for words in sentences])
 
     def _cased(self, words: Words) -> Words:
-        """A sentence whose first word is one that training has, in lower case if need be: all begin with a capital."""
-        if not len(words) or words[0] in self.known_words or words[0].lower() not in self.known_words:
+        """A sentence whose first word is one that is known, in lower case if need be: all begin with a capital."""
+        listed: Any = self.settings.lexicon or {}
+        if not len(words) or any(words[0] in some for some in (self.known_words, listed)):
             return words
-        return (words[0].lower(), *words[1:])
+        lower = words[0].lower()
+        return (lower, *words[1:]) if lower in self.known_words or lower in listed else words
 
     def tag_few(self, sentences: Sequence[Words], decoder: str) -> list[list[int]] | None:
         chain = self._tables.of(self.transition) if decoder == "posterior" and applies(self, LatentTagger) else None
@@ -307,6 +328,7 @@ class LatentTraining(TaggerTraining):
                 tuple(self.of_symbol[row].T), torch.ones(len(row), dtype=torch.float64), accumulate=True
             )
         settings = tagger.settings
+        settings.listed_tags(self.tags)  # now, as training takes its time
         self.forms = tagger.known_forms or FormModel.fit(
             self.words, word_tags, max_count=settings.max_count, l2=settings.form_l2, clusters=settings.clusters
         )

@@ -106,6 +106,12 @@ class TagDictionary:
                 mine[tag] = mine.get(tag, 0.0) + weight
         return TagDictionary(entries)
 
+    def of_tags(self, tags: Iterable[str]) -> TagDictionary:
+        """The part of it that speaks of these tags; words of which it lists none of them are left out."""
+        kept = frozenset(tags)
+        some = {word: {tag: w for tag, w in listed.items() if tag in kept} for word, listed in self.entries.items()}
+        return TagDictionary({word: listed for word, listed in some.items() if listed})
+
     def weights(self, words: Sequence[str], tags: Sequence[str], open_tags: Iterable[str] | None = None) -> np.ndarray:
         """(tags, words) p(tag | word); words that are not listed share it among the open tags (None: all) alike.
 
@@ -145,6 +151,82 @@ def _tag_and_weight(text: str, where: str) -> tuple[str, float]:
     if not weight > 0 or not math.isfinite(weight):
         raise ValueError(f"{where}: the weight of {tag!r} must be positive, got {number}")
     return tag, weight
+
+
+def lexicon_entries(lexicon, strength: float | None) -> dict[str, dict[str, float]] | None:
+    """The entries of what :meth:`TagDictionary.of` takes, as settings keep them; None where there is none.
+
+    Raises:
+        ValueError: a strength that is not positive, or without a lexicon.
+    """
+    if strength is not None and not (strength > 0 and math.isfinite(strength)):
+        raise ValueError(f"lexicon_strength must be positive, or None (other tags are impossible), got {strength}")
+    if lexicon is None and strength is not None:
+        raise ValueError(f"lexicon_strength: there is no lexicon; give one, or leave out the strength {strength}")
+    return None if lexicon is None else TagDictionary.of(lexicon).entries
+
+
+class ListedTags:
+    """What a lexicon says of words to a tagger that counts tagged text.
+
+    A word that training lacks has the tags g(tag) that its form suggests, and those that are listed:
+
+        p(tag | word)  in proportion to  g(tag) w(tag | word)                   without a strength: other tags are impossible
+        p(tag | word)  =  (g(tag) + strength w(tag | word)) / (1 + strength)    with one
+
+    with w the weights of the lexicon. A word that training has is taken to have been seen `strength` times more (half a time,
+    without one), with its listed tags as they are weighted.
+
+    Args:
+        entries: word -> {tag: weight}. tags: N of the training text. strength: sightings that a listing is worth, or None.
+
+    Raises:
+        ValueError: a tag that is none of them.
+
+    Source: Halacsy, Kornai and Oravecz (2007), HunPos: an open source trigram tagger (listed tags of new words, weighted by
+        the guesses of their endings).
+    """
+
+    def __init__(self, entries: Mapping[str, Mapping[str, float]], tags: Sequence[str], strength: float | None = None):
+        self.number, self.strength = {tag: k for k, tag in enumerate(tags)}, strength
+        self.entries = entries
+        for word, weights in entries.items():
+            for tag in weights:
+                if tag not in self.number:
+                    some = ", ".join(sorted(tags)[:20]) + (", ..." if len(tags) > 20 else "")
+                    raise ValueError(
+                        f"lexicon: {word!r} has the tag {tag!r}, which no word of the training text has ({some}); take it "
+                        "out of the lexicon, or add tagged sentences with it"
+                    )
+
+    def __contains__(self, word: object) -> bool:
+        return word in self.entries
+
+    @property
+    def limits(self) -> bool:
+        """Whether tags that are not listed are impossible."""
+        return self.strength is None
+
+    def weights(self, words: Sequence[str]) -> np.ndarray:
+        """(n, N) p(tag | word) of the lexicon; 0 of words that are not listed."""
+        table = np.zeros((len(words), len(self.number)))
+        for row, word in zip(table, words, strict=True):
+            for tag, weight in self.entries.get(word, {}).items():
+                row[self.number[tag]] = weight
+        return table
+
+    def tag_probs(self, words: Sequence[str], guesses: np.ndarray) -> np.ndarray:
+        """(n, N) p(tag | word) of new words that are listed, from those that their forms suggest."""
+        weights = self.weights(words)
+        if self.strength is not None:
+            return (guesses + self.strength * weights) / (1 + self.strength)
+        probs = guesses * weights
+        total = probs.sum(1, keepdims=True)
+        return np.where(total > 0, probs / np.where(total > 0, total, 1.0), weights)  # the form suggests none that is listed
+
+    def sightings(self, words: Sequence[str]) -> np.ndarray:
+        """(n, N) pseudo-counts of words that training has."""
+        return (0.5 if self.strength is None else self.strength) * self.weights(words)
 
 
 class WordClasses:

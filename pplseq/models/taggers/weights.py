@@ -117,6 +117,7 @@ class TagData:
 
     features: (N, F) sparse. lengths: (number of sentences,) words of each; none is empty. tags: (N,) numbers, -1 where
     unknown; None in use. columns: (N, h) real-valued features, or None. used: which of the features it is about (all: None).
+    blocked: (N, K) tags that words cannot have, or None.
     """
 
     features: SparseRows
@@ -124,6 +125,7 @@ class TagData:
     tags: Tensor | None = None
     columns: Tensor | None = None
     used: Tensor | None = None
+    blocked: Tensor | None = None
 
     @property
     def num_sentences(self) -> int:
@@ -161,8 +163,9 @@ class TagData:
         lengths = self.lengths[rows]
         tokens = ranges(self.starts[rows], lengths)
         features, used = self.features.rows(tokens)
-        tags, columns = (None if value is None else value[tokens] for value in (self.tags, self.columns))
-        return TagData(features, lengths, tags, columns, used)
+        kept = (None if value is None else value[tokens] for value in (self.tags, self.columns, self.blocked))
+        tags, columns, blocked = kept
+        return TagData(features, lengths, tags, columns, used, blocked)
 
 
 # ------------------------------------------------------------------------------------------------ optimisers

@@ -57,6 +57,8 @@ class TaggerSettings(TaggedReading, RunSettings):
             RUN types`; of crf, memm, spans and product.
         states: a run of `train vlhmm` or `train hmm`, whose probabilities of states are features; of the same systems.
         clusters: a file of `pplseq cluster`, whose clusters of words are features; of those and the latent systems.
+        lexicon: a file of words and their tags (a line a word, `run NOUN VERB`), which hold for words that the text lacks too;
+            of hmm, trigram, tnt, enhanced, the latent systems, crf, memm, product, partly-tagged and dictionary.
         partial: let words lack tags, _ (default: for the systems that learn from such text).
         device: where it is trained; taggers are small, and know the cpu alone.
     """
@@ -67,11 +69,12 @@ class TaggerSettings(TaggedReading, RunSettings):
     embeddings: str | None = None
     states: str | None = None
     clusters: str | None = None
+    lexicon: str | None = None
     partial: bool = False
     device: str = setting("cpu", free=True)
 
     def __post_init__(self) -> None:
-        for name in ("dev", "embeddings", "states", "clusters"):
+        for name in ("dev", "embeddings", "states", "clusters", "lexicon"):
             path = getattr(self, name)
             if path is not None and Path(path).exists():
                 setattr(self, name, str(Path(path).resolve()))

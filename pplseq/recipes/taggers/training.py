@@ -41,7 +41,7 @@ def train(job: Job) -> dict[str, Any]:
         before = unsealed(record, "remove it, and the run ends anew")
         if before["stop_reason"] == "finished":
             return before
-    named = {name: getattr(settings, name) for name in ("embeddings", "states", "clusters")}
+    named = {name: getattr(settings, name) for name in ("embeddings", "states", "clusters", "lexicon")}
     chosen = {name: value for name, value in named.items() if value is not None} | parse_settings(settings.set)
     if "seed" in make_tagger(settings.system).get_params():
         chosen = {"seed": settings.seed, **chosen}

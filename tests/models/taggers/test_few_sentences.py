@@ -40,6 +40,7 @@ def text(seed, num_sentences=40):
 TRAIN = text(0)
 SENTENCES = [list(sentence.words) for sentence in text(1, 12)] + [[Word(w, {1: "e"}) for w in words] for words in NEW]
 LISTS = {"clusters": {"dog": "0101", "cats": "0111", "in": "10"}, "gazetteers": {"places": ("New York", "York")}}
+LEXICON = {"Unheard-of": ["B-X"], "york": ["O", "B-Y"], "Barks": ["I-X"]}
 FITTED = {}
 
 
@@ -53,11 +54,15 @@ MAKERS = {
     "crf, all pairs, lists": crf(pairs="all", **LISTS),
     "crf, columns of words": crf(word_columns=(1,), min_count=2),
     "crf of spans": crf(spans="bio"),
+    "crf, features of a lexicon": crf(lexicon=LEXICON, lexicon_limits=False),
     "hmm, trigrams": HMMTagger.tnt,
+    "hmm, lexicon": lambda: HMMTagger(lexicon=LEXICON, lower_case=True),
     "hmm, enhanced": HMMTagger.enhanced,
     "hmm, bigrams": HMMTagger.bigram,
     "hmm, plain": HMMTagger.plain,
     "latent": lambda: LatentTagger(num_substates=4, max_iterations=3),
+    "latent, lexicon": lambda: LatentTagger(num_substates=2, max_iterations=2, lexicon=LEXICON, lexicon_strength=2.0),
+    "latent, letters": lambda: LatentTagger(num_substates=2, max_iterations=2, spelling_weight=0.3),
     "latent, one state": lambda: LatentTagger(num_substates=1, max_iterations=1),
 }
 

@@ -53,6 +53,11 @@ class MorphologyTagger(Tagger):
                 f"columns: expected names such as {', '.join(COLUMNS)}, lemma as the last of several; got {columns!r}"
             )
         self.settings = settings or LatentTaggerSettings(**{**DEFAULTS, **options})
+        if self.settings.lexicon is not None:
+            raise ValueError(
+                "lexicon: not for tags of several columns; expected None: give it to a tagger of one column, such as the "
+                "system latent with --column upos"
+            )
         self.tagger = LatentTagger(self.settings)
         self.lemmas: LemmaGuesser | None = None
 

@@ -24,6 +24,8 @@ def column_templates(columns: Sequence[int]) -> list[str]:
         found += [f"lower[0]|{name}[0]", f"lower[-1]|{name}[0]", f"{name}[0]|lower[1]"]
     return found
 
+LEXICON_TEMPLATES = tuple(f"lexicon[{place}]" for place in (-1, 0, 1))  # Denis and Sagot (2012), see CRFTagger
+
 
 def list_templates(clusters: Mapping[str, str] | None, gazetteers: Mapping[str, Any]) -> list[str]:
     """Prefixes of clusters of the word and its neighbours; the gazetteers of a window."""

@@ -15,6 +15,8 @@ from pplseq.models.taggers import TAGGERS
 from pplseq.models.taggers.latent import LatentTagger, LatentTaggerSettings
 from pplseq.models.taggers.tagger import Tagger, Words, check_sentences
 
+SHARED = ("clusters", "lexicon", "lexicon_strength")  # settings that the models of a product have from it
+
 
 class Product(Tagger):
     """Trained taggers and the geometric mean of their probabilities of each word's tag.
@@ -95,15 +97,15 @@ class ProductTagger(Product):
     def state(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
         configs, tensors = _states(self.models)
         settings = asdict(self.settings)
-        # clusters, which are many, are kept once
-        models = [config | {"settings": config["settings"] | {"clusters": None}} for config in configs]
+        # clusters and lexicon, which are large, are kept once
+        models = [config | {"settings": config["settings"] | dict.fromkeys(SHARED)} for config in configs]
         return {"settings": settings, "models": models}, tensors
 
     @classmethod
     def from_state(cls, config: dict[str, Any], tensors: dict[str, Tensor]) -> ProductTagger:
-        models, clusters = [], config["settings"]["clusters"]
+        models, shared = [], {name: config["settings"].get(name) for name in SHARED}
         for k, one in enumerate(config["models"]):
-            one = one | {"settings": one["settings"] | {"clusters": clusters}}
+            one = one | {"settings": one["settings"] | shared}
             models.append(LatentTagger.from_state(one, _own(tensors, k)))
         return cls(len(models), LatentTaggerSettings.from_saved(config["settings"]))._take(models)
 

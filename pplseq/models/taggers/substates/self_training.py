@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -13,6 +13,7 @@ from pplseq import checks
 from pplseq.data.columns import TaggedSentence
 from pplseq.models.taggers.dictionary import DictionaryTagger
 from pplseq.models.taggers.latent import LatentTagger, LatentTaggerSettings, LatentTraining
+from pplseq.models.taggers.lexicon import TagDictionary
 from pplseq.models.taggers.tagger import Tagger, check_sentences, tag_names
 from pplseq.models.taggers.training import TaggerTraining
 
@@ -104,6 +105,7 @@ class SelfTraining(TaggerTraining):
         self.tags = tag_names(x)
         if not self.tags:
             raise ValueError("x: not one word has a tag; to learn from words alone there is the system 'unsupervised'")
+        tagger.settings.listed_tags(self.tags)
         whole = [s for s in x if len(s.words) and None not in s.tags]
         lacking = [s for s in x if None in s.tags]
         dev = [s for s in dev or () if len(s.words)]
@@ -122,7 +124,11 @@ class SelfTraining(TaggerTraining):
         """That of the stage."""
         stage = self.stages[self.number]
         guesses = filled(stage.lacking, self.chosen if stage.final else self.before)
-        return LatentTraining(LatentTagger(self.inner_settings), [*stage.tagged, *guesses])
+        sentences, settings = [*stage.tagged, *guesses], self.inner_settings
+        if settings.lexicon is not None:  # some of the sentences may lack tags that it lists
+            lexicon = TagDictionary.of(settings.lexicon).of_tags(tag_names(sentences))
+            settings = replace(settings, lexicon=lexicon)
+        return LatentTraining(LatentTagger(settings), sentences)
 
     def _close(self) -> None:
         """Ends the stage, and begins the next one."""
@@ -164,7 +170,7 @@ class SelfTraining(TaggerTraining):
 
     def _give(self, found: LatentTagger) -> None:
         """The tagger has what another one has learned."""
-        settings = self.tagger.settings
+        settings = replace(self.tagger.settings, lexicon=found.settings.lexicon)
         vars(self.tagger).update({name: value for name, value in vars(found).items() if name != "settings"})
         self.tagger.settings = settings
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from pplseq.models.taggers.lexicon import ListedTags
 from pplseq.models.taggers.rare_words import FormModel
 from pplseq.models.taggers.substates.split_merge import filled_slots
+from pplseq.models.taggers.suffixes import TagSpellings
 
 TINY = 1e-300
 CELLS = 1 << 21  # words x states that are summed at a time
@@ -29,11 +32,15 @@ class SubstateWords:
         words: V words. of_symbol: (S, 2) word and tag of each symbol, the boundary's last, which is no word (-1).
         counts: (S, K) expected counts of the symbol with each substate of its tag.
         sizes: (M,) substates of each tag.
-        forms: p(tag | form of a word).
+        forms: p(tag | form of a word). spelling_weight: how much letters say besides forms of a new word's tag:
+            p(tag | form)^(1 - spelling_weight) p(tag | letters)^spelling_weight, by
+            :class:`~pplseq.models.taggers.suffixes.TagSpellings`.
         form_count: pseudo-count of what a word's form says.
         substate_count: pseudo-count of p(state | tag).
         case_count: pseudo-count of what the same word in lower case says of a new one.
         max_count: words up to this frequent are rare.
+        listed: tags of words by a lexicon, or None. The tags of a new word are those that its form and the word in lower case
+            suggest, and the lexicon.
     """
 
     def __init__(
@@ -48,10 +55,15 @@ class SubstateWords:
         substate_count: float,
         case_count: float = 0.5,
         max_count: float = 10,
+        listed: ListedTags | None = None,
+        spelling_weight: float = 0.0,
     ):
         self.words, self.forms, self.form_count, self.case_count = words, forms, form_count, case_count
+        self.spelling_weight, self.max_count = spelling_weight, max_count
+        self.listed = ListedTags({}, ()) if listed is None else listed
         self.number = {word: i for i, word in enumerate(words)}
         word, tag = of_symbol[:-1].T
+        self.word_of_symbol, self.tag_of_symbol = word, tag
         filled = filled_slots(sizes, counts.shape[1])
         self.tag_of_state = filled.nonzero()[:, 0]
         self.num_states = len(self.tag_of_state)
@@ -59,6 +71,7 @@ class SubstateWords:
         states = torch.full(filled.shape, self.num_states)
         states[filled] = torch.arange(self.num_states)
         counts, total = counts[:-1], counts[:-1].sum(-1, keepdim=True)
+        self.symbol_counts = total.squeeze(-1)
         visits = counts.new_zeros(filled.shape).index_add(0, tag, counts)
         visits[-1, 0] = 1.0
         share = visits / visits.sum(-1, keepdim=True).clamp_min(TINY)
@@ -82,8 +95,19 @@ class SubstateWords:
         self.log_norm = norm.clamp_min(TINY).log()
 
     def by_form(self, words: Sequence[str]) -> Tensor:
-        """(n, Z) p(state | form of each word); the boundary has none."""
-        return self._substates(self.forms.log_probs(words).exp())
+        """(n, Z) p(state | form of each new word, and its letters); the boundary has none."""
+        log_probs, weight = self.forms.log_probs(words), self.spelling_weight
+        if weight and len(words):
+            spelled = torch.from_numpy(self._spellings.log_probs(words))
+            log_probs = ((1 - weight) * log_probs + weight * spelled).log_softmax(-1)
+        return self._substates(log_probs.exp())
+
+    @cached_property
+    def _spellings(self) -> TagSpellings:
+        """Made when a word is new: the counts that it is made of are kept anyway."""
+        word_tags = self.joint.new_zeros(len(self.words), len(self.forms.bias))
+        word_tags.index_put_((self.word_of_symbol, self.tag_of_symbol), self.symbol_counts, accumulate=True)
+        return TagSpellings(self.words, word_tags.numpy(), max_count=self.max_count)
 
     def _substates(self, tag_probs: Tensor) -> Tensor:
         """(n, Z) from (n, M - 1)."""
@@ -100,9 +124,16 @@ class SubstateWords:
         table = self.joint.new_zeros(len(numbers), self.num_states + 1)
         table.index_put_((row.unsqueeze(-1), self.states_of_symbol[symbol]), self.joint[symbol], accumulate=True)
         table = table[:, :-1]
-        if self.form_count > 0:
-            table = table + self.form_count * self._substates(self.known_forms[numbers])
-        return table
+        of_tag = self.form_count * self.known_forms[numbers]
+        words = [self.words[i] for i in numbers.tolist()]
+        if any(word in self.listed for word in words):
+            sightings = torch.from_numpy(self.listed.sightings(words))
+            if self.listed.limits:
+                possible = sightings > 0
+                possible[row, self.tag_of_symbol[symbol]] = True
+                of_tag = of_tag.where(possible | ~(sightings > 0).any(-1, keepdim=True), 0.0)
+            of_tag = of_tag + sightings
+        return table + self._substates(of_tag)
 
     def log_probs(self, words: Sequence[str]) -> Tensor:
         """(n, Z) log p(word | state) of words; -inf for the boundary."""
@@ -122,4 +153,11 @@ class SubstateWords:
         if len(seen) and self.case_count > 0:
             counts = self._known(lower[seen])
             table[seen] += self.case_count * counts / counts.sum(-1, keepdim=True)
+        rows = torch.tensor([i for i, word in enumerate(words) if word in self.listed], dtype=torch.long)
+        if len(rows):
+            old = table.new_zeros(len(rows), int(self.tag_of_state[-1]) + 1).index_add(1, self.tag_of_state, table[rows])
+            total = old.sum(1, keepdim=True)
+            guesses = (old / total)[:, :-1].numpy()
+            probs = torch.from_numpy(self.listed.tag_probs([words[i] for i in rows.tolist()], guesses))
+            table[rows] *= (torch.cat([probs * total, total * 0], 1) / old.clamp_min(TINY))[:, self.tag_of_state]
         return table
