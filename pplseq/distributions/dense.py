@@ -12,7 +12,8 @@ from torch.distributions import Distribution, constraints
 
 from pplseq.distributions.state import Emission, Transition, broadcast_shapes, take_rows
 from pplseq.distributions.stationary import stationary_log_probs
-from pplseq.kernels import normal_densities, twice
+from pplseq.kernels import twice
+from pplseq.kernels.gaussian import normal_densities
 from pplseq.kernels.log_semiring import in_float32
 
 DENSITY_CELLS = 1 << 18  # numbers in one temporary of a Gaussian's densities

@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from pplseq.distributions.dense import GaussianEmission
-from pplseq.kernels import compiled, normal_densities
+from pplseq.kernels import compiled
+from pplseq.kernels.gaussian import normal_densities
 
 F64 = torch.float64
 pytestmark = [

@@ -1,7 +1,7 @@
 """Compiled loops over the densities of many vectors under a few diagonal Gaussians. Importing this module imports numba.
 
-:mod:`pplseq.kernels.normal_densities` calls these loops and has their readable twin. Tables have states in their columns, where
-they lie side by side: means (D, K), inverse (D, K) one over the standard deviations.
+:mod:`pplseq.kernels.gaussian.normal_densities` calls these loops and has their readable twin. Tables have states in their
+columns, where they lie side by side: means (D, K), inverse (D, K) one over the standard deviations.
 """
 
 from __future__ import annotations

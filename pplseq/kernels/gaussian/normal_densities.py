@@ -46,7 +46,7 @@ def readable(x: Tensor, loc: Tensor, scale: Tensor) -> Tensor:
 class _Densities(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, loc, scale):
-        from pplseq.kernels import density_loops as loops
+        from pplseq.kernels.gaussian import density_loops as loops
 
         ctx.save_for_backward(x, loc, scale)
         constant = -(scale.log() + math.log(2 * math.pi) / 2).sum(-1)
@@ -56,7 +56,7 @@ class _Densities(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, *grads):
-        from pplseq.kernels import density_loops as loops
+        from pplseq.kernels.gaussian import density_loops as loops
 
         x, loc, scale = ctx.saved_tensors
         (grad,) = grads
