@@ -198,6 +198,7 @@ def fit_random_effects(
     found = RandomEffects(wide, part, spread, free, num_nodes, model.sources[part])
     data = found._data(x, groups, lengths, inputs)
     parameters, mean, scale = list(wide.parameters()), *found._adapted(data)
+    hook = None
     if part == "emission":  # the columns of the effects stand for themselves
         parameters.append(found._spread)
         weight = wide.network("emission").get_parameter("weight")
@@ -224,7 +225,7 @@ def fit_random_effects(
         if gain <= tolerance * steps:
             found.converged = True
             break
-    if part == "emission":
+    if hook is not None:
         hook.remove()
     wide.zero_grad()
     wide.is_fitted = True
@@ -258,7 +259,7 @@ def _widened(model: IOHMM, part: str, generator: torch.Generator) -> IOHMM:
         kind: {own: source[1] for own, source in sources.items() if source is not None and source[0] == kind}
         for kind in ("vectors", "symbols")
     }
-    config = dict(model.config) | {"num_inputs": sizes["vectors"], "num_symbols": sizes["symbols"] or None}
+    config: dict[str, Any] = dict(model.config) | {"num_inputs": sizes["vectors"], "num_symbols": sizes["symbols"] or None}
     config |= {"mealy": sources["emission"] is not None, "input_names": None, "formulas": None}
     wide = IOHMM(**config).to(model.reference.device)
     like = network.get_parameter("logits" if network.kind == "constant" else "weight").detach()
