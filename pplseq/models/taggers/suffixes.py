@@ -239,7 +239,8 @@ class TagSpellings:
 
         Cost: letters x order x N.
         """
-        found, some = np.empty((len(words), self.num_tags)), []
+        found = np.empty((len(words), self.num_tags))
+        some: list[int] = []
         room = CELLS // self.num_tags
         for i, word in enumerate(words):
             some.append(i)

@@ -125,7 +125,7 @@ class SubstateWords:
         table.index_put_((row.unsqueeze(-1), self.states_of_symbol[symbol]), self.joint[symbol], accumulate=True)
         table = table[:, :-1]
         of_tag = self.form_count * self.known_forms[numbers]
-        words = [self.words[i] for i in numbers.tolist()]
+        words: Any = [self.words[i] for i in numbers.tolist()]
         if any(word in self.listed for word in words):
             sightings = torch.from_numpy(self.listed.sightings(words))
             if self.listed.limits:
@@ -158,6 +158,7 @@ class SubstateWords:
             old = table.new_zeros(len(rows), int(self.tag_of_state[-1]) + 1).index_add(1, self.tag_of_state, table[rows])
             total = old.sum(1, keepdim=True)
             guesses = (old / total)[:, :-1].numpy()
-            probs = torch.from_numpy(self.listed.tag_probs([words[i] for i in rows.tolist()], guesses))
+            listed: Any = [words[i] for i in rows.tolist()]
+            probs = torch.from_numpy(self.listed.tag_probs(listed, guesses))
             table[rows] *= (torch.cat([probs * total, total * 0], 1) / old.clamp_min(TINY))[:, self.tag_of_state]
         return table
