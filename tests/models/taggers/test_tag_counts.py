@@ -233,9 +233,10 @@ class SlowSpellings:
             behind = self.counts.get(tuple(before[len(before) - n :]), {})
             if behind:
                 kinds = sum((counts > 0).astype(float) for counts in behind.values())
-                total = sum(behind.values()) + kinds
-                counts = behind.get(letter, np.zeros(len(prob)))
-                prob = np.where(total > 0, (counts + kinds * prob) / np.where(total > 0, total, 1), prob)
+                total, counts = sum(behind.values()), behind.get(letter, np.zeros(len(prob)))
+                share, escape = counts.sum() / total.sum(), len(behind) / (total.sum() + len(behind))
+                own = np.where(kinds > 0, (counts + kinds * share) / np.maximum(total + kinds, 1e-9), share)
+                prob = (1 - escape) * own + escape * prob
         return prob
 
     def probs(self, word):
@@ -264,6 +265,20 @@ def test_spellings_of_tags_are_those_of_the_slow_ones(order, max_count, cells, m
     before = ["begin"] * (order - 1) + ["a", "b"]
     total = sum(slow.prob(letter, before) for letter in (*slow.letters, "end", "one that is new"))
     np.testing.assert_allclose(total, 1.0)
+
+
+@pytest.mark.parametrize("word", ["xylyf", "qeqeqe", "Ωμέγα", "zzzzzzzzzzzzzzzz", ""])
+def test_odd_letters_are_not_those_of_a_tag_without_rare_words(word):
+    """Such a tag spells as all do together, and is as improbable as before; nor are they those of a tag with one rare word."""
+    rng = np.random.default_rng(0)
+    words = sorted({"".join(rng.choice(list("abcdefgqxz"), 6, p=[0.136] * 7 + [0.016] * 3)) for _ in range(200)})
+    word_tags = np.eye(4)[rng.integers(0, 2, len(words))]
+    word_tags[words.index("cagbbc")] = [0, 0, 1, 0]
+    spellings = TagSpellings([*words, "the"], np.concatenate([word_tags, [[0, 0, 0, 50.0]]]))
+    few, none = np.exp(spellings.log_probs([word])[0, 2:] - spellings.log_prior[2:])
+    assert none < 2 and few < 2  # 1: letters say nothing
+    slow = SlowSpellings([*words, "the"], np.concatenate([word_tags, [[0, 0, 0, 50.0]]]), 10, 0.5, 6)
+    np.testing.assert_allclose(np.exp(spellings.log_probs([word])[0]), slow.probs(word), rtol=1e-9)
 
 
 def test_letters_of_a_tag_tell():
