@@ -90,8 +90,7 @@ class LatentTaggerSettings(checks.NamedArguments):
                 "max_iterations must not be negative, noise and merge be in [0, 1); got "
                 f"{self.max_iterations}, {self.noise} and {self.merge}"
             )
-        if not 0 <= self.spelling_weight <= 1:
-            raise ValueError(f"spelling_weight must be in [0, 1], got {self.spelling_weight}")
+        checks.share("spelling_weight", self.spelling_weight)
         for setting in ("min_count", "transition_count", "emission_count", "form_count", "form_l2", "case_count", "max_count"):
             if not getattr(self, setting) >= 0:
                 raise ValueError(f"{setting} must not be negative, got {getattr(self, setting)}")

@@ -15,6 +15,7 @@ from pplseq.models.taggers.substates.split_merge import filled_slots
 from pplseq.models.taggers.suffixes import TagSpellings
 
 TINY = 1e-300
+LOG_LEAST = -600.0  # no tag of a new word underflows to an impossible one: a lexicon may list just that
 CELLS = 1 << 21  # words x states that are summed at a time
 
 
@@ -100,7 +101,7 @@ class SubstateWords:
         if weight and len(words):
             spelled = torch.from_numpy(self._spellings.log_probs(words))
             log_probs = ((1 - weight) * log_probs + weight * spelled).log_softmax(-1)
-        return self._substates(log_probs.exp())
+        return self._substates(log_probs.clamp_min(LOG_LEAST).exp())
 
     @cached_property
     def _spellings(self) -> TagSpellings:
