@@ -174,16 +174,6 @@ def test_words_of_substates(strength, form_count):
         np.testing.assert_allclose((total + shares)[:-1], 1.0, rtol=1e-9)
 
 
-@pytest.mark.parametrize("weight", [0.2, 1.0])
-@pytest.mark.parametrize("length", [50, 800, 5000])
-def test_letters_leave_listed_tags_possible(weight, length):
-    """However improbable they make them."""
-    word = "ing" * (length // 3)
-    tagger = LatentTagger(spelling_weight=weight, lexicon={word: ["N"]}, **SMALL).fit(TEXT)
-    assert tagger.tag([("the", word)])[0][1] == "N"
-    assert bool(tagger.word_log_probs([word]).max().isfinite()) and np.isfinite(tagger.smooth([("the", word)])[0]).all()
-
-
 # ---------------------------------------------------------------- files
 @pytest.mark.parametrize(
     ("text", "message"),
@@ -309,8 +299,6 @@ def test_tags_that_the_text_lacks_are_refused(system):
         ("latent", {"lexicon": LEXICON, "lexicon_strength": "2"}, "lexicon_strength must be a number, got '2'"),
         ("dictionary", {"lexicon": LEXICON, "lexicon_strength": "2"}, "lexicon_strength must be a number, got '2'"),
         ("hmm", {"lexicon": {"a": {"N": "3"}}}, "lexicon: the weight of 'N' of 'a' must be a number, got '3'"),
-        ("latent", {"spelling_weight": "x"}, "spelling_weight must be a number, got 'x'"),
-        ("latent", {"spelling_weight": 1.5}, "spelling_weight must lie in"),
     ],
 )
 def test_what_has_no_meaning_is_refused(system, options, message):
