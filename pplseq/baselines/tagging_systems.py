@@ -78,6 +78,10 @@ SYSTEMS = {
 }
 # those that `compare` trains unless told otherwise: trigram is tnt, and some are for other text or tags, or slow
 NOT_COMPARED = ("trigram", "spans", "latent-product", "product", "morphology")
+LEXICON_SYSTEMS = (
+    "hmm", "trigram", "tnt", "enhanced", "plain", "latent", "latent-product", "product", "crf", "memm", "semi-supervised",
+    "partly-tagged", "dictionary",
+)  # fmt: skip
 MEMBERS = ("latent-product", "crf")  # of a product, unless others are asked for
 COMPARED = tuple(name for name, system in SYSTEMS.items() if name not in NOT_COMPARED and not system.untagged)
 
@@ -139,7 +143,13 @@ def make_tagger(name: str, **settings: Any) -> Any:
         settings = with_columns(settings, load_text_model)
     for setting in settings:
         if setting not in known:
-            raise ValueError(f"{setting}: the system {name!r} has no such setting.{nearest(setting, known)}")
+            if setting == "lexicon":
+                hint = f" Those that have one: {', '.join(LEXICON_SYSTEMS)}"
+            elif setting == "lexicon_strength" and "lexicon_limits" in known:
+                hint = " lexicon_limits=false leaves other tags possible"
+            else:
+                hint = nearest(setting, known)
+            raise ValueError(f"{setting}: the system {name!r} has no such setting.{hint}")
     return tagger.set_params(**settings) if settings else tagger
 
 

@@ -93,6 +93,7 @@ def main() -> None:
     train = train[: options.max_sentences]
     stem = "conll2000_chunks" + ("_held_out" if options.held_out else "")
     path = ROOT / "results" / f"{stem}.json"
+    parts = "nine tenths of CoNLL-2000 train to the tenth" if options.held_out else "CoNLL-2000 train to test"
     for spans, l2, window in itertools.product(options.spans, options.l2, options.window):
         settings = {"tolerance": options.tolerance, "max_iterations": options.max_iterations, "clusters": options.clusters}
         settings["templates"] = templates_of(window)
@@ -109,7 +110,7 @@ def main() -> None:
         print(name, json.dumps(row), flush=True)
         record(
             stem, results, folder=".", tolerance=options.tolerance, max_iterations=options.max_iterations,
-            protocol="CoNLL-2000 train to test, given parts of speech, F1 of conlleval, one core; rows of several runs",
+            protocol=f"{parts}, given parts of speech, F1 of conlleval, one core; rows of several runs",
         )  # fmt: skip
 
 

@@ -168,6 +168,7 @@ def main() -> None:
         "held_out": options.held_out,
         "max_sentences": options.max_sentences,
     }
+    parts = "nine tenths of CoNLL-2000 train to the tenth" if options.held_out else "CoNLL-2000 train to test"
     scores = {}
     for system in systems:
         results[system], scores[system] = run_one(system, train, test, options)
@@ -180,7 +181,7 @@ def main() -> None:
         print(system, results[system], flush=True)
         record(
             path.stem, results, folder=".", settings=settings,
-            protocol="CoNLL-2000 train to test, Penn Treebank tags, one core; rows of several runs of this script",
+            protocol=f"{parts}, Penn Treebank tags, one core; rows of several runs of this script",
         )  # fmt: skip
 
 

@@ -5,9 +5,7 @@ UD English-EWT (universal and Penn Treebank tags, the development part) and CoNL
     python scripts/reproduce/unknown_words.py --corpora ewt-upos --clusters runs/unlabelled_c400.paths
 
 A corpus's tagger is trained once, as what is tried changes what it makes of words alone. Accuracy of all words, and of unknown
-ones. "rare words held out" asks the models of forms and letters alone, without sentences: each fifth word of those that occur
-up to ten times is left out of what they learn from, and rows have log p(tag | word) and accuracy. Adds to
-results/unknown_words.json.
+ones. Adds to results/unknown_words.json.
 """
 
 from __future__ import annotations
@@ -23,10 +21,8 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "scripts" / "bench"))
 from record import data_folder, record  # noqa: E402
 
-WEIGHTS = (0.0, 0.05, 0.1, 0.2, 0.3)  # of letters
 TRIED = {
     "default": {},
-    **{f"spelling_weight={weight:g}": {"spelling_weight": weight} for weight in WEIGHTS[1:]},
     **{f"form_count={count:g}": {"form_count": count} for count in (0.5, 2.0)},
     **{f"case_count={count:g}": {"case_count": count} for count in (0.0, 1.0, 2.0)},
     **{f"transition_count={count:g}": {"transition_count": count} for count in (5.0, 50.0, 100.0)},
@@ -73,28 +69,6 @@ def kinds(sentences, found, known) -> dict:
     return {"kinds": table, "gold and tag": [[*pair, count] for pair, count in pairs.most_common(8)]}
 
 
-def of_held_out_types(words, word_tags) -> dict:
-    """Of rare words alone: log p(tag | word), nats a word, and accuracy, by the weight of letters."""
-    import torch
-
-    from pplseq.models.taggers.rare_words import FormModel
-    from pplseq.models.taggers.suffixes import TagSpellings
-
-    out = (word_tags.sum(1) <= 10).nonzero().squeeze(-1)[4::5]
-    kept = torch.ones(len(words), dtype=torch.bool)
-    kept[out] = False
-    asked, rest = ([words[i] for i in some.tolist()] for some in (out, kept.nonzero().squeeze(-1)))
-    forms = FormModel.fit(rest, word_tags[kept]).log_probs(asked)
-    letters = torch.from_numpy(TagSpellings(rest, word_tags[kept].numpy()).log_probs(asked))
-    gold, rows = word_tags[out] * word_tags[out].sum(1, keepdim=True) ** -0.5, {}
-    for weight in WEIGHTS:
-        found = ((1 - weight) * forms + weight * letters).log_softmax(-1)
-        right = gold.gather(1, found.argmax(1, keepdim=True)).sum()
-        row = float((gold * found).sum() / gold.sum()), float(right / gold.sum())
-        rows[f"spelling_weight={weight:g}"] = [round(value, 4) for value in row]
-    return rows
-
-
 def results_of(name: str, clusters: str | None) -> dict:
     """All rows of a corpus."""
     import torch
@@ -127,7 +101,6 @@ def results_of(name: str, clusters: str | None) -> dict:
     return {
         "unknown words": kinds(held_out, learned.tag(words), known.known),
         "tried": rows,
-        "rare words held out": of_held_out_types(learned.words, word_tags),
     }
 
 

@@ -17,7 +17,7 @@ from pplseq.data.ragged import pad_sequences
 from pplseq.infer.fit.em import Batch, FitHistory
 from pplseq.models.hmm.program import HMM
 from pplseq.models.taggers.clusters import names_of_clusters, tables_of_clusters
-from pplseq.models.taggers.lexicon import TagDictionary, WordClasses
+from pplseq.models.taggers.lexicon import TagDictionary, WordClasses, check_strength
 from pplseq.models.taggers.probabilistic import DECODERS, GenerativeTagger
 from pplseq.models.taggers.starts import Counts, count_states, rare_by_class, state_given_class
 from pplseq.models.taggers.tagger import check_sentences, tag_names
@@ -97,12 +97,12 @@ class DictionaryTagger(IterativeTagger, GenerativeTagger):
             raise ValueError(f"num_restarts: start='clusters' is one start, got {num_restarts}; use start='random'")
         if not tagged_weight >= 1:
             raise ValueError(f"tagged_weight must be at least 1, got {tagged_weight}")
-        if pseudo_count < 0 or emission_pseudo_count < 0 or (lexicon_strength is not None and not lexicon_strength > 0):
-            raise ValueError("pseudo counts must not be negative, and lexicon_strength positive or None")
-        self.lexicon_strength, self.tolerance, self.tagged_weight = lexicon_strength, float(tolerance), float(tagged_weight)
+        self.lexicon_strength = check_strength(lexicon_strength)
+        self.tolerance, self.tagged_weight = float(tolerance), float(tagged_weight)
         self.lexicon = None if lexicon is None else TagDictionary.of(lexicon)
         self.open_tags = None if open_tags is None else tuple(open_tags)
-        self.pseudo_count, self.emission_pseudo_count = float(pseudo_count), float(emission_pseudo_count)
+        self.pseudo_count = float(checks.positive("pseudo_count", pseudo_count, zero=True))
+        self.emission_pseudo_count = float(checks.positive("emission_pseudo_count", emission_pseudo_count, zero=True))
         self.history: FitHistory | None = None
         self.hmm: HMM  # after fit
 

@@ -48,9 +48,6 @@ class LatentTaggerSettings(checks.NamedArguments):
         emission_count: pseudo-count of p(substate | tag) in p(substate | word, tag).
         form_count: pseudo-count of what a word's form says about its tag; 0: new words only are judged by their form.
         form_l2: weight of the squared weights of the model of forms.
-        spelling_weight: of what its letters say about a new word's tag, besides its form, from 0 to 1; see
-            :class:`~pplseq.models.taggers.suffixes.TagSpellings`. On text from the web .1 to .2 is better than 0, on edited
-            news it is worse.
         case_count: pseudo-count of what the same word in lower case says of a new one, "Bush" and "bush". The first word of a
             sentence that is new is taken for the one in lower case.
         max_count: words up to this frequent are rare: new words are taken to be like them.
@@ -71,7 +68,6 @@ class LatentTaggerSettings(checks.NamedArguments):
     emission_count: float = 10.0
     form_count: float = 1.0
     form_l2: float = 0.2
-    spelling_weight: float = 0.0
     case_count: float = 0.5
     max_count: float = 10
     clusters: Mapping[str, str] | str | Path | None = None
@@ -90,8 +86,6 @@ class LatentTaggerSettings(checks.NamedArguments):
                 "max_iterations must not be negative, noise and merge be in [0, 1); got "
                 f"{self.max_iterations}, {self.noise} and {self.merge}"
             )
-        if not 0 <= self.spelling_weight <= 1:
-            raise ValueError(f"spelling_weight must be in [0, 1], got {self.spelling_weight}")
         for setting in ("min_count", "transition_count", "emission_count", "form_count", "form_l2", "case_count", "max_count"):
             if not getattr(self, setting) >= 0:
                 raise ValueError(f"{setting} must not be negative, got {getattr(self, setting)}")
@@ -103,7 +97,14 @@ class LatentTaggerSettings(checks.NamedArguments):
 
     @classmethod
     def from_saved(cls, saved: Mapping[str, Any]) -> Self:
-        """The settings a saved tagger holds, under the names of today."""
+        """The settings a saved tagger holds, under the names of today.
+
+        Raises:
+            ValueError: one that there is no more.
+        """
+        saved = dict(saved)
+        if weight := saved.pop("spelling_weight", 0):
+            raise ValueError(f"spelling_weight: saved as {weight}, which there is no more; train the tagger anew")
         return cls(**{FORMER_NAMES.get(name, name): value for name, value in saved.items()})
 
 
@@ -162,7 +163,7 @@ class LatentTagger(IterativeTagger, SentenceTagger):
         self._substate_words = SubstateWords(
             self.words, of_symbol, counts.emission, sizes, forms, form_count=settings.form_count,
             substate_count=settings.emission_count, case_count=settings.case_count, max_count=settings.max_count,
-            listed=settings.listed_tags(tags), spelling_weight=settings.spelling_weight,
+            listed=settings.listed_tags(tags),
         )  # fmt: skip
         self._tag_of_state = self._substate_words.tag_of_state
         self._word_rows, self._tables = WordRows(), PosteriorTables()

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
+from pplseq import checks
 from pplseq.data.columns import TaggedSentence
 from pplseq.models.taggers.features import short_shape, suffix
 
@@ -24,6 +25,7 @@ class TagDictionary:
 
     Raises:
         ValueError: a word without tags, or a weight that is not positive.
+        TypeError: a weight that is no number.
 
     Example::
 
@@ -38,7 +40,7 @@ class TagDictionary:
                     f"lexicon: the tags of {word!r} are the string {tags!r}; expected a list, or tag: weight"
                 )
             weights = dict(tags) if isinstance(tags, Mapping) else dict.fromkeys(tags, 1.0)
-            total = sum(weights.values())
+            total = sum(checks.number(f"lexicon: the weight of {tag!r} of {word!r}", w) for tag, w in weights.items())
             if not weights or not all(w > 0 and math.isfinite(w) for w in weights.values()):
                 raise ValueError(f"lexicon: {word!r} must have tags with positive weights, got {weights}")
             self.entries[word] = {tag: weight / total for tag, weight in weights.items()}
@@ -68,22 +70,44 @@ class TagDictionary:
     def read(cls, path: str | Path) -> TagDictionary:
         """Reads a UTF-8 file: a word a line, then its tags, between white space; a tag may have a weight, `NOUN:3`.
 
-        Empty lines and those that begin with `# ` are left out. A word may stand on several lines.
+        Empty lines and comments, which begin with `# `, are left out; behind the word `#` stands a tab. A word may stand on
+        several lines.
 
         Raises:
-            ValueError: a line without tags or with a weight that is no positive number, by its number.
+            OSError: there is no such file.
+            ValueError: a line without tags or with a weight that is no positive number, by its number; a comment of nothing but
+                tags; no words at all; text that is not UTF-8.
         """
+        try:
+            text = Path(path).read_text(encoding="utf-8")
+        except OSError as error:
+            raise type(error)(f"lexicon: {path}: {error.strerror}") from None
+        except UnicodeDecodeError as error:
+            raise ValueError(f"lexicon: {path} is not UTF-8 text: {error}") from None
         entries: dict[str, dict[str, float]] = {}
-        for number, line in enumerate(Path(path).read_text(encoding="utf-8").splitlines(), start=1):
-            parts = line.split()
-            if not parts or line.startswith("# "):
+        comments: list[tuple[str, list[str]]] = []
+        for number, line in enumerate(text.splitlines(), start=1):
+            parts, where = line.split(), f"lexicon: {path}, line {number}"
+            if not parts:
+                continue
+            if line.startswith("# "):
+                comments.append((where, parts[1:]))
                 continue
             if len(parts) == 1:
-                raise ValueError(f"{path}, line {number}: the word {parts[0]!r} has no tags")
+                raise ValueError(f"{where}: the word {parts[0]!r} has no tags")
             for part in parts[1:]:
-                tag, weight = _tag_and_weight(part, f"{path}, line {number}")
+                tag, weight = _tag_and_weight(part, where)
                 tags = entries.setdefault(parts[0], {})
                 tags[tag] = tags.get(tag, 0.0) + weight
+        if not entries:
+            raise ValueError(f"lexicon: {path} lists no words; expected a word a line, its tags behind it")
+        known = {"#", *(tag for tags in entries.values() for tag in tags)}
+        for where, parts in comments:
+            if parts and known.issuperset(_tag_and_weight(part, where)[0] for part in parts):
+                raise ValueError(
+                    f"{where}: either a comment, or the word '#' with the tags {' '.join(parts)}; put a tab behind the word, "
+                    "or say more in the comment"
+                )
         return cls(entries)
 
     def __len__(self) -> int:
@@ -118,8 +142,8 @@ class TagDictionary:
         Raises:
             ValueError: a tag of the dictionary, or an open one, that is not among `tags`.
         """
-        number = {tag: k for k, tag in enumerate(tags)}
-        unlisted = np.zeros(len(tags))
+        listed = ListedTags({word: self.entries[word] for word in words if word in self.entries}, tags)
+        number, unlisted = listed.number, np.zeros(len(tags))
         for tag in tags if open_tags is None else open_tags:
             if tag not in number:
                 raise ValueError(
@@ -128,16 +152,8 @@ class TagDictionary:
             unlisted[number[tag]] = 1.0
         if not unlisted.any():
             raise ValueError("open_tags: expected at least one tag")
-        table = np.repeat((unlisted / unlisted.sum())[:, None], len(words), axis=1)
-        for i, word in enumerate(words):
-            found = self.entries.get(word)
-            if found is not None:
-                table[:, i] = 0.0
-                for tag, weight in found.items():
-                    if tag not in number:
-                        raise ValueError(f"lexicon: {word!r} has the tag {tag!r}, which is none of {', '.join(tags)}")
-                    table[number[tag], i] = weight
-        return table
+        table = listed.weights(words).T
+        return np.where(table.any(0), table, (unlisted / unlisted.sum())[:, None])
 
 
 def _tag_and_weight(text: str, where: str) -> tuple[str, float]:
@@ -158,12 +174,19 @@ def lexicon_entries(lexicon, strength: float | None) -> dict[str, dict[str, floa
 
     Raises:
         ValueError: a strength that is not positive, or without a lexicon.
+        TypeError: a strength that is no number.
     """
-    if strength is not None and not (strength > 0 and math.isfinite(strength)):
-        raise ValueError(f"lexicon_strength must be positive, or None (other tags are impossible), got {strength}")
+    check_strength(strength)
     if lexicon is None and strength is not None:
         raise ValueError(f"lexicon_strength: there is no lexicon; give one, or leave out the strength {strength}")
     return None if lexicon is None else TagDictionary.of(lexicon).entries
+
+
+def check_strength(strength: float | None) -> float | None:
+    """The value of `lexicon_strength`."""
+    if strength is not None and not (checks.number("lexicon_strength", strength) > 0 and math.isfinite(strength)):
+        raise ValueError(f"lexicon_strength must be positive, or None (other tags are impossible), got {strength}")
+    return strength
 
 
 class ListedTags:

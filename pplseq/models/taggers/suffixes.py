@@ -1,11 +1,10 @@
-"""Words that were never seen: their tags, guessed from endings, shapes and letters, and the probability of their spelling."""
+"""Words that were never seen: their tags, guessed from their endings and shapes, and the probability of their spelling."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from collections.abc import Iterable
 
 import numpy as np
 
@@ -13,8 +12,6 @@ from pplseq import checks
 
 CLASSES = ("capitals", "shape")
 CODE_POINTS = 0x110000
-BEGIN, END, FIRST_LETTER = 0, 1, 2  # of the numbers of letters
-CELLS = 1 << 21  # letters x tags that are looked at together
 
 
 def capital_class(word: str) -> str:
@@ -146,145 +143,3 @@ class SpellingModel:
                 prob = (self._pairs[before, letter] + followers * prob) / (self._contexts[before] + followers)
             total += math.log(prob)
         return total
-
-
-class _Level(NamedTuple):
-    """Strings of some length, each one that is a letter shorter and the letter behind it.
-
-    Attributes:
-        codes: (E,) number of the shorter string times the number of letters, and the letter; rising.
-        first: (E + 1,) where the tags of each begin among tags (M,), with their counts (M,).
-        first_before: (E' + 1,) of the strings that are a letter shorter, where their tags begin among tags_before (M',), with
-            how often some letter followed in words of that tag, and how many different ones: totals, kinds (M',).
-    """
-
-    codes: np.ndarray
-    first: np.ndarray
-    tags: np.ndarray
-    counts: np.ndarray
-    first_before: np.ndarray
-    tags_before: np.ndarray
-    totals: np.ndarray
-    kinds: np.ndarray
-
-
-class TagSpellings:
-    """P(tag | word) by Bayes' rule from a character n-gram model of the rare words of each tag.
-
-        p(tag | word)  in proportion to  p(tag) prod_i p(letter_i | tag, the `order` - 1 letters before)
-        p(c | tag, h)  =  (n(tag, h c) + m(tag, h) p(c | tag, h')) / (n(tag, h) + m(tag, h))
-
-    up to an end, with n counts in the rare words of the tag, m(tag, h) how many different letters follow h there, and h'
-    without its first letter: the estimate of Witten and Bell (1991).
-
-    Args:
-        words: V words. word_tags: (V, N) how often each had each tag.
-        max_count: words up to this frequent are rare; all are taken where none is.
-        count_power: a word that occurs n times counts as n to this power.
-        order: letters of the longest strings that are counted.
-
-    Source: Peng, Schuurmans and Wang (2003), Language and task independent text categorization with simple language models.
-    """
-
-    def __init__(
-        self, words: Sequence[str], word_tags: np.ndarray, *, max_count: float = 10, count_power: float = 0.5, order: int = 6
-    ):
-        totals = word_tags.sum(1)
-        rare = np.flatnonzero((totals > 0) & (totals <= max_count))
-        rare = rare if len(rare) else np.flatnonzero(totals > 0)
-        self.order, self.num_tags = checks.count("order", order), word_tags.shape[1]
-        self.letters: dict[str, int] = {}
-        for i in rare.tolist():
-            for letter in words[i]:
-                self.letters.setdefault(letter, len(self.letters) + FIRST_LETTER)
-        self._num_letters = len(self.letters) + FIRST_LETTER
-        weights = word_tags[rare] * totals[rare, None] ** (count_power - 1)
-        # tags whose words are all frequent are improbable, not impossible
-        self.log_prior = np.log((weights.sum(0) + 0.5) / (weights.sum() + 0.5 * self.num_tags))
-        at, tags = np.nonzero(weights)
-        first = np.searchsorted(at, np.arange(len(rare) + 1))
-        letters, word, predicted = self._numbers([words[i] for i in rare.tolist()])
-        row, entry = _entries(first, word[predicted])  # letters that are predicted, once with each tag of their word
-        counts, size = weights[at, tags][entry], self.num_tags
-        self._levels: list[_Level] = []
-        before, num_before = np.zeros(len(letters), np.int64), 1
-        for _ in range(order):
-            known = before >= 0
-            codes, number = np.unique(before[known] * self._num_letters + letters[known], return_inverse=True)
-            node = np.full(len(letters), -1)
-            node[known] = number
-            keys, which = np.unique(node[predicted][row] * size + tags[entry], return_inverse=True)
-            of_string = np.bincount(which, counts, len(keys))
-            parent = codes[keys // size] // self._num_letters
-            keys_before, which = np.unique(parent * size + keys % size, return_inverse=True)
-            self._levels.append(
-                _Level(
-                    codes, np.searchsorted(keys // size, np.arange(len(codes) + 1)), keys % size, of_string,
-                    np.searchsorted(keys_before // size, np.arange(num_before + 1)), keys_before % size,
-                    np.bincount(which, of_string, len(keys_before)), np.bincount(which, minlength=len(keys_before)),
-                )
-            )  # fmt: skip
-            before, num_before = _behind(node, word), len(codes)
-
-    def _numbers(self, words: Sequence[str]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """(P,) numbers of letters, -1 for new ones, behind order - 1 beginnings and before an end of each word; the word of
-        each; and whether it is a letter or an end, which are predicted."""
-        begins, get = [BEGIN] * (self.order - 1), self.letters.get
-        letters = np.array([x for word in words for x in (*begins, *(get(letter, -1) for letter in word), END)], np.int64)
-        lengths = np.array([len(word) + self.order for word in words], np.int64)
-        return letters, np.repeat(np.arange(len(words)), lengths), letters != BEGIN
-
-    def log_probs(self, words: Sequence[str]) -> np.ndarray:
-        """(n, N) log P(tag | word), nats.
-
-        Cost: letters x order x N.
-        """
-        found = np.empty((len(words), self.num_tags))
-        some: list[int] = []
-        room = CELLS // self.num_tags
-        for i, word in enumerate(words):
-            some.append(i)
-            room -= len(word) + self.order
-            if room <= 0 or i == len(words) - 1:
-                found[some] = self._log_joint([words[i] for i in some])
-                some, room = [], CELLS // self.num_tags
-        top = found.max(1, keepdims=True, initial=-np.inf)
-        return found - top - np.log(np.exp(found - top).sum(1, keepdims=True))
-
-    def _log_joint(self, words: Sequence[str]) -> np.ndarray:
-        """(n, N) log p(tag, word), nats."""
-        letters, word, predicted = self._numbers(words)
-        # the shortest backs off to all letters alike, with the end and one for all that are new
-        probs = np.full((int(predicted.sum()), self.num_tags), 1 / self._num_letters)
-        before = np.zeros(len(letters), np.int64)
-        for level in self._levels:
-            code = np.where((before >= 0) & (letters >= 0), before * self._num_letters + letters, -1)
-            node = np.searchsorted(level.codes, code)
-            node[level.codes[np.minimum(node, len(level.codes) - 1)] != code] = -1
-            row, entry = _entries(level.first_before, before[predicted])
-            tag, kinds = level.tags_before[entry], level.kinds[entry]
-            total = level.totals[entry] + kinds
-            probs[row, tag] *= kinds / total
-            scale = np.zeros_like(probs)
-            scale[row, tag] = 1 / total
-            row, entry = _entries(level.first, node[predicted])
-            probs[row, level.tags[entry]] += level.counts[entry] * scale[row, level.tags[entry]]
-            before = _behind(node, word)
-        joint = np.repeat(self.log_prior[None], len(words), 0)
-        np.add.at(joint, word[predicted], np.log(probs))
-        return joint
-
-
-def _entries(first: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Places first[r] .. first[r + 1] - 1 of each row r that is not negative, in one row, and which of the rows they are of."""
-    known = np.flatnonzero(rows >= 0)
-    start, sizes = first[rows[known]], first[rows[known] + 1] - first[rows[known]]
-    return np.repeat(known, sizes), np.arange(sizes.sum()) + np.repeat(start - (sizes.cumsum() - sizes), sizes)
-
-
-def _behind(node: np.ndarray, word: np.ndarray) -> np.ndarray:
-    """What stands one place before each, -1 where a word begins."""
-    before = np.full(len(node), -1)
-    same = word[1:] == word[:-1]
-    before[1:][same] = node[:-1][same]
-    return before

@@ -272,7 +272,7 @@ def test_batches_change_nothing(monkeypatch):
         ({"num_states": 0}, "must be at least 1"),
         ({"start": "here"}, "start must be one of"),
         ({"start": "clusters", "num_restarts": 2}, "is one start"),
-        ({"lexicon_strength": 0.0}, "lexicon_strength positive or None"),
+        ({"lexicon_strength": 0.0}, "lexicon_strength must be positive, or None"),
         ({"lexicon": {"a": []}}, "positive weights"),
         ({"lexicon": {"a": "N"}}, "expected a list"),
         ({"lexicon": {"a": {"N": -1.0}}}, "positive weights"),
@@ -307,7 +307,7 @@ def test_dictionaries_of_files(tmp_path):
         path.write_text(text, encoding="utf-8")
         with pytest.raises(ValueError, match=message):
             TagDictionary.read(path)
-    with pytest.raises(ValueError, match="none of X"):
+    with pytest.raises(ValueError, match="no word of the training text has .X."):
         lexicon.weights(("run",), ("X",))
 
 

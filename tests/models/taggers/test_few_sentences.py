@@ -62,7 +62,6 @@ MAKERS = {
     "hmm, plain": HMMTagger.plain,
     "latent": lambda: LatentTagger(num_substates=4, max_iterations=3),
     "latent, lexicon": lambda: LatentTagger(num_substates=2, max_iterations=2, lexicon=LEXICON, lexicon_strength=2.0),
-    "latent, letters": lambda: LatentTagger(num_substates=2, max_iterations=2, spelling_weight=0.3),
     "latent, one state": lambda: LatentTagger(num_substates=1, max_iterations=1),
 }
 

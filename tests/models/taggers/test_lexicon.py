@@ -7,7 +7,7 @@ import pytest
 import torch
 from support.tagged_toy import tagged_sentences
 
-from pplseq.baselines.tagging_systems import make_tagger, train_tagger
+from pplseq.baselines.tagging_systems import LEXICON_SYSTEMS, make_tagger, train_tagger
 from pplseq.data.columns import TaggedSentence
 from pplseq.models import CRFTagger, HMMTagger, LatentTagger, MEMMTagger
 from pplseq.models.taggers.lexicon import ListedTags, TagDictionary
@@ -50,6 +50,10 @@ SYSTEMS = {
     "dictionary": {},
 }
 ASKED = [(MISLEADING,), ("walking", MISLEADING), ("the", MISLEADING, "sees")]
+
+
+def test_systems_with_a_lexicon_are_these():
+    assert set(SYSTEMS) == set(LEXICON_SYSTEMS)
 
 
 @pytest.mark.parametrize("system", SYSTEMS)
@@ -170,6 +174,36 @@ def test_words_of_substates(strength, form_count):
         np.testing.assert_allclose((total + shares)[:-1], 1.0, rtol=1e-9)
 
 
+# ---------------------------------------------------------------- files
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "lexicon: .*words.txt lists no words"),
+        ("# a comment\n\n", "lexicon: .*words.txt lists no words"),
+        ("dog N\n# SYM\n5 SYM\n", "lexicon: .*words.txt, line 2: either a comment, or the word '#' with the tags SYM"),
+        ("# #\ndog N\n", "line 1: either a comment"),
+        ("dog\n", "lexicon: .*words.txt, line 1: the word 'dog' has no tags"),
+        ("dog N:-1\n", "lexicon: .*words.txt, line 1: the weight of 'N' must be positive"),
+    ],
+)
+def test_files_that_say_nothing_or_two_things_are_refused(text, message, tmp_path):
+    path = tmp_path / "words.txt"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=message):
+        LatentTagger(lexicon=path)
+
+
+def test_words_and_comments_of_a_file(tmp_path):
+    path = tmp_path / "words.txt"
+    path.write_text("#\tSYM\n# SYM is for signs\n# \ndog N\n")
+    assert TagDictionary.read(path).entries == {"#": {"SYM": 1.0}, "dog": {"N": 1.0}}
+    with pytest.raises(FileNotFoundError, match="lexicon: .*nowhere.txt"):
+        LatentTagger(lexicon=tmp_path / "nowhere.txt")
+    path.write_bytes(b"caf\xe9 N\n")
+    with pytest.raises(ValueError, match="lexicon: .*words.txt is not UTF-8"):
+        LatentTagger(lexicon=path)
+
+
 # ---------------------------------------------------------------- limits of features' taggers
 def limited(kind):
     lexicon = {"herring": ["N", "V"], "dog": ["V"], "sees": ["V"], "a": ["D"]}
@@ -260,8 +294,11 @@ def test_tags_that_the_text_lacks_are_refused(system):
         ("latent", {"lexicon_strength": 1.0}, "lexicon_strength: there is no lexicon"),
         ("latent", {"lexicon": {"a": "N"}}, "lexicon: the tags of 'a' are the string"),
         ("spans", {"lexicon": LEXICON}, "lexicon: lists tags of words, and not of spans; give names as gazetteers"),
-        ("most-frequent", {"lexicon": LEXICON}, "lexicon: the system 'most-frequent' has no such setting"),
-        ("crf", {"lexicon": LEXICON, "lexicon_strength": 1.0}, "lexicon_strength"),
+        ("most-frequent", {"lexicon": LEXICON}, "lexicon: the system 'most-frequent' has no such setting.* one: hmm, "),
+        ("crf", {"lexicon": LEXICON, "lexicon_strength": 1.0}, "lexicon_strength: .*lexicon_limits=false"),
+        ("latent", {"lexicon": LEXICON, "lexicon_strength": "2"}, "lexicon_strength must be a number, got '2'"),
+        ("dictionary", {"lexicon": LEXICON, "lexicon_strength": "2"}, "lexicon_strength must be a number, got '2'"),
+        ("hmm", {"lexicon": {"a": {"N": "3"}}}, "lexicon: the weight of 'N' of 'a' must be a number, got '3'"),
     ],
 )
 def test_what_has_no_meaning_is_refused(system, options, message):

@@ -7,7 +7,6 @@ import torch
 from pplseq.models.taggers import rare_words
 from pplseq.models.taggers.rare_words import FormModel
 from pplseq.models.taggers.substates.substate_words import SubstateWords
-from pplseq.models.taggers.suffixes import TagSpellings
 from pplseq.models.taggers.weights import SparseRows, sparse_product
 
 WORDS = ["walked", "talked", "jumped", "nation", "station", "1990", "of"]
@@ -122,20 +121,6 @@ def test_forms_open_other_tags():
     """A rare word may have a tag that it was not seen with."""
     closed, open_ = substate_words(0.0).log_probs(["walked"])[0], substate_words(0.5).log_probs(["walked"])[0]
     assert bool(torch.isneginf(closed[0])) and bool(torch.isfinite(open_[:-1]).all())
-
-
-@pytest.mark.parametrize("weight", [0.0, 0.3, 1.0])
-def test_letters_of_new_words(weight):
-    """p(tag | form) and p(tag | letters), to the powers 1 - weight and weight."""
-    words, new = substate_words(), ["Tation", "zzz", "19"]
-    words.spelling_weight, words.case_count = weight, 0.0
-    table = (words.log_probs(new) + words.log_norm).exp()
-    spellings = TagSpellings(WORDS, COUNTS.numpy())
-    product = forms().log_probs(new).exp() ** (1 - weight) * torch.from_numpy(spellings.log_probs(new)).exp() ** weight
-    product /= product.sum(-1, keepdim=True)
-    found = torch.stack([table[:, words.tag_of_state == k].sum(-1) for k in range(3)], -1)
-    torch.testing.assert_close(found / found.sum(-1, keepdim=True), product)
-    torch.testing.assert_close(words.log_probs(WORDS), substate_words().log_probs(WORDS))  # known words are as they were
 
 
 def test_new_words_in_lower_case_are_known():

@@ -8,10 +8,9 @@ from support.tagged_toy import tagged_sentences
 
 from pplseq.data.columns import TaggedSentence
 from pplseq.models.taggers import counts as counting
-from pplseq.models.taggers import suffixes
 from pplseq.models.taggers.counts import SMOOTHING, add_tag_counts, count_tags, interpolation_weights, transition_probs
 from pplseq.models.taggers.hmm import HMMTagger
-from pplseq.models.taggers.suffixes import SpellingModel, SuffixGuesser, TagSpellings, shape_class
+from pplseq.models.taggers.suffixes import SpellingModel, SuffixGuesser, shape_class
 
 SENTENCES = [
     TaggedSentence(("the", "dog", "barks"), ("D", "N", "V")),
@@ -206,72 +205,6 @@ def test_spelling_by_hand():
     unseen = rest / 8
     np.testing.assert_allclose(a + b + end + (0x110000 - 2) * unseen, 1)
     np.testing.assert_allclose(spelling.log_prob("\U0001f600"), np.log(unseen / 3 * end))
-
-
-class SlowSpellings:
-    """p(letter | tag, letters before) by a dictionary of counts, string by string."""
-
-    def __init__(self, words, word_tags, max_count, power, order):
-        totals = word_tags.sum(1)
-        self.order, self.counts, num_tags = order, {}, word_tags.shape[1]
-        rare = [i for i in range(len(words)) if 0 < totals[i] <= max_count] or list(np.flatnonzero(totals))
-        weights = {i: word_tags[i] * totals[i] ** (power - 1) for i in rare}
-        self.letters = {letter for i in rare for letter in words[i]}
-        for i, weight in weights.items():
-            text = [*["begin"] * (order - 1), *words[i], "end"]
-            for j, letter in enumerate(text[order - 1 :], order - 1):
-                for n in range(order):
-                    behind = self.counts.setdefault(tuple(text[j - n : j]), {})
-                    behind[letter] = behind.get(letter, np.zeros(num_tags)) + weight
-        total = sum(weights.values()) + 0.5
-        self.prior = total / total.sum()
-
-    def prob(self, letter, before):
-        """(N,) given each tag."""
-        prob = np.full(len(self.prior), 1 / (len(self.letters) + 2))
-        for n in range(self.order):
-            behind = self.counts.get(tuple(before[len(before) - n :]), {})
-            if behind:
-                kinds = sum((counts > 0).astype(float) for counts in behind.values())
-                total = sum(behind.values()) + kinds
-                counts = behind.get(letter, np.zeros(len(prob)))
-                prob = np.where(total > 0, (counts + kinds * prob) / np.where(total > 0, total, 1), prob)
-        return prob
-
-    def probs(self, word):
-        text = [*["begin"] * (self.order - 1), *word, "end"]
-        each = [self.prob(text[j], text[:j]) for j in range(self.order - 1, len(text))]
-        joint = self.prior * np.prod(each, axis=0)
-        return joint / joint.sum()
-
-
-@pytest.mark.parametrize("order", [1, 2, 4])
-@pytest.mark.parametrize("max_count", [3, 0.5])
-@pytest.mark.parametrize("cells", [1 << 21, 1])
-def test_spellings_of_tags_are_those_of_the_slow_ones(order, max_count, cells, monkeypatch):
-    """Of words that share letters, have several tags, are empty, or have letters that are new."""
-    monkeypatch.setattr(suffixes, "CELLS", cells)
-    rng = np.random.default_rng(order)
-    words = sorted({"".join(rng.choice(list("abcé"), rng.integers(0, 6))) for _ in range(40)})
-    word_tags = rng.integers(0, 3, (len(words), 3)) * rng.integers(0, 2, (len(words), 3)).astype(float)
-    word_tags[:, 2] *= np.arange(len(words)) < 4  # a tag of few words
-    fast = TagSpellings(words, word_tags, max_count=max_count, order=order)
-    slow = SlowSpellings(words, word_tags, max_count, 0.5, order)
-    asked = [*words[:10], "cab", "abcabcabc", "xa", "ax", "日本", "", "é"]
-    found = fast.log_probs(asked)
-    np.testing.assert_allclose(np.exp(found), [slow.probs(word) for word in asked], rtol=1e-9)
-    assert fast.log_probs([]).shape == (0, 3)
-    before = ["begin"] * (order - 1) + ["a", "b"]
-    total = sum(slow.prob(letter, before) for letter in (*slow.letters, "end", "one that is new"))
-    np.testing.assert_allclose(total, 1.0)
-
-
-def test_letters_of_a_tag_tell():
-    words = ("zix", "zax", "zox", "mom", "mum", "mam")
-    spellings = TagSpellings(words, np.repeat([[1.0, 0], [0, 1]], 3, 0))
-    assert spellings.log_probs(["zux", "mim", "qqq"]).argmax(1).tolist()[:2] == [0, 1]
-    with pytest.raises(ValueError, match="order"):
-        TagSpellings(words, np.ones((6, 2)), order=0)
 
 
 def test_sentences_without_tags_are_no_data():

@@ -12,6 +12,7 @@ from pplseq.data.columns import TaggedSentence
 from pplseq.models import CRFTagger, HMMTagger
 from pplseq.models.taggers import TAGGERS
 from pplseq.models.taggers.probabilistic import GenerativeTagger, ProbabilisticTagger
+from pplseq.models.taggers.latent import LatentTaggerSettings
 from pplseq.models.taggers.tagger import load_tagger
 
 
@@ -306,3 +307,10 @@ def test_draws_are_like_the_training_text(generative):
     gold = {tag: sum(s.tags.count(tag) for s in TRAIN) for tag in generative.tags}
     for tag in generative.tags:
         assert abs(counts[tag] / sum(counts.values()) - gold[tag] / sum(gold.values())) < 0.06, tag
+
+
+def test_a_setting_that_is_gone_loads_where_it_said_nothing():
+    """``spelling_weight`` of latent taggers, by which letters spoke besides forms."""
+    assert LatentTaggerSettings.from_saved({"num_substates": 2, "spelling_weight": 0.0}).num_substates == 2
+    with pytest.raises(ValueError, match="spelling_weight: saved as 0.2, which there is no more; train the tagger anew"):
+        LatentTaggerSettings.from_saved({"spelling_weight": 0.2})

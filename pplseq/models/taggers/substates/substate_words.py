@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cached_property
 from typing import Any
 
 import torch
@@ -12,7 +11,6 @@ from torch import Tensor
 from pplseq.models.taggers.lexicon import ListedTags
 from pplseq.models.taggers.rare_words import FormModel
 from pplseq.models.taggers.substates.split_merge import filled_slots
-from pplseq.models.taggers.suffixes import TagSpellings
 
 TINY = 1e-300
 CELLS = 1 << 21  # words x states that are summed at a time
@@ -32,9 +30,7 @@ class SubstateWords:
         words: V words. of_symbol: (S, 2) word and tag of each symbol, the boundary's last, which is no word (-1).
         counts: (S, K) expected counts of the symbol with each substate of its tag.
         sizes: (M,) substates of each tag.
-        forms: p(tag | form of a word). spelling_weight: how much letters say besides forms of a new word's tag:
-            p(tag | form)^(1 - spelling_weight) p(tag | letters)^spelling_weight, by
-            :class:`~pplseq.models.taggers.suffixes.TagSpellings`.
+        forms: p(tag | form of a word).
         form_count: pseudo-count of what a word's form says.
         substate_count: pseudo-count of p(state | tag).
         case_count: pseudo-count of what the same word in lower case says of a new one.
@@ -56,14 +52,12 @@ class SubstateWords:
         case_count: float = 0.5,
         max_count: float = 10,
         listed: ListedTags | None = None,
-        spelling_weight: float = 0.0,
     ):
         self.words, self.forms, self.form_count, self.case_count = words, forms, form_count, case_count
-        self.spelling_weight, self.max_count = spelling_weight, max_count
         self.listed = ListedTags({}, ()) if listed is None else listed
         self.number = {word: i for i, word in enumerate(words)}
         word, tag = of_symbol[:-1].T
-        self.word_of_symbol, self.tag_of_symbol = word, tag
+        self.tag_of_symbol = tag
         filled = filled_slots(sizes, counts.shape[1])
         self.tag_of_state = filled.nonzero()[:, 0]
         self.num_states = len(self.tag_of_state)
@@ -71,7 +65,6 @@ class SubstateWords:
         states = torch.full(filled.shape, self.num_states)
         states[filled] = torch.arange(self.num_states)
         counts, total = counts[:-1], counts[:-1].sum(-1, keepdim=True)
-        self.symbol_counts = total.squeeze(-1)
         visits = counts.new_zeros(filled.shape).index_add(0, tag, counts)
         visits[-1, 0] = 1.0
         share = visits / visits.sum(-1, keepdim=True).clamp_min(TINY)
@@ -95,19 +88,8 @@ class SubstateWords:
         self.log_norm = norm.clamp_min(TINY).log()
 
     def by_form(self, words: Sequence[str]) -> Tensor:
-        """(n, Z) p(state | form of each new word, and its letters); the boundary has none."""
-        log_probs, weight = self.forms.log_probs(words), self.spelling_weight
-        if weight and len(words):
-            spelled = torch.from_numpy(self._spellings.log_probs(words))
-            log_probs = ((1 - weight) * log_probs + weight * spelled).log_softmax(-1)
-        return self._substates(log_probs.exp())
-
-    @cached_property
-    def _spellings(self) -> TagSpellings:
-        """Made when a word is new: the counts that it is made of are kept anyway."""
-        word_tags = self.joint.new_zeros(len(self.words), len(self.forms.bias))
-        word_tags.index_put_((self.word_of_symbol, self.tag_of_symbol), self.symbol_counts, accumulate=True)
-        return TagSpellings(self.words, word_tags.numpy(), max_count=self.max_count)
+        """(n, Z) p(state | form of each word); the boundary has none."""
+        return self._substates(self.forms.log_probs(words).exp())
 
     def _substates(self, tag_probs: Tensor) -> Tensor:
         """(n, Z) from (n, M - 1)."""
