@@ -246,7 +246,8 @@ def fit_random_effects(
         FloatingPointError: where the likelihood is not finite, or effects are known more precisely than numbers are.
 
     Warns:
-        RuntimeWarning: where the nodes of the quadrature do not come to rest, so that the integral is not exact.
+        RuntimeWarning: where the rounds run out, as they may where effects are known very precisely, so that the search is
+            slow; where the nodes of the quadrature do not come to rest, so that the integral is not exact.
 
     Source: J. C. Pinheiro and D. M. Bates (1995), Approximations to the log-likelihood function in the nonlinear mixed-effects
         model, section 2.4 (adaptive quadrature); R. M. Altman (2007), Mixed hidden Markov models.
@@ -296,6 +297,13 @@ def fit_random_effects(
         if abs(gain) <= tolerance * steps:  # it may fall where nodes were far from their places
             found.converged = True
             break
+    if not found.converged:
+        warnings.warn(
+            f"max_rounds = {max_rounds} ran out while the likelihood still changed: weights and spread are not those of "
+            "maximum likelihood; give more rounds, or a larger tolerance",
+            RuntimeWarning,
+            stacklevel=2,
+        )
     if hook is not None:
         hook.remove()
     found._rewrite()
