@@ -37,8 +37,7 @@ def learn_by_asking(
             or names its class, always the same. Each string is asked once.
         symbols: that strings are made of, one or more.
         method: "kearns_vazirani" (a tree of what tells states apart; few questions), "lstar" (Angluin's table) or "ttt" (a
-            tree of which every suffix is soon a short one: shorter questions where counterexamples are long); all look for the
-            place in a counterexample by binary search.
+            tree of which every suffix is soon a short one); all look for the place in a counterexample by binary search.
         walks_per_state, walk_length: of the comparison. max_rounds: hypotheses at most; None: as many as it takes.
         examples: strings that what was learned is compared on first: of a rare language, which walks do not meet, some of it.
         seed: of the walks.

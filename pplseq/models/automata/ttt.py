@@ -32,10 +32,11 @@ class Node:
         return path[::-1]
 
     def below(self) -> Iterator[Node]:
-        """This node and all under it."""
-        yield self
-        for child in self.children.values():
-            yield from child.below()
+        """This node and all under it, parents first; trees may be deeper than Python's calls."""
+        waiting = [self]
+        while waiting:
+            yield (node := waiting.pop())
+            waiting.extend(reversed(node.children.values()))
 
     def states(self) -> list[State]:
         return [node.state for node in self.below() if node.state is not None]
@@ -101,9 +102,15 @@ class TTT:
             self._close()
             while blocks := self._blocks():
                 if not self._split_block(blocks):
-                    # no symbol tells the states of a block apart, so that the hypothesis contradicts one of its suffixes
+                    # no symbol tells the states of a block apart, so that the hypothesis contradicts one of its suffixes, or
+                    # moves lead to further states of the block, by which it can be split
                     self._close(through_blocks=True)
-                    self._split_leaf(self._contradiction(blocks))
+                    if (other := self._contradiction(blocks)) is not None:
+                        self._split_leaf(other)
+                    elif not self._split_block(self._blocks()):
+                        raise RuntimeError(
+                            "the answers contradict each other: the same string must always have the same label"
+                        )
                 self._close()
 
     # ------------------------------------------------------------------------------------------------ the hypothesis
@@ -190,29 +197,32 @@ class TTT:
             block.children[label] = kept
         return True
 
-    def _contradiction(self, blocks: list[Node]) -> Word:
-        """A string that the hypothesis gives another label than the tree has for it."""
+    def _contradiction(self, blocks: list[Node]) -> Word | None:
+        """A string that the hypothesis gives another label than the tree has for it, if there is one."""
         for block in blocks:
             for node in block.below():
                 for label, child in node.children.items():
                     for state in child.states():
                         if self._label(self._run(state, node.suffix)) != label:
                             return state.access + node.suffix
-        raise RuntimeError("the answers contradict each other: the same string must always have the same label")
+        return None
 
 
 def _restricted(node: Node, states: set[State]) -> Node | None:
     """A copy of a block for some of its states, without suffixes that tell none of these apart; None for no states."""
-    if node.state is not None:
-        if node.state not in states:
-            return None
-        node.state.leaf = copy = Node(state=node.state)
-        return copy
-    kept = {label: child for label, old in node.children.items() if (child := _restricted(old, states)) is not None}
-    if len(kept) < 2:
-        return next(iter(kept.values()), None)
-    copy = Node()
-    copy.suffix, copy.children = node.suffix, kept
-    for label, child in kept.items():
-        child.parent, child.label = copy, label
-    return copy
+    copies: dict[Node, Node | None] = {}
+    for old in reversed(list(node.below())):  # children first
+        if old.state is not None:
+            copies[old] = copy = Node(state=old.state) if old.state in states else None
+            if copy is not None:
+                old.state.leaf = copy
+            continue
+        kept = {label: child for label, below in old.children.items() if (child := copies[below]) is not None}
+        if len(kept) < 2:
+            copies[old] = next(iter(kept.values()), None)
+            continue
+        copies[old] = copy = Node()
+        copy.suffix, copy.children = old.suffix, kept
+        for label, child in kept.items():
+            child.parent, child.label = copy, label
+    return copies[node]

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from numbers import Integral
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from pplseq import checks
 from pplseq.models.iohmm.networks import LayeredNetwork, LinearNetwork, Network
 
 Embeddings = dict[int, tuple[int, int]]  # column of the inputs -> its number of symbols, and of dimensions
@@ -43,9 +43,27 @@ class EmbeddedNetwork(Network):
         return self.top(torch.cat([inputs[..., self.plain], *vectors], -1))
 
     def num_free(self, allowed: Tensor) -> int:
-        """Without what another basis of the vectors, or a shift of all of them, makes up for."""
-        own = sum(width * max(size - 1 - width, 0) for size, width in self.embeddings.values())
-        return own + self.top.num_free(allowed)
+        """Without what another basis of the vectors, or a shift of all of them, makes up for.
+
+        L symbols have effects on R numbers, those that vectors go into, up to constants: an (L - 1, R) matrix of rank
+        k = min(d, L - 1, R), which k (L - 1 + R - k) numbers tell; never more than the (L - 1) R of symbols as numbers 0 and 1.
+        """
+        first = dict(self.named_parameters())[self.first_weight]
+        responses = int(allowed.sum()) if self.linear_weight else first[..., 0, :].numel()
+        total = self.top.num_free(allowed)
+        for size, width in self.embeddings.values():
+            rank = min(width, size - 1, responses)
+            total += rank * (size - 1 + responses - rank) - width * responses
+        return total
+
+    @torch.no_grad()
+    def settle(self, inputs: Tensor) -> None:
+        """Gives symbols that inputs (N, U) lack, whose vectors nothing told, the mean vector of those that are there."""
+        for column, table in zip(self.embeddings, self.tables, strict=True):
+            seen = torch.zeros(len(table), dtype=torch.bool, device=table.device)
+            seen[inputs[..., column].long()] = True
+            if bool(seen.any()):
+                table[~seen] = table[seen].mean(0)
 
     @torch.no_grad()
     def randomise(self, scale: float) -> None:
@@ -76,15 +94,21 @@ def checked_embeddings(value: Any, sizes: Mapping[str, int]) -> Embeddings:
         entries = [(c, *each) for c, each in value.items()] if isinstance(value, Mapping) else [tuple(e) for e in value]
     except TypeError:
         raise ValueError(f"embeddings: expected {form}, got {value!r}") from None
-    if any(len(entry) != 3 or any(isinstance(n, bool) or not isinstance(n, int) for n in entry) for entry in entries):
+    if any(len(entry) != 3 or any(isinstance(n, bool) or not isinstance(n, Integral) for n in entry) for entry in entries):
         raise ValueError(f"embeddings: expected {form}, got {value!r}")
+    entries = [tuple(int(number) for number in entry) for entry in entries]  # those of numpy are not for folders
     if not sizes and entries:
         raise ValueError("embeddings: they are of columns of real inputs, num_inputs=..., and no part sees such; got None")
     for column, symbols, width in entries:
         if not 0 <= column < min(sizes.values()):
             part = min(sizes, key=lambda name: sizes[name])
+            if not sizes[part]:
+                raise ValueError(
+                    f"embeddings: expected columns of the inputs of {part}, which sees none (num_inputs), got {column}"
+                )
             raise ValueError(f"embeddings: expected columns 0..{sizes[part] - 1} of the inputs of {part}, got {column}")
-        checks.count("embeddings", symbols)
+        if symbols < 2:
+            raise ValueError(f"embeddings: expected 2 symbols or more in column {column}, got {symbols}")
         if not 1 <= width < symbols:
             raise ValueError(
                 f"embeddings: of {symbols} symbols expected 1 to {symbols - 1} dimensions, got {width} for column {column}"

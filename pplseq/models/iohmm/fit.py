@@ -17,6 +17,7 @@ from pplseq.infer.fit.em import Batch, FitHistory
 from pplseq.models.batch import split_rows
 from pplseq.models.fitting import check_options, fit_parameters
 from pplseq.models.iohmm.data import PARTS
+from pplseq.models.iohmm.embeddings import EmbeddedNetwork
 from pplseq.models.iohmm.input_units import units_note
 from pplseq.models.iohmm.parameters import FLOOR, IOParameters
 from pplseq.models.iohmm.restarts.choice import CHOICES, choose_restart
@@ -123,6 +124,25 @@ def with_steps(batch: Batch) -> Batch:
     return Batch(batch.x[keep], batch.lengths[keep], None if states is None else states[keep], inputs)
 
 
+def settle_embeddings(model: IOParameters, batch: Batch) -> None:
+    """Symbols of which the batch tells a part's network nothing get the mean vector of the others."""
+    inputs = model.format.network_inputs(batch.x, batch.inputs, batch.lengths)
+    for part, value in inputs.items():
+        if f"{part}_network" not in model.parts or not isinstance(network := model.network(part), EmbeddedNetwork):
+            continue
+        assert value is not None
+        if value.dim() == 2:  # of the first step
+            network.settle(value)
+            continue
+        steps = torch.arange(value.shape[1], device=value.device)
+        told = steps.expand(value.shape[:2]) < (value.shape[1] if batch.lengths is None else batch.lengths.unsqueeze(-1))
+        if part == "emission":
+            told &= model.observed(batch.x)[1]
+        elif model.config["initial"] != "transition":
+            told[:, 0] = False
+        network.settle(value[told])
+
+
 def restart_problem(model: IOParameters, batch: Batch, networks: dict[str, Any] | None = None) -> RestartProblem:
     """Data and networks as the learning side sees them; ``networks``: of another problem of the model."""
     networks = restart_networks(model, batch) if networks is None else networks
@@ -219,6 +239,8 @@ def fit_restarts(model: IOParameters, batch: Batch, validation: Batch | None, pl
         free = model.num_free_parameters
         notes = choose_restart(result, problem, plan.select, validation=held_out, num_free_parameters=free)
         load_restart(model, result.parameters, result.chosen)
+        if not plan.warm_start and model.priors is None:  # else earlier data, or the prior, tell of symbols that these lack
+            settle_embeddings(model, batch)
         history = _history(model, plan.method, problem, result, notes, loud)
         return history.reason
 

@@ -75,8 +75,8 @@ class IOHMM(IOHMMQueries):
             start distribution moves with u_1 to z_1, z_1 ~ sum_j start_j transition(j, u_1); "stationary": the distribution
             that transitions leave as it is, where no inputs drive them (``num_inputs={"emission": U}``).
         hidden: sizes of the hidden layers of networks that see inputs, or a mapping from parts to such; () for none.
-        embeddings: columns of the real inputs that hold numbers of symbols, {column: (number of symbols, dimensions)}: each
-            network learns a vector for each symbol, which stands for its number; for many symbols.
+        embeddings: {column of the real inputs that holds numbers of symbols: (number of symbols, dimensions)}: each network
+            learns vectors that stand for the symbols; a fit gives symbols that its data lack the mean vector of the others.
         covariance: of "gaussian" outputs: "diag", "full", "tied" (one full matrix for all states) or "spherical".
         covariance_floor: smallest variance EM may give a state in any direction; None: a ten-thousandth of the outputs' own in
             each dimension, so that units do not matter.

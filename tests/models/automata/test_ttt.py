@@ -1,6 +1,7 @@
 """TTT: the language exactly, how many questions, and that long counterexamples leave no long suffixes."""
 
 import math
+import sys
 
 import numpy as np
 import pytest
@@ -61,6 +62,31 @@ def test_a_string_that_is_no_counterexample():
     with pytest.raises(ValueError, match="word: expected a string of another label"):
         learner.refine(())
     assert len(learner.found) == 2
+
+
+def test_moves_that_lead_to_further_states_of_a_block():
+    """No symbol splits the block and no suffix contradicts the hypothesis until moves are followed into it: then one does."""
+    moves, outputs = [[4], [7], [1], [2], [5], [8], [4], [3], [6], [2]], [1, 1, 1, 0, 1, 1, 0, 2, 2, 2]
+    truth = Automaton(("a",), np.array(moves), np.array(outputs), 0, ("a", "b", "c"))
+    learner = TTT("a", truth.classify)
+    word = ("a",) * 8
+    while word is not None:
+        if hypothesis_of(learner, truth).classify(word) != truth.classify(word):
+            learner.refine(word)
+        word = truth.difference(hypothesis_of(learner, truth))
+    assert len(learner.found) == truth.minimise().num_states
+
+
+def test_trees_deeper_than_calls_of_python():
+    size = 300
+    learner = TTT("a", lambda word: len(word) % size == size - 1)
+    limit = sys.getrecursionlimit()
+    sys.setrecursionlimit(size)
+    try:
+        learner.refine(("a",) * (size - 1))
+    finally:
+        sys.setrecursionlimit(limit)
+    assert len(learner.found) == size
 
 
 @pytest.mark.parametrize("seed", range(6))

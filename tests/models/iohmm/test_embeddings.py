@@ -107,6 +107,44 @@ def test_many_symbols_of_few_kinds_are_learned_with_fewer_numbers():
     assert sorted(slopes) == pytest.approx([-1, 1.5], abs=0.1)
 
 
+@pytest.mark.parametrize("hidden", [(), (3,)])
+def test_no_more_numbers_count_than_of_symbols_one_hot(hidden):
+    common = dict(outputs="gaussian", num_outputs=1, mealy=True, hidden=hidden)
+    most = IOHMM(2, num_inputs={"emission": 11}, **common).num_free_parameters
+    counts = [
+        IOHMM(2, num_inputs={"emission": 1}, embeddings={0: (12, width)}, **common).num_free_parameters
+        for width in range(1, 12)
+    ]
+    assert counts == sorted(counts) and counts[-1] == most
+    responses = 2 * (hidden or (1,))[0]  # the matrix of effects is (11, responses): of that rank it is any matrix
+    assert counts[responses - 1] == most and most - counts[0] == 10 * (responses - 1)
+
+
+def test_symbols_that_training_lacks_are_like_the_others_on_average():
+    generator = torch.Generator().manual_seed(0)
+    symbols = torch.randint(1, SYMBOLS, (5, 30, 1), generator=generator).double()
+    lengths = torch.tensor([30, 30, 30, 12, 30])
+    symbols[3, 12:] = 0.0  # behind the end
+    y = symbols / 3 + 0.1 * torch.randn(5, 30, 1, generator=generator).double()
+    y[0, 5], symbols[0, 5] = torch.nan, 0.0  # without a target it tells outputs nothing
+    options = dict(num_inputs={"emission": 1}, embeddings={0: (SYMBOLS, 2)}, outputs="gaussian", num_outputs=1, mealy=True)
+    model = IOHMM(1, **options).fit(y, lengths, inputs=symbols, num_restarts=2, seed=0)
+    curve = model.effect_curves(0, torch.arange(SYMBOLS).double(), part="emission")[:, 0, 0]
+    assert float(curve[0]) == pytest.approx(float(curve[1:].mean()), abs=1e-8)
+    # what another fit has told of them stays
+    table = model.network("emission").tables[0]
+    table.data[0] = 7.0
+    model.fit(y, lengths, inputs=symbols, warm_start=True, max_iterations=1)
+    assert bool((table[0] == 7).all())
+
+
+def test_numbers_of_numpy_are_numbers(tmp_path):
+    size, width = np.array([SYMBOLS, 2])
+    model = IOHMM(2, num_inputs=3, num_outputs=3, embeddings={np.int64(1): (size, width)})
+    model.save(tmp_path / "model")
+    assert IOHMM.load(tmp_path / "model").embeddings == {1: (SYMBOLS, 2)}
+
+
 def test_a_folder_keeps_the_vectors(tmp_path):
     embedded, _ = pair(**OUTPUTS["gaussian"])
     embedded.save(tmp_path / "model")
@@ -132,6 +170,11 @@ def test_past_outputs_stand_behind_the_inputs():
         ({"embeddings": {3: (5, 2)}}, "embeddings: expected columns 0..2 of the inputs of initial, got 3"),
         ({"embeddings": {1: (5, 5)}}, "embeddings: of 5 symbols expected 1 to 4 dimensions, got 5 for column 1"),
         ({"embeddings": {1: 5}}, "embeddings: expected a mapping from columns"),
+        ({"embeddings": {1: (1, 1)}}, "embeddings: expected 2 symbols or more in column 1, got 1"),
+        (
+            {"embeddings": {0: (5, 2)}, "num_inputs": 0, "initial": "constant", "mealy": False},
+            "embeddings: expected columns of the inputs of transition, which sees none",
+        ),
         ({"embeddings": {1: (5, 0.5)}}, "embeddings: expected a mapping from columns"),
         ({"embeddings": [(1, 5, 2), (1, 5, 2)]}, "embeddings: expected each column once"),
         ({"embeddings": {1: (5, 2)}, "num_inputs": None, "num_symbols": 4}, "embeddings: they are of columns of real inputs"),
