@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from pplseq import checks
-from pplseq.models.props.source import PutBack, put_back
+from pplseq.models.props.source import PutBack, Trail, put_back
 
 # chosen on the tweets before 15 July 2014, of an LSTM and a hidden Markov model of WikiText-2
 SHARPNESS = 8.0
@@ -51,7 +52,7 @@ class ContinuousCache:
         self.states: np.ndarray | None = None  # (size, D), of length one
         self.count = 0  # of all words; word t stands in row t modulo size
         self._now: np.ndarray | None = None  # the hidden state of the word to come, once somebody asked
-        self._before: Any = None  # the row that the last word took, as far as it is marked
+        self._trail = Trail()
 
     def _weights(self) -> tuple[np.ndarray, np.ndarray]:
         """Words kept, and what they weigh together with the uniform distribution's rest."""
@@ -88,7 +89,8 @@ class ContinuousCache:
             self._weights()  # which the source must not have left yet
         assert self.states is not None and self._now is not None
         row = self.count % self.size
-        self._before = row, self.words[row], self.states[row].copy(), self.count, self._now
+        kept = self.words, self.states, self.words[row], self.states[row].copy()
+        self._trail.add(partial(self._take_back, self.count, *kept))
         self.words[row], self.states[row] = y, self._now
         self.count, self._now = self.count + 1, None
 
@@ -96,15 +98,17 @@ class ContinuousCache:
         """The hidden state is another one; what is kept lasts from sequence to sequence."""
         self._now = None
 
+    def _take_back(self, count: int, words: np.ndarray, states: np.ndarray, word: int, state: np.ndarray) -> None:
+        row = count % self.size
+        self.count, self.words, self.states = count, words, states
+        self.words[row], self.states[row] = word, state
+
     def mark(self) -> PutBack:
-        """Takes back a word that is kept from here on."""
-        self._before, now = None, put_back(self, "_now")
+        """Takes back the words that are kept from here on."""
+        words, now = self._trail.mark(), put_back(self, "_now")
 
         def back() -> None:
-            if self._before is not None:
-                assert self.states is not None
-                row, word, state, self.count, _ = self._before
-                self.words[row], self.states[row] = word, state
+            words()
             now()
 
         return back
