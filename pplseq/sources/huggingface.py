@@ -53,8 +53,10 @@ class HuggingFaceSource:
         max_context: pieces the model reads at most; default: as many as it has positions, 512 at most. A context that has no
             room for another word loses its older half.
         cache: keep keys and values of the context, so that a word costs what its own pieces cost; None where the model has
-            them (``past_key_values``) and they can be cut. False reads the whole context anew for every word.
+            them (``past_key_values``, in transformers 5.24 ``cache``) and they can be cut. False reads the whole context anew
+            for every word.
 
+    The model is put in evaluation mode, read in it even where its owner trains it in between, and never trained.
     A word that the vocabulary has not leaves nothing in the context, as nobody knows its spelling.
 
     Raises:

@@ -10,7 +10,7 @@ import torch
 
 from pplseq.data import Vocabulary
 from pplseq.sources import HuggingFaceSource
-from pplseq.sources.piece_reader import PieceTree
+from pplseq.sources.piece_reader import PieceTree, cache_argument
 
 
 class Letters:
@@ -187,6 +187,13 @@ class Numbers:
 
     def convert_ids_to_tokens(self, ids):
         return ["<|end|>" if n == 0 else "\n" if n == 1 else f" {n}" if n < 21 else str(n) for n in ids]
+
+
+def test_both_names_of_the_cache_are_known():
+    for name in ("past_key_values", "cache"):
+        forward = {"past_key_values": lambda input_ids, past_key_values=None: 0, "cache": lambda input_ids, cache=None: 0}[name]
+        assert cache_argument(SimpleNamespace(forward=forward)) == name
+    assert cache_argument(Positions()) is None
 
 
 @pytest.mark.slow  # importing transformers takes seconds
