@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from pplseq import checks
 from pplseq.baselines.neural import Carried, NeuralLanguageModel
 from pplseq.models.props.source import PutBack, put_back
-from pplseq.sources.weights import Weights, call_with, stretches
+from pplseq.sources.weights import Weights, call_with, evaluating, stretches
 
 
 class TorchLanguageModelSource:
@@ -27,8 +27,9 @@ class TorchLanguageModelSource:
         start: id that stands before the first token, for a module; a library's model has its own `<eos>`.
         max_context: tokens a module reads at most.
 
-    The model is put in evaluation mode and never trained. To the library's models a text is one sequence with `<eos>` between
-    its lines, so ``reset`` makes them read `<eos>`, if they did not just now, and the state goes on.
+    The model is put in evaluation mode, read in it even where its owner trains it in between, and never trained. To the library's
+    models a text is one sequence with `<eos>` between its lines, so ``reset`` makes them read `<eos>`, if they did not just now,
+    and the state goes on.
     """
 
     def __init__(
@@ -164,10 +165,11 @@ class TorchLanguageModelSource:
             return _one_by_one(self, tokens)
         x = torch.as_tensor(np.asarray(tokens, dtype=np.int64), device=self.device)
         carried, values = Carried(torch.tensor(self._tokens, device=self.device), *self._state), []
-        for part in x.split(512):
-            reading = self.model.posterior(part[None], start=carried)
-            carried = reading.filtered()
-            values.append(reading.token_log_probs()[0].double())
+        with evaluating(self.model):
+            for part in x.split(512):
+                reading = self.model.posterior(part[None], start=carried)
+                carried = reading.filtered()
+                values.append(reading.token_log_probs()[0].double())
         return torch.cat(values).cpu().numpy()
 
     def state_dict(self) -> dict[str, Any]:

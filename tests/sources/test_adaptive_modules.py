@@ -11,7 +11,14 @@ import torch
 from pplseq.baselines import LSTM
 from pplseq.data import Vocabulary
 from pplseq.models import PROPSLearner
-from pplseq.sources import ContinuousCache, DynamicEvaluation, HuggingFaceSource, ModelSource, TorchLanguageModelSource
+from pplseq.sources import (
+    ContinuousCache,
+    DynamicEvaluation,
+    HuggingFaceSource,
+    ModelSource,
+    TorchLanguageModelSource,
+    stream_log_probs,
+)
 from pplseq.sources.weights import WeightedSource
 
 V, LINE = 7, -2  # LINE: a sequence ends
@@ -341,3 +348,20 @@ def test_all_sources_with_networks_take_other_weights():
         source.weights = None
         np.testing.assert_allclose(source.predict(), behind)
         np.testing.assert_allclose(source.apart().predict(), before)
+
+
+@pytest.mark.parametrize("kind", ["library", "module", "plain"])
+def test_a_network_that_is_being_trained_is_read_in_evaluation_mode(kind):
+    """Its owner's mode comes back, and no prediction or gradient has dropout."""
+    source = TorchLanguageModelSource(LSTM(WORDS, 4, dropout=0.5, seed=0)) if kind == "library" else make(kind)
+    if kind != "library":
+        inside = source.model if kind == "module" else source.model.inside
+        inside.register_forward_hook(lambda part, given, said: (torch.dropout(said[0], 0.5, part.training), said[1]))
+    tokens = [y for y in stream(12) if y != LINE]
+    expected = follow([source.apart(), DynamicEvaluation(source, every=3)], tokens)
+    whole = stream_log_probs(source.apart(), np.array(tokens))
+    sources, other = [source.apart(), DynamicEvaluation(source, every=3)], source.apart()
+    source.model.train()
+    np.testing.assert_array_equal(follow(sources, tokens), expected)
+    np.testing.assert_array_equal(stream_log_probs(other, np.array(tokens)), whole)
+    assert all(part.training for part in source.model.modules())

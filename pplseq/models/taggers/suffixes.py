@@ -156,6 +156,8 @@ class _Level(NamedTuple):
         first: (E + 1,) where the tags of each begin among tags (M,), with their counts (M,).
         first_before: (E' + 1,) of the strings that are a letter shorter, where their tags begin among tags_before (M',), with
             how often some letter followed in words of that tag, and how many different ones: totals, kinds (M',).
+        shares: (E,) of all that follows the shorter string, of all tags together. escapes: (E',) p(a letter that no tag has had
+            behind the shorter string).
     """
 
     codes: np.ndarray
@@ -166,16 +168,21 @@ class _Level(NamedTuple):
     tags_before: np.ndarray
     totals: np.ndarray
     kinds: np.ndarray
+    shares: np.ndarray
+    escapes: np.ndarray
 
 
 class TagSpellings:
     """P(tag | word) by Bayes' rule from a character n-gram model of the rare words of each tag.
 
         p(tag | word)  in proportion to  p(tag) prod_i p(letter_i | tag, the `order` - 1 letters before)
-        p(c | tag, h)  =  (n(tag, h c) + m(tag, h) p(c | tag, h')) / (n(tag, h) + m(tag, h))
+        p(c | tag, h)  =  (1 - e(h)) (n(tag, h c) + m(tag, h) n(h c) / n(h)) / (n(tag, h) + m(tag, h))  +  e(h) p(c | tag, h')
+        e(h)  =  m(h) / (n(h) + m(h))
 
-    up to an end, with n counts in the rare words of the tag, m(tag, h) how many different letters follow h there, and h'
-    without its first letter: the estimate of Witten and Bell (1991).
+    up to an end, with n counts in the rare words of the tag, or of all, m how many different letters follow h there, and h'
+    without its first letter. The weights are those of Witten and Bell (1991). All tags back off with the same probability e(h),
+    from their own letters to those of all tags: what no tag has had speaks for none, and a tag that has not had h, or has no
+    rare words at all, is taken to spell as all do together.
 
     Args:
         words: V words. word_tags: (V, N) how often each had each tag.
@@ -217,11 +224,15 @@ class TagSpellings:
             of_string = np.bincount(which, counts, len(keys))
             parent = codes[keys // size] // self._num_letters
             keys_before, which = np.unique(parent * size + keys % size, return_inverse=True)
+            strings = np.bincount(keys // size, of_string, len(codes))
+            prefix = codes // self._num_letters
+            prefixes, kinds = (np.bincount(prefix, some, num_before) for some in (strings, codes % self._num_letters != BEGIN))
             self._levels.append(
                 _Level(
                     codes, np.searchsorted(keys // size, np.arange(len(codes) + 1)), keys % size, of_string,
                     np.searchsorted(keys_before // size, np.arange(num_before + 1)), keys_before % size,
                     np.bincount(which, of_string, len(keys_before)), np.bincount(which, minlength=len(keys_before)),
+                    strings / prefixes[prefix], kinds / np.maximum(prefixes + kinds, 1),  # nothing follows an end
                 )
             )  # fmt: skip
             before, num_before = _behind(node, word), len(codes)
@@ -261,14 +272,18 @@ class TagSpellings:
             code = np.where((before >= 0) & (letters >= 0), before * self._num_letters + letters, -1)
             node = np.searchsorted(level.codes, code)
             node[level.codes[np.minimum(node, len(level.codes) - 1)] != code] = -1
+            known, string = np.flatnonzero(before[predicted] >= 0), node[predicted]
+            shares = np.where(string >= 0, level.shares[string], 0.0)[:, None].repeat(self.num_tags, 1)
             row, entry = _entries(level.first_before, before[predicted])
             tag, kinds = level.tags_before[entry], level.kinds[entry]
             total = level.totals[entry] + kinds
-            probs[row, tag] *= kinds / total
+            shares[row, tag] *= kinds / total
             scale = np.zeros_like(probs)
             scale[row, tag] = 1 / total
-            row, entry = _entries(level.first, node[predicted])
-            probs[row, level.tags[entry]] += level.counts[entry] * scale[row, level.tags[entry]]
+            row, entry = _entries(level.first, string)
+            shares[row, level.tags[entry]] += level.counts[entry] * scale[row, level.tags[entry]]
+            escapes = level.escapes[before[predicted][known]][:, None]
+            probs[known] = (1 - escapes) * shares[known] + escapes * probs[known]
             before = _behind(node, word)
         joint = np.repeat(self.log_prior[None], len(words), 0)
         np.add.at(joint, word[predicted], np.log(probs))
