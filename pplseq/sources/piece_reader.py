@@ -96,7 +96,7 @@ def _new_cache(model: Any) -> Any:
 
 
 def cache_argument(model: Any) -> str | None:
-    """The argument by which a model takes its keys and values: ``cache`` from transformers 5.24 on; None where it takes none."""
+    """The argument by which a model takes its keys and values, ``cache`` from transformers 5.24 on; None: it takes none."""
     known = inspect.signature(model.forward).parameters
     return next((name for name in ("past_key_values", "cache") if name in known), None)
 
