@@ -27,9 +27,9 @@ class TorchLanguageModelSource:
         start: id that stands before the first token, for a module; a library's model has its own `<eos>`.
         max_context: tokens a module reads at most.
 
-    The model is put in evaluation mode, read in it even where its owner trains it in between, and never trained. To the library's
-    models a text is one sequence with `<eos>` between its lines, so ``reset`` makes them read `<eos>`, if they did not just now,
-    and the state goes on.
+    The model is put in evaluation mode, read in it even where its owner trains it in between, and never trained. To the
+    library's models a text is one sequence with `<eos>` between its lines, so ``reset`` makes them read `<eos>`, if they did not
+    just now, and the state goes on.
     """
 
     def __init__(

@@ -70,3 +70,17 @@ class SourceGuard:
             KeyError, TypeError, ValueError: parts are missing, or no shares.
         """
         return cls(state["least"], start=state["weight"], back=state["back"])
+
+
+def guard_of(guard: float | None, initial: Any, num_sources: int) -> SourceGuard | None:
+    """The guard that a learner is to have: of `LEAST` unless told; none for 0, and without a source.
+
+    Raises:
+        ValueError: a least weight where there is no source that could have it.
+    """
+    least = checks.share("guard", LEAST if guard is None else guard, "[0, 1)")
+    if guard and not num_sources:
+        raise ValueError(f"guard: it is the least weight of the first source, and there is none; leave it out, got {guard}")
+    # whoever says where the stream begins is not overruled
+    start = {} if initial is None else {"start": least}
+    return SourceGuard(least, **start) if least and num_sources else None
