@@ -21,7 +21,7 @@ from torch import Tensor
 
 from pplseq import checks
 from pplseq.data.vocabulary import Vocabulary
-from pplseq.models.props.source import PutBack, put_back
+from pplseq.models.props.source import PutBack, check_token, put_back
 from pplseq.sources.piece_reader import CachedReader, PieceTree, Reader, has_cache
 from pplseq.sources.weights import Weights, call_with, stretches
 
@@ -236,6 +236,7 @@ class HuggingFaceSource:
 
     def log_prob_of(self, y: int) -> float:
         """log p(y), nats."""
+        check_token(y, self.num_words, self.name)
         if y == self.vocabulary.unknown_id or self._known is not None:
             return math.log(self.predict()[y])
         return self._log_prob_of_pieces(self.pieces[y])
@@ -261,6 +262,7 @@ class HuggingFaceSource:
 
     def observe(self, y: int) -> None:
         """The word's pieces join the context."""
+        check_token(y, self.num_words, self.name)
         before, self.context = self.context, self._after(self.context, y)
         if self.context != before:  # an unknown word leaves nothing behind, so that what was read of all words stands
             self._known = self._hidden = None

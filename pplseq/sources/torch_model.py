@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from pplseq import checks
 from pplseq.baselines.neural import Carried, NeuralLanguageModel
-from pplseq.models.props.source import PutBack, put_back
+from pplseq.models.props.source import PutBack, check_token, put_back
 from pplseq.sources.weights import Weights, call_with, evaluating, stretches
 
 
@@ -28,8 +28,11 @@ class TorchLanguageModelSource:
         max_context: tokens a module reads at most.
 
     The model is put in evaluation mode, read in it even where its owner trains it in between, and never trained. To the
-    library's models a text is one sequence with `<eos>` between its lines, so ``reset`` makes them read `<eos>`, if they did not
-    just now, and the state goes on.
+    library's models a text is one sequence with `<eos>` between its lines, so ``reset`` makes them read `<eos>`, if they did
+    not just now, and the state goes on.
+
+    Raises:
+        ValueError: logits of another shape, ids that the module cannot read, tokens outside of 0..V-1.
     """
 
     def __init__(
@@ -86,7 +89,13 @@ class TorchLanguageModelSource:
         if self.own:
             logits, features, after = call_with(_Logits(self.model), _inside(self._weights), ids, state)
             return logits, features, after
-        result, hidden = call_with(self.model, self._weights, ids), None
+        try:
+            result, hidden = call_with(self.model, self._weights, ids), None
+        except IndexError as error:
+            raise ValueError(
+                f"start, num_words: {self.name} cannot read ids from {min(tokens)} to {max(tokens)} ({error}); start is "
+                f"{self.first}, num_words {self.num_words}"
+            ) from error
         if isinstance(result, tuple) and not hasattr(result, "logits"):
             if len(result) != 2 or not isinstance(result[1], Tensor) or result[1].shape[:2] != ids.shape:
                 raise TypeError(
@@ -140,10 +149,12 @@ class TorchLanguageModelSource:
 
     def log_prob_of(self, y: int) -> float:
         """log p(y), nats."""
+        check_token(y, self.num_words, self.name)
         return float(self._ask()[y])
 
     def observe(self, y: int) -> None:
         """The model reads the token."""
+        check_token(y, self.num_words, self.name)
         self._ask()  # which takes the state past the token before
         self._state, self._log_probs = self._next_state, None
         self._tokens = self._after(self._tokens, y)

@@ -365,3 +365,26 @@ def test_a_network_that_is_being_trained_is_read_in_evaluation_mode(kind):
     np.testing.assert_array_equal(follow(sources, tokens), expected)
     np.testing.assert_array_equal(stream_log_probs(other, np.array(tokens)), whole)
     assert all(part.training for part in source.model.modules())
+
+
+def test_what_no_source_can_read_is_refused_by_name():
+    network = TorchLanguageModelSource(LSTM(WORDS, 4, seed=0))
+    sources = [network, module_source(), pieces_source(), ContinuousCache(module_source()), DynamicEvaluation(network)]
+    for source in sources:
+        for y in (-1, V):
+            before = source.predict()
+            for ask in (source.log_prob_of, source.observe):
+                with pytest.raises(ValueError, match=rf"token {y} is not in 0..{V - 1}"):
+                    ask(y)
+            np.testing.assert_array_equal(source.predict(), before)
+    for wrong in ({"sharpness": math.inf}, {"smoothing": math.inf}):
+        with pytest.raises(ValueError, match=f"{next(iter(wrong))} must be finite"):
+            ContinuousCache(module_source(), **wrong)
+    with pytest.raises(ValueError, match="step must be finite"):
+        DynamicEvaluation(network, step=math.inf)
+    with pytest.raises(ValueError, match="start, num_words: Causal cannot read ids from 99 to 99.*start is 99"):
+        TorchLanguageModelSource(Causal(), V, start=99).predict()
+    broken = module_source()
+    broken.model.middle.bias.data[0] = math.nan
+    with pytest.raises(ValueError, match="continuous cache of Causal: the hidden state holds nan"):
+        ContinuousCache(broken).predict()

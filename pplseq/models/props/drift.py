@@ -20,9 +20,9 @@ class SurpriseDetector:
 
         S_t = max(0, S_{t-1} + min((x_t - m_t) / s_t, 3) - slack),    a change where S_t > threshold
 
-    with mean m_t and deviation s_t of the surprises since the last change, x_t left out, those of more than three deviations below
-    the mean taken for three: else a few words that the source all but excludes would drown the others. Those to which it gives
-    probability zero are not heard at all. Surprise that falls, as it does while
+    with mean m_t and deviation s_t of the surprises since the last change, x_t left out, those of more than three deviations
+    below the mean taken for three: else a few words that the source all but excludes would drown the others. Those to which it
+    gives probability zero are not heard at all. Surprise that falls, as it does while
     a stream is learned, raises no alarm. The interface is that of river's drift detectors: ``update(x)``, ``drift_detected``.
 
     Args:
