@@ -61,7 +61,8 @@ def test_unknown_words_behind_each_other_are_read_once():
 
     tree = PieceTree([[2], [3], [2]])
     source.__dict__.update(
-        vocabulary=vocabulary, num_words=3, name="pieces", tree=tree, max_context=9, context=[0], pieces=[[2], [3], [2]], _known=None,
+        vocabulary=vocabulary, num_words=3, name="pieces", tree=tree, max_context=9, context=[0], pieces=[[2], [3], [2]],
+        _known=None,
         _begins=torch.tensor([True] * 4 + [False] * 2), _reader=SimpleNamespace(over=over),
     )  # fmt: skip
     first = source.log_prob_of(2)
