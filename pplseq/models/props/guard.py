@@ -22,11 +22,12 @@ class SourceGuard:
         -log(least) - (n - 1) log(1 - back)
 
     nats, as w' p >= (1 - back) w q at every token: 4.3 nats of any 200 tokens at the defaults, and of the first 20 of a
-    stream .15, of the first 200 .504 (-log start in the place of -log least). Where a learner is told by ``initial`` where its
-    stream begins, start is `least`, and the beginning is promised no more than other places. Its price is at most -log(1 - w) nats a token.
+    stream .15, of the first 200 .504 (-log start in the place of -log least). Where a learner is told by ``initial`` where
+    its stream begins, start is `least`, and the beginning is promised no more than other places. Its price is at most -log(1
+    - w) nats a token.
 
-    A :class:`~pplseq.models.props.learner.PROPSLearner` has one; beside streams of ``PROPS.start``, of one user or many, it is
-    the caller's to hold.
+    A :class:`~pplseq.models.props.learner.PROPSLearner` has one; beside streams of ``PROPS.start``, of one user or many, it
+    is the caller's to hold.
 
     Args:
         least: the source's least weight. start: its first one, at least `least`.
