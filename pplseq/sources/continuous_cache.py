@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from pplseq import checks
-from pplseq.models.props.source import PutBack, put_back
+from pplseq.models.props.source import PutBack, Trail, check_token, put_back
 
 # chosen on the tweets before 15 July 2014, of an LSTM and a hidden Markov model of WikiText-2
 SHARPNESS = 8.0
@@ -31,6 +32,9 @@ class ContinuousCache:
         size: words kept, n at most.
         smoothing: a, words' worth of the uniform distribution.
 
+    Raises:
+        ValueError: settings or hidden states that are not finite, tokens outside of 0..V-1. TypeError: no ``hidden_state``.
+
     Cost: O(size D) a word; memory size (D + 1) numbers.
 
     Source: Grave, Joulin and Usunier, Improving neural language models with a continuous cache (2017), equations 3 and 4.
@@ -45,18 +49,24 @@ class ContinuousCache:
         self.sharpness = checks.positive("sharpness", sharpness, zero=True)
         self.size = checks.count("size", size)
         self.smoothing = checks.positive("smoothing", smoothing)
+        for name, value in (("sharpness", sharpness), ("smoothing", smoothing)):
+            if math.isinf(value):
+                raise ValueError(f"{name} must be finite, got {value}; of the nearest words alone a large one is as good")
         self.source, self.num_words = source, source.num_words
         self.name = f"continuous cache of {getattr(source, 'name', type(source).__name__)}"
         self.words = np.full(size, -1, dtype=np.int64)
         self.states: np.ndarray | None = None  # (size, D), of length one
         self.count = 0  # of all words; word t stands in row t modulo size
         self._now: np.ndarray | None = None  # the hidden state of the word to come, once somebody asked
-        self._before: Any = None  # the row that the last word took, as far as it is marked
+        self._trail = Trail()
 
     def _weights(self) -> tuple[np.ndarray, np.ndarray]:
         """Words kept, and what they weigh together with the uniform distribution's rest."""
         if self._now is None:
             state = np.asarray(self.source.hidden_state(), dtype=np.float64)
+            if not np.isfinite(state).all():
+                wrong = state[~np.isfinite(state)][0]
+                raise ValueError(f"{self.name}: the hidden state holds {wrong}; look for overflow or a division by zero in it")
             self._now = state / max(float(np.linalg.norm(state)), 1e-30)
             if self.states is None:
                 self.states = np.zeros((self.size, len(state)))
@@ -79,16 +89,19 @@ class ContinuousCache:
 
     def log_prob_of(self, y: int) -> float:
         """log p(y), nats."""
+        check_token(y, self.num_words, self.name)
         words, weights = self._weights()
         return math.log(float(weights[words == y].sum()) + self._rest())
 
     def observe(self, y: int) -> None:
         """Keeps the word beside the hidden state that it was predicted from."""
+        check_token(y, self.num_words, self.name)
         if self._now is None:
             self._weights()  # which the source must not have left yet
         assert self.states is not None and self._now is not None
         row = self.count % self.size
-        self._before = row, self.words[row], self.states[row].copy(), self.count, self._now
+        kept = self.words, self.states, self.words[row], self.states[row].copy()
+        self._trail.add(partial(self._take_back, self.count, *kept))
         self.words[row], self.states[row] = y, self._now
         self.count, self._now = self.count + 1, None
 
@@ -96,15 +109,17 @@ class ContinuousCache:
         """The hidden state is another one; what is kept lasts from sequence to sequence."""
         self._now = None
 
+    def _take_back(self, count: int, words: np.ndarray, states: np.ndarray, word: int, state: np.ndarray) -> None:
+        row = count % self.size
+        self.count, self.words, self.states = count, words, states
+        self.words[row], self.states[row] = word, state
+
     def mark(self) -> PutBack:
-        """Takes back a word that is kept from here on."""
-        self._before, now = None, put_back(self, "_now")
+        """Takes back the words that are kept from here on."""
+        words, now = self._trail.mark(), put_back(self, "_now")
 
         def back() -> None:
-            if self._before is not None:
-                assert self.states is not None
-                row, word, state, self.count, _ = self._before
-                self.words[row], self.states[row] = word, state
+            words()
             now()
 
         return back

@@ -66,6 +66,8 @@ class DynamicEvaluation:
                 f"or a HuggingFaceSource, got {type(source).__name__}, whose weights it cannot move; wrap a module of torch in "
                 "TorchLanguageModelSource"
             )
+        if step == math.inf:
+            raise ValueError("step must be finite, got inf; give a number below one")
         self.step, self.clip = checks.positive("step", step), checks.positive("clip", clip)
         self.every = checks.count("every", every)
         self.decay = checks.share("decay", decay, "[0, 1)")

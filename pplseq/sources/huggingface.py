@@ -21,7 +21,7 @@ from torch import Tensor
 
 from pplseq import checks
 from pplseq.data.vocabulary import Vocabulary
-from pplseq.models.props.source import PutBack, put_back
+from pplseq.models.props.source import PutBack, check_token, put_back
 from pplseq.sources.piece_reader import CachedReader, PieceTree, Reader, has_cache
 from pplseq.sources.weights import Weights, call_with, stretches
 
@@ -53,8 +53,10 @@ class HuggingFaceSource:
         max_context: pieces the model reads at most; default: as many as it has positions, 512 at most. A context that has no
             room for another word loses its older half.
         cache: keep keys and values of the context, so that a word costs what its own pieces cost; None where the model has
-            them (``past_key_values``) and they can be cut. False reads the whole context anew for every word.
+            them (``past_key_values``, in transformers 5.24 ``cache``) and they can be cut. False reads the whole context anew
+            for every word.
 
+    The model is put in evaluation mode, read in it even where its owner trains it in between, and never trained.
     A word that the vocabulary has not leaves nothing in the context, as nobody knows its spelling.
 
     Raises:
@@ -234,6 +236,7 @@ class HuggingFaceSource:
 
     def log_prob_of(self, y: int) -> float:
         """log p(y), nats."""
+        check_token(y, self.num_words, self.name)
         if y == self.vocabulary.unknown_id or self._known is not None:
             return math.log(self.predict()[y])
         return self._log_prob_of_pieces(self.pieces[y])
@@ -259,6 +262,7 @@ class HuggingFaceSource:
 
     def observe(self, y: int) -> None:
         """The word's pieces join the context."""
+        check_token(y, self.num_words, self.name)
         before, self.context = self.context, self._after(self.context, y)
         if self.context != before:  # an unknown word leaves nothing behind, so that what was read of all words stands
             self._known = self._hidden = None

@@ -95,9 +95,15 @@ def _new_cache(model: Any) -> Any:
         return DynamicCache()
 
 
+def cache_argument(model: Any) -> str | None:
+    """The argument by which a model takes its keys and values, ``cache`` from transformers 5.24 on; None: it takes none."""
+    known = inspect.signature(model.forward).parameters
+    return next((name for name in ("past_key_values", "cache") if name in known), None)
+
+
 def has_cache(model: Any) -> bool:
     """Whether a model keeps keys and values that can be cut at any place."""
-    if "past_key_values" not in inspect.signature(model.forward).parameters or not hasattr(model, "config"):
+    if cache_argument(model) is None or not hasattr(model, "config"):
         return False
     try:
         cache = _new_cache(model)
@@ -120,6 +126,9 @@ class CachedReader(Reader):
 
     def __init__(self, model: Any, device: torch.device, call: Callable[..., Any] | None = None):
         self.model, self.device, self.call = model, device, call or model
+        name = cache_argument(model)
+        assert name is not None
+        self.argument = name
         self.forget()
 
     def forget(self) -> None:
@@ -146,9 +155,8 @@ class CachedReader(Reader):
     def _output(self, pieces: list[int], **more: Any) -> Any:
         size = len(self.cached)
         try:
-            output = self.call(
-                input_ids=torch.tensor([pieces], device=self.device), past_key_values=self.cache, use_cache=True, **more
-            )
+            more[self.argument] = self.cache
+            output = self.call(input_ids=torch.tensor([pieces], device=self.device), use_cache=True, **more)
         except BaseException:
             self.cached = self.cached + pieces[: self.cache.get_seq_length() - size]
             self._cut(size)

@@ -126,10 +126,12 @@ class PersonalStream:
         if folder is None or not self.resumed:
             self.record: dict[str, Any] = {"streams": {}, "out": None, "options": asdict(self.options)}
             self.settings = dict(settings)
+            if not self.sources and "guard" not in given and settings.get("guard") == SETTINGS["guard"]:
+                self.settings["guard"] = 0.0  # a streaming HMM has no source to be guarded against
             self.model = make_personal([source.source for source in self.sources], len(self.vocabulary), self.settings)
         else:
             self.record, inner = load_state(folder)
-            self.settings = self.record["settings"]
+            self.settings = {"guard": 0.0} | self.record["settings"]  # streams that were begun before there was one have none
             self._check_sources(inner)
             self._check_settings({name: settings[name] for name in given})
             self.model = load_personal(inner, [source.source for source in self.sources])

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from pplseq import checks
 from pplseq.baselines.neural import Carried, NeuralLanguageModel
-from pplseq.models.props.source import PutBack, put_back
-from pplseq.sources.weights import Weights, call_with, stretches
+from pplseq.models.props.source import PutBack, check_token, put_back
+from pplseq.sources.weights import Weights, call_with, evaluating, stretches
 
 
 class TorchLanguageModelSource:
@@ -27,8 +27,12 @@ class TorchLanguageModelSource:
         start: id that stands before the first token, for a module; a library's model has its own `<eos>`.
         max_context: tokens a module reads at most.
 
-    The model is put in evaluation mode and never trained. To the library's models a text is one sequence with `<eos>` between
-    its lines, so ``reset`` makes them read `<eos>`, if they did not just now, and the state goes on.
+    The model is put in evaluation mode, read in it even where its owner trains it in between, and never trained. To the
+    library's models a text is one sequence with `<eos>` between its lines, so ``reset`` makes them read `<eos>`, if they did
+    not just now, and the state goes on.
+
+    Raises:
+        ValueError: logits of another shape, ids that the module cannot read, tokens outside of 0..V-1.
     """
 
     def __init__(
@@ -85,7 +89,13 @@ class TorchLanguageModelSource:
         if self.own:
             logits, features, after = call_with(_Logits(self.model), _inside(self._weights), ids, state)
             return logits, features, after
-        result, hidden = call_with(self.model, self._weights, ids), None
+        try:
+            result, hidden = call_with(self.model, self._weights, ids), None
+        except IndexError as error:
+            raise ValueError(
+                f"start, num_words: {self.name} cannot read ids from {min(tokens)} to {max(tokens)} ({error}); start is "
+                f"{self.first}, num_words {self.num_words}"
+            ) from error
         if isinstance(result, tuple) and not hasattr(result, "logits"):
             if len(result) != 2 or not isinstance(result[1], Tensor) or result[1].shape[:2] != ids.shape:
                 raise TypeError(
@@ -139,10 +149,12 @@ class TorchLanguageModelSource:
 
     def log_prob_of(self, y: int) -> float:
         """log p(y), nats."""
+        check_token(y, self.num_words, self.name)
         return float(self._ask()[y])
 
     def observe(self, y: int) -> None:
         """The model reads the token."""
+        check_token(y, self.num_words, self.name)
         self._ask()  # which takes the state past the token before
         self._state, self._log_probs = self._next_state, None
         self._tokens = self._after(self._tokens, y)
@@ -164,10 +176,11 @@ class TorchLanguageModelSource:
             return _one_by_one(self, tokens)
         x = torch.as_tensor(np.asarray(tokens, dtype=np.int64), device=self.device)
         carried, values = Carried(torch.tensor(self._tokens, device=self.device), *self._state), []
-        for part in x.split(512):
-            reading = self.model.posterior(part[None], start=carried)
-            carried = reading.filtered()
-            values.append(reading.token_log_probs()[0].double())
+        with evaluating(self.model):
+            for part in x.split(512):
+                reading = self.model.posterior(part[None], start=carried)
+                carried = reading.filtered()
+                values.append(reading.token_log_probs()[0].double())
         return torch.cat(values).cpu().numpy()
 
     def state_dict(self) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol, runtime_checkable
 
@@ -40,9 +41,23 @@ class WeightedSource(Protocol):
         ...
 
 
+@contextlib.contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Inside, a module and its parts are in evaluation mode; afterwards each in the mode that its owner left it in."""
+    training = [part for part in model.modules() if part.training]
+    try:
+        for part in training:
+            part.training = False
+        yield
+    finally:
+        for part in training:
+            part.training = True
+
+
 def call_with(model: nn.Module, weights: Weights | None, *inputs: Any, **named: Any) -> Any:
-    """What a module answers, with some of its weights replaced."""
-    return model(*inputs, **named) if weights is None else functional_call(model, weights, inputs, named)
+    """What a module answers in evaluation mode, with some of its weights replaced."""
+    with evaluating(model):
+        return model(*inputs, **named) if weights is None else functional_call(model, weights, inputs, named)
 
 
 def stretches(

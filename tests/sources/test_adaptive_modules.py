@@ -11,7 +11,14 @@ import torch
 from pplseq.baselines import LSTM
 from pplseq.data import Vocabulary
 from pplseq.models import PROPSLearner
-from pplseq.sources import ContinuousCache, DynamicEvaluation, HuggingFaceSource, ModelSource, TorchLanguageModelSource
+from pplseq.sources import (
+    ContinuousCache,
+    DynamicEvaluation,
+    HuggingFaceSource,
+    ModelSource,
+    TorchLanguageModelSource,
+    stream_log_probs,
+)
 from pplseq.sources.weights import WeightedSource
 
 V, LINE = 7, -2  # LINE: a sequence ends
@@ -341,3 +348,43 @@ def test_all_sources_with_networks_take_other_weights():
         source.weights = None
         np.testing.assert_allclose(source.predict(), behind)
         np.testing.assert_allclose(source.apart().predict(), before)
+
+
+@pytest.mark.parametrize("kind", ["library", "module", "plain"])
+def test_a_network_that_is_being_trained_is_read_in_evaluation_mode(kind):
+    """Its owner's mode comes back, and no prediction or gradient has dropout."""
+    source = TorchLanguageModelSource(LSTM(WORDS, 4, dropout=0.5, seed=0)) if kind == "library" else make(kind)
+    if kind != "library":
+        inside = source.model if kind == "module" else source.model.inside
+        inside.register_forward_hook(lambda part, given, said: (torch.dropout(said[0], 0.5, part.training), said[1]))
+    tokens = [y for y in stream(12) if y != LINE]
+    expected = follow([source.apart(), DynamicEvaluation(source, every=3)], tokens)
+    whole = stream_log_probs(source.apart(), np.array(tokens))
+    sources, other = [source.apart(), DynamicEvaluation(source, every=3)], source.apart()
+    source.model.train()
+    np.testing.assert_array_equal(follow(sources, tokens), expected)
+    np.testing.assert_array_equal(stream_log_probs(other, np.array(tokens)), whole)
+    assert all(part.training for part in source.model.modules())
+
+
+def test_what_no_source_can_read_is_refused_by_name():
+    network = TorchLanguageModelSource(LSTM(WORDS, 4, seed=0))
+    sources = [network, module_source(), pieces_source(), ContinuousCache(module_source()), DynamicEvaluation(network)]
+    for source in sources:
+        for y in (-1, V):
+            before = source.predict()
+            for ask in (source.log_prob_of, source.observe):
+                with pytest.raises(ValueError, match=rf"token {y} is not in 0..{V - 1}"):
+                    ask(y)
+            np.testing.assert_array_equal(source.predict(), before)
+    for wrong in ({"sharpness": math.inf}, {"smoothing": math.inf}):
+        with pytest.raises(ValueError, match=f"{next(iter(wrong))} must be finite"):
+            ContinuousCache(module_source(), **wrong)
+    with pytest.raises(ValueError, match="step must be finite"):
+        DynamicEvaluation(network, step=math.inf)
+    with pytest.raises(ValueError, match="start, num_words: Causal cannot read ids from 99 to 99.*start is 99"):
+        TorchLanguageModelSource(Causal(), V, start=99).predict()
+    broken = module_source()
+    broken.model.middle.bias.data[0] = math.nan
+    with pytest.raises(ValueError, match="continuous cache of Causal: the hidden state holds nan"):
+        ContinuousCache(broken).predict()

@@ -140,6 +140,25 @@ def test_they_go_on_from_a_state_and_are_put_back():
         DynamicEvaluation(network(RNN)).load_state_dict(states[1])
 
 
+@pytest.mark.parametrize("size", [4, 100])
+def test_any_number_of_words_is_put_back_to_any_mark(size):
+    tokens, source = stream(40), TorchLanguageModelSource(network())
+    sources = [ContinuousCache(source, size=size), source]
+    run(sources, tokens[:10])
+    first = [source.mark() for source in sources]
+    run(sources, tokens[10:15])
+    second = [source.mark() for source in sources]
+    expected, state = run(sources, tokens[15:]), sources[0].state_dict()
+    for back in second:
+        back()
+    assert (run(sources, tokens[15:]) == expected).all()
+    for back in first:
+        back()
+    assert sources[0].count == 10
+    assert (run(sources, tokens[10:])[5:] == expected).all()
+    assert all(np.array_equal(state[name], value) for name, value in sources[0].state_dict().items())
+
+
 def test_they_predict_before_they_observe_and_work_under_props(tmp_path):
     tokens = stream(150)
     check_alignment(DynamicEvaluation(network()), tokens)

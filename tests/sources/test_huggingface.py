@@ -10,7 +10,7 @@ import torch
 
 from pplseq.data import Vocabulary
 from pplseq.sources import HuggingFaceSource
-from pplseq.sources.piece_reader import PieceTree
+from pplseq.sources.piece_reader import PieceTree, cache_argument
 
 
 class Letters:
@@ -61,7 +61,8 @@ def test_unknown_words_behind_each_other_are_read_once():
 
     tree = PieceTree([[2], [3], [2]])
     source.__dict__.update(
-        vocabulary=vocabulary, tree=tree, max_context=9, context=[0], pieces=[[2], [3], [2]], _known=None,
+        vocabulary=vocabulary, num_words=3, name="pieces", tree=tree, max_context=9, context=[0], pieces=[[2], [3], [2]],
+        _known=None,
         _begins=torch.tensor([True] * 4 + [False] * 2), _reader=SimpleNamespace(over=over),
     )  # fmt: skip
     first = source.log_prob_of(2)
@@ -187,6 +188,13 @@ class Numbers:
 
     def convert_ids_to_tokens(self, ids):
         return ["<|end|>" if n == 0 else "\n" if n == 1 else f" {n}" if n < 21 else str(n) for n in ids]
+
+
+def test_both_names_of_the_cache_are_known():
+    for name in ("past_key_values", "cache"):
+        forward = {"past_key_values": lambda input_ids, past_key_values=None: 0, "cache": lambda input_ids, cache=None: 0}[name]
+        assert cache_argument(SimpleNamespace(forward=forward)) == name
+    assert cache_argument(Positions()) is None
 
 
 @pytest.mark.slow  # importing transformers takes seconds

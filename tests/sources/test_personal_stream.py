@@ -109,3 +109,24 @@ def test_a_source_alone(general, tmp_path):
         assert not stream.sources
     with pytest.raises(ValueError, match="alone: expected a single source, got 2"):
         PersonalStream.open(general, alone=True)
+
+
+def test_a_state_from_before_there_was_a_guard_has_none(general, tmp_path):
+    state = tmp_path / "state"
+    stream = PersonalStream.open(general, state=state, guard=0)
+    read(stream, MINE[:3])
+    del stream.settings["guard"]
+    stream.save()
+    stream.close()
+    with PersonalStream.open(general, state=state, guard=0.0) as stream:
+        assert stream.resumed and stream.settings["guard"] == 0
+    with pytest.raises(ValueError, match="begun with guard = 0.0, not 0.5"):
+        PersonalStream.open(general, state=state, guard=0.5)
+
+
+def test_a_guard_needs_a_source(general):
+    words = general[0].replace("ngram:", "words:")
+    with PersonalStream.open(words) as stream:
+        assert stream.settings["guard"] == 0
+    with pytest.raises(ValueError, match="guard: it is the least weight of the first source"):
+        PersonalStream.open(words, guard=0.5)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+import warnings
 from typing import Any
 
 from pplseq import checks
 
+LOWEST = -3.0  # deviations: what lies further below the mean is taken for this much
 STATE = ("threshold", "slack", "warm_up", "count", "mean", "squares", "total")
 
 
@@ -18,7 +20,9 @@ class SurpriseDetector:
 
         S_t = max(0, S_{t-1} + min((x_t - m_t) / s_t, 3) - slack),    a change where S_t > threshold
 
-    with mean m_t and deviation s_t of the surprises since the last change, x_t left out. Surprise that falls, as it does while
+    with mean m_t and deviation s_t of the surprises since the last change, x_t left out, those of more than three deviations
+    below the mean taken for three: else a few words that the source all but excludes would drown the others. Those to which it
+    gives probability zero are not heard at all. Surprise that falls, as it does while
     a stream is learned, raises no alarm. The interface is that of river's drift detectors: ``update(x)``, ``drift_detected``.
 
     Args:
@@ -46,6 +50,7 @@ class SurpriseDetector:
         self.drift_detected = False
         if self.count >= self.warm_up:
             spread = math.sqrt(max(self.squares / (self.count - 1), 1e-12))
+            x = max(x, self.mean + LOWEST * spread)
             # one token alone proves nothing, however surprising
             self.total = max(0.0, self.total + min((x - self.mean) / spread, 3.0) - self.slack)
             if self.total > self.threshold:
@@ -66,6 +71,19 @@ class SurpriseDetector:
         """Goes on from sums, with the arguments under which they were made."""
         for name in STATE:
             setattr(self, name, state[name])
+
+
+def detector_from(saved: dict[str, Any], has_sources: bool) -> SurpriseDetector:
+    """The detector of a learner that was saved; one that heard something else then begins anew, with a warning."""
+    detector = SurpriseDetector()
+    if all(name in saved for name in STATE) and (saved.get("beyond_source", False) or not has_sources):
+        detector.load_state_dict(saved)
+    else:
+        warnings.warn(
+            "drift: the detector that was saved heard the surprise itself, not that beyond the first source's; it begins anew",
+            stacklevel=3,
+        )
+    return detector
 
 
 def detector_of(drift: Any, options: dict[str, Any]) -> Any:

@@ -22,10 +22,12 @@ class SourceGuard:
         -log(least) - (n - 1) log(1 - back)
 
     nats, as w' p >= (1 - back) w q at every token: 4.3 nats of any 200 tokens at the defaults, and of the first 20 of a
-    stream .15, of the first 200 .5 (-log start in the place of -log least). Its price is at most -log(1 - w) nats a token.
+    stream .15, of the first 200 .504 (-log start in the place of -log least). Where a learner is told by ``initial`` where
+    its stream begins, start is `least`, and the beginning is promised no more than other places. Its price is at most -log(1
+    - w) nats a token.
 
-    A :class:`~pplseq.models.props.learner.PROPSLearner` has one; beside streams of ``PROPS.start``, of one user or many, it is
-    the caller's to hold.
+    A :class:`~pplseq.models.props.learner.PROPSLearner` has one; beside streams of ``PROPS.start``, of one user or many, it
+    is the caller's to hold.
 
     Args:
         least: the source's least weight. start: its first one, at least `least`.
@@ -70,3 +72,17 @@ class SourceGuard:
             KeyError, TypeError, ValueError: parts are missing, or no shares.
         """
         return cls(state["least"], start=state["weight"], back=state["back"])
+
+
+def guard_of(guard: float | None, initial: Any, num_sources: int) -> SourceGuard | None:
+    """The guard that a learner is to have: of `LEAST` unless told; none for 0, and without a source.
+
+    Raises:
+        ValueError: a least weight where there is no source that could have it.
+    """
+    least = checks.share("guard", LEAST if guard is None else guard, "[0, 1)")
+    if guard and not num_sources:
+        raise ValueError(f"guard: it is the least weight of the first source, and there is none; leave it out, got {guard}")
+    # whoever says where the stream begins is not overruled
+    start = {} if initial is None else {"start": least}
+    return SourceGuard(least, **start) if least and num_sources else None

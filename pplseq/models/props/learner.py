@@ -14,8 +14,8 @@ import numpy as np
 import torch
 
 from pplseq import checks
-from pplseq.models.props.drift import SurpriseDetector, detector_of
-from pplseq.models.props.guard import LEAST, SourceGuard
+from pplseq.models.props.drift import SurpriseDetector, detector_from, detector_of
+from pplseq.models.props.guard import SourceGuard, guard_of
 from pplseq.models.props.program import PROPS, SOURCE_SHARE
 from pplseq.models.props.queries import sharpened
 from pplseq.models.props.settings import StepInfo
@@ -57,10 +57,10 @@ class PROPSLearner(checks.NamedArguments):
         initial, transition, source_share, covariance, covariance_floor, seed: of :class:`~pplseq.models.props.program.PROPS`.
         drift: True: where a stream has become another one the step size goes back, so that it is learned anew, see
             :class:`~pplseq.models.props.drift.SurpriseDetector`; or a detector of your own with river's interface, which hears
-            the surprise of every token, less that of the first source where there is one.
+            the surprise of every token, less that of the first source where there is one (not where that says never).
         guard: least weight of the first source, as it is, in a mixture with all that is learned, which bounds what any stretch
-            of the stream can lose to it, see :class:`~pplseq.models.props.guard.SourceGuard`; 0 for none, as in the paper.
-            Log-probabilities and predictions are the mixture's, filters and parameters the model's.
+            of the stream can lose to it, see :class:`~pplseq.models.props.guard.SourceGuard`; .02 unless told, 0 for
+            none, as in the paper. Log-probabilities and predictions are the mixture's, filters and parameters the model's.
         **options: of :class:`~pplseq.models.props.settings.OnlineEM`: exponent (.6 with several sources, .8 else), step_size,
             smoothing, averaging, ...
 
@@ -86,7 +86,7 @@ class PROPSLearner(checks.NamedArguments):
         covariance_floor: float = 1e-3,
         seed: int | None = None,
         drift: Any = None,
-        guard: float = LEAST,
+        guard: float | None = None,
         **options,
     ):
         sources, detector = _as_list(sources), detector_of(drift, options)
@@ -96,12 +96,9 @@ class PROPSLearner(checks.NamedArguments):
             initial=initial, transition=transition, source_share=source_share, covariance=covariance,
             covariance_floor=covariance_floor, seed=seed,
         )  # fmt: skip
-        least = checks.share("guard", guard, "[0, 1)")
         self._begin(sources, model.start(**options), num_words, unknown_id)
         self.detector = detector
-        # whoever says where the stream begins is not overruled
-        start = {} if initial is None else {"start": least}
-        self.guard = SourceGuard(least, **start) if least and sources else None
+        self.guard = guard_of(guard, initial, len(sources))
 
     def _begin(self, sources: Sequence[Any], state, num_words, unknown_id: Any) -> None:
         plain = [callable(source) and not hasattr(source, "predict") for source in sources]
@@ -223,9 +220,10 @@ class PROPSLearner(checks.NamedArguments):
 
         info = self.state.step(y, log_probs, learn, first=None if missing else observe)
         self._predictions = [None] * len(self.sources)
-        if learn and self.detector is not None and not missing:
-            # what is hard in every text, the source finds hard too; one that says never is no worse than e^-100
-            self.detector.update(max((log_probs[0] if self.sources else 0.0) - float(info.log_prob), -100.0))
+        source = log_probs[0] if log_probs else 0.0
+        # what is hard in every text, the source finds hard too; where it says never, nothing can be compared
+        if learn and self.detector is not None and not missing and source > -math.inf:
+            self.detector.update(source - float(info.log_prob))
             if self.detector.drift_detected:
                 self.state.forget()
         if self.guard is not None and not missing:
@@ -359,7 +357,7 @@ class PROPSLearner(checks.NamedArguments):
             if not isinstance(self.detector, SurpriseDetector):
                 warnings.warn("drift: a detector of your own is not saved; give it to the learner that is loaded", stacklevel=2)
             else:
-                header["drift"] = self.detector.state_dict()
+                header["drift"] = {**self.detector.state_dict(), "beyond_source": bool(self.sources)}
         return MODEL.write(folder, {"model": KIND, **header}, tensors=as_tensors(arrays))
 
     @classmethod
@@ -385,8 +383,7 @@ class PROPSLearner(checks.NamedArguments):
             raise ValueError(f"{folder}: {', '.join(missing) or 'sources'} missing in config.json; the file is damaged")
         learner._begin(sources, state, header["learner_words"], header["unknown_id"])
         if header.get("drift") is not None:
-            learner.detector = SurpriseDetector()
-            learner.detector.load_state_dict(header["drift"])
+            learner.detector = detector_from(header["drift"], bool(sources))
         if header.get("guard") is not None:
             try:
                 learner.guard = SourceGuard.from_state(header["guard"])

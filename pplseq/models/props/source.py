@@ -65,6 +65,19 @@ def check_probs(probs: Any, num_words: int, name: str = "source") -> np.ndarray:
     return probs
 
 
+def check_token(y: int, num_words: int, name: str) -> None:
+    """Refuses what is no word of a source.
+
+    Raises:
+        ValueError: a token outside of 0..num_words - 1.
+    """
+    if not 0 <= y < num_words:
+        raise ValueError(
+            f"{name}: token {y} is not in 0..{num_words - 1}; encode words with the source's vocabulary, and unknown ones as "
+            "its unknown word"
+        )
+
+
 class CheckedSource:
     """A source whose every answer is checked, and which must be asked before it is told.
 
@@ -148,11 +161,7 @@ class CheckedSource:
         self.source.load_state_dict(state)
 
     def _check_token(self, y: int) -> None:
-        if not 0 <= y < self.num_words:
-            raise ValueError(
-                f"{self.name}: token {y} is not in 0..{self.num_words - 1}; encode words with the source's vocabulary, and "
-                "unknown ones as its unknown word"
-            )
+        check_token(y, self.num_words, self.name)
 
 
 def source_state(source: Any, name: str) -> dict[str, Any]:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from pplseq.models import PROPSLearner
-from pplseq.models.props.drift import SurpriseDetector
+from pplseq.models.props.drift import SurpriseDetector, detector_from
 
 
 def shifted(num_words=30, size=1500, seed=0):
@@ -92,7 +92,7 @@ def test_it_is_saved_and_told_what_it_needs(tmp_path):
     infos = [beside.learn_one(y) for y in words[:50]]  # surprise beyond the source's
     np.testing.assert_allclose(beside.detector.heard, [-np.log(30) - info.log_prob for info in infos], atol=1e-12)
     never = PROPSLearner([lambda prefix: np.eye(30)[3]], 30, seed=0, drift=Told())
-    assert np.isfinite([never.learn_one(y).log_prob for y in (4, 5)]).all() and never.detector.heard == (-100.0, -100.0)
+    assert np.isfinite([never.learn_one(y).log_prob for y in (4, 5)]).all() and never.detector.heard == ()
     with pytest.warns(UserWarning, match="detector of your own is not saved"):
         own.save(tmp_path / "own")
     with pytest.raises(TypeError, match="drift must be True"):
@@ -102,3 +102,33 @@ def test_it_is_saved_and_told_what_it_needs(tmp_path):
             PROPSLearner([], 5, drift=True, **options)
     with pytest.raises(ValueError, match="finite"):
         SurpriseDetector().update(np.inf)
+
+
+@pytest.mark.parametrize("share", [0.01, 0.03])
+def test_words_that_the_source_excludes_do_not_deafen_it(share):
+    """Whether it says never (and is left out), or all but never."""
+    random, words = np.random.default_rng(0), shifted(num_words=29, size=1500)
+    stream = [29 if random.random() < share else y for y in words]
+    for least in (0.0, np.exp(-80.0)):
+        said = np.r_[np.full(29, (1 - least) / 29), least]
+        learner = PROPSLearner([lambda prefix, said=said: said], 30, num_perturbations=1, exponent=0.8, seed=0, drift=True)
+        alarms = [t for t, y in enumerate(stream) if learner.learn_one(y) and learner.detector.drift_detected]
+        assert len(alarms) == 1 and 1500 < alarms[0] < 1800, alarms
+    detector, alarms = SurpriseDetector(), []
+    for t in range(4000):
+        x = -100.0 if random.random() < share else random.normal(2.0 * (t >= 2000))
+        alarms += [t] if detector.update(x).drift_detected else []
+    assert alarms and 2000 < alarms[0] < 2200, alarms
+
+
+def test_a_detector_that_heard_something_else_begins_anew(tmp_path):
+    uniform = lambda prefix: np.full(30, 1 / 30)  # noqa: E731
+    learner = PROPSLearner([uniform], 30, seed=0, drift=True)
+    learner.learn_many(shifted(size=60))
+    saved = learner.detector.state_dict()
+    again = PROPSLearner.load(learner.save(tmp_path / "new"), [uniform])
+    assert again.detector.state_dict() == saved
+    for old in (saved, {"count": 3, "mean": 1.0, "squares": 1.0, "total": 0.0}):
+        with pytest.warns(UserWarning, match="drift: the detector that was saved heard the surprise itself"):
+            assert detector_from(old, True).count == 0
+    assert detector_from(saved, False).state_dict() == saved

@@ -129,3 +129,12 @@ def test_who_says_where_a_stream_begins_is_not_overruled():
         SourceGuard(back=0.0)
     with pytest.raises(ValueError, match="num_tokens"):
         SourceGuard().bound(0)
+
+
+def test_where_there_is_no_source_a_guard_is_refused():
+    assert PROPSLearner([], 5).guard is None and PROPSLearner([], 5, guard=0).guard is None
+    with pytest.raises(ValueError, match="guard: it is the least weight of the first source, and there is none.*got 0.5"):
+        PROPSLearner([], 5, guard=0.5)
+    for wrong in (-0.1, 1.0):
+        with pytest.raises(ValueError, match="guard"):
+            PROPSLearner([], 5, guard=wrong)
