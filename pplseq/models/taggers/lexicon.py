@@ -103,7 +103,7 @@ class TagDictionary:
             raise ValueError(f"lexicon: {path} lists no words; expected a word a line, its tags behind it")
         known = {"#", *(tag for tags in entries.values() for tag in tags)}
         for where, parts in comments:
-            if parts and known.issuperset(_tag_and_weight(part, where)[0] for part in parts):
+            if parts and all(part in known or part.rpartition(":")[0] in known for part in parts):
                 raise ValueError(
                     f"{where}: either a comment, or the word '#' with the tags {' '.join(parts)}; put a tab behind the word, "
                     "or say more in the comment"

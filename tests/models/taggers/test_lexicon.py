@@ -182,6 +182,7 @@ def test_words_of_substates(strength, form_count):
         ("# a comment\n\n", "lexicon: .*words.txt lists no words"),
         ("dog N\n# SYM\n5 SYM\n", "lexicon: .*words.txt, line 2: either a comment, or the word '#' with the tags SYM"),
         ("# #\ndog N\n", "line 1: either a comment"),
+        ("# N:3 N\ndog N\n", "line 1: either a comment"),
         ("dog\n", "lexicon: .*words.txt, line 1: the word 'dog' has no tags"),
         ("dog N:-1\n", "lexicon: .*words.txt, line 1: the weight of 'N' must be positive"),
     ],
@@ -195,7 +196,7 @@ def test_files_that_say_nothing_or_two_things_are_refused(text, message, tmp_pat
 
 def test_words_and_comments_of_a_file(tmp_path):
     path = tmp_path / "words.txt"
-    path.write_text("#\tSYM\n# SYM is for signs\n# \ndog N\n")
+    path.write_text("#\tSYM\n# SYM is for signs\n# version:0\n# \ndog N\n")
     assert TagDictionary.read(path).entries == {"#": {"SYM": 1.0}, "dog": {"N": 1.0}}
     with pytest.raises(FileNotFoundError, match="lexicon: .*nowhere.txt"):
         LatentTagger(lexicon=tmp_path / "nowhere.txt")

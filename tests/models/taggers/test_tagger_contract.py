@@ -11,8 +11,8 @@ import pplseq.baselines  # noqa: F401 - which registers its taggers
 from pplseq.data.columns import TaggedSentence
 from pplseq.models import CRFTagger, HMMTagger
 from pplseq.models.taggers import TAGGERS
-from pplseq.models.taggers.probabilistic import GenerativeTagger, ProbabilisticTagger
 from pplseq.models.taggers.latent import LatentTaggerSettings
+from pplseq.models.taggers.probabilistic import GenerativeTagger, ProbabilisticTagger
 from pplseq.models.taggers.tagger import load_tagger
 
 
