@@ -9,6 +9,7 @@ States are summed out exactly for each value of an effect, and the effect by ada
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import math
 import warnings
@@ -29,7 +30,7 @@ FIRST = 0.5  # weights of effects to begin with, in deviations of what they add 
 ZOOMS = 60  # adaptations of the nodes at most, each of which at most halves their spread
 REST = 1e-3  # change of a deviation, as a share of it, below which the nodes stay
 FEWEST = 5  # nodes; fewer do not tell the deviation of an effect, so that they would never find their places
-STEPS = 20  # of the optimiser between two adaptations
+STEPS = 20  # of the optimiser in a round
 
 
 class _Data(NamedTuple):
@@ -160,18 +161,23 @@ class RandomEffects:
         """(G,) mean and standard deviation of effects given their sequences, where nodes are then put.
 
         Raises:
-            FloatingPointError: of effects that are known more precisely than numbers of the model's type are.
+            FloatingPointError: where the likelihood is not finite, or effects are known more precisely than numbers of the
+                model's type are.
 
         Source: J. C. Naylor and A. F. M. Smith (1982), Applications of a method for the efficient computation of posterior
-            distributions. A deviation at most halves at once, lest all but one node miss a narrow posterior.
+            distributions. A deviation at most halves at once, lest all but one node miss a narrow posterior, and doubles
+            where the posterior lies outside the nodes.
         """
         if mean is None or scale is None:
             mean, scale = (make(len(data.names)) for make in (self._spread.new_zeros, self._spread.new_ones))
         for _ in range(ZOOMS):
             _, nodes, share = self._log_marginal(data, mean, scale)
+            if not bool(share.isfinite().all()):
+                raise FloatingPointError("the likelihood is not finite; scale inputs and outputs to similar spreads")
             mean = (share * nodes).sum(1)
             variance = (share * (nodes - mean[:, None]) ** 2).sum(1)
-            before, scale = scale, torch.maximum(variance.sqrt(), scale / 2)
+            outside = share[:, [0, -1]].sum(1) > 0.5
+            before, scale = scale, torch.where(outside, 2 * scale, torch.maximum(variance.sqrt(), scale / 2))
             blurred = scale < 100 * torch.finfo(scale.dtype).eps * mean.abs().clamp_min(1)
             if bool(blurred.any()):
                 raise FloatingPointError(
@@ -235,7 +241,7 @@ def fit_random_effects(
         groups: the group of each, a number or a name; a list, array, tensor or series.
         part: where effects enter: "emission" (outputs) or "transition".
         num_nodes: of the quadrature, 5 or more.
-        max_rounds: of the optimiser, each followed by new places of the nodes.
+        max_rounds: of the optimiser, each of 20 steps.
         tolerance: nats per step that a round must gain to go on.
         seed: of the first weights in transitions.
 
@@ -246,13 +252,14 @@ def fit_random_effects(
         FloatingPointError: where the likelihood is not finite, or effects are known more precisely than numbers are.
 
     Warns:
-        RuntimeWarning: where the rounds run out, as they may where effects are known very precisely, so that the search is
-            slow; where the nodes of the quadrature do not come to rest, so that the integral is not exact.
+        RuntimeWarning: where the rounds run out, so that weights and spread are not yet those of maximum likelihood;
+            where the nodes of the quadrature do not come to rest, so that the integral is not exact.
 
     Source: J. C. Pinheiro and D. M. Bates (1995), Approximations to the log-likelihood function in the nonlinear mixed-effects
         model, section 2.4 (adaptive quadrature); R. M. Altman (2007), Mixed hidden Markov models.
 
-    Cost: num_nodes times the steps of x, for every evaluation of the likelihood, 20 or so in a round.
+    Cost: num_nodes times the steps of x, for every evaluation of the likelihood, 20 or so in a round, and each of the two or
+        more by which nodes then find their places.
     """
     checks.choice("part", part, PARTS)
     if checks.count("num_nodes", num_nodes) < FEWEST:
@@ -281,9 +288,12 @@ def fit_random_effects(
     for _ in range(max_rounds):
         optimiser = torch.optim.LBFGS(parameters, max_iter=STEPS, line_search_fn="strong_wolfe", tolerance_change=1e-12)
 
-        def loss(own_mean: Tensor = mean, own_scale: Tensor = scale, optimiser=optimiser) -> Tensor:
+        def loss(optimiser=optimiser) -> Tensor:
+            nonlocal mean, scale
             optimiser.zero_grad()
-            value = -found._log_marginal(data, own_mean, own_scale)[0].sum()
+            with contextlib.suppress(FloatingPointError):  # a step of the line search may go too far: nodes then stay
+                mean, scale = found._adapted(data, mean, scale, quiet=True)
+            value = -found._log_marginal(data, mean, scale)[0].sum()
             value.backward()
             return value
 

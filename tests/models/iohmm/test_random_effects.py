@@ -178,6 +178,18 @@ def test_effects_however_precisely_they_are_known(noise):
     np.testing.assert_allclose(deviations, (1 + 40 / noise**2) ** -0.5, rtol=1e-6)
 
 
+@pytest.mark.parametrize("noise", [0.3, 1e-2, 3e-4])
+def test_the_fit_comes_to_the_formula_of_the_maximum(noise):
+    _, x = precise(noise)
+    plain = IOHMM(1, num_inputs=0, outputs="gaussian", num_outputs=1).fit(x, num_restarts=1, seed=0)
+    found = fit_random_effects(plain, x, range(6))
+    means = x[..., 0].mean(1)
+    variance = float((x[..., 0] - means[:, None]).square().sum()) / (6 * 39)
+    spread = math.sqrt(float((means - means.mean()).square().mean()) - variance / 40)
+    assert found.converged and float(found.spread) == pytest.approx(spread, rel=1e-3)
+    assert float(found.model.noise.covariances()) == pytest.approx(variance, rel=1e-3)
+
+
 def test_what_numbers_cannot_tell_is_refused():
     found, x = precise(1e-13)
     with pytest.raises(FloatingPointError, match="groups: the effect of 0 is known more precisely"):
