@@ -27,6 +27,7 @@ from pplseq.runs.signals import Stopped, StopSignals, TimeOver
 from pplseq.runs.status import say_status
 
 GRACE = 1.0  # seconds that a validation may take beyond `max_time`
+SLOWER = 1.5  # times what the last one took: without a last validation, what was learned since the one before is lost
 ASIDE = 0.2  # share of `max_time` that is kept for a validation as long as none was timed
 
 
@@ -285,7 +286,7 @@ class _Loop:
         if left is None or self.max_time is None or not self.progress.step:
             return ""  # the first step is taken in any case: a model that learned nothing serves nobody
         timed = self.validated_at is not None or self.training.says_best
-        return "max_time" if left <= (self.validation_seconds if timed else ASIDE * self.max_time) else ""
+        return "max_time" if left <= (SLOWER * self.validation_seconds if timed else ASIDE * self.max_time) else ""
 
     def _validate(self, scheduled: bool = True) -> None:
         training, p = self.training, self.progress
