@@ -69,7 +69,9 @@ def test_rows_of_a_table_are_added_to_a_file(script, tmp_path, monkeypatch, caps
         assert ("p_against_plain" in row) == ("+" in name)
     monkeypatch.setattr(sys, "argv", ["conll2000_tagging.py", "--held-out", "--systems", "hmm order=2"])
     script.main()
-    rows = json.loads((tmp_path / "results" / "conll2000_tagging_held_out.json").read_text())["results"]
+    found = json.loads((tmp_path / "results" / "conll2000_tagging_held_out.json").read_text())
+    assert found["protocol"].startswith("nine tenths of CoNLL-2000 train to the tenth")
+    rows = found["results"]
     assert list(rows) == ["hmm order=2"] and rows["hmm order=2"]["accuracy"] == 100.0
     monkeypatch.setattr(sys, "argv", ["conll2000_tagging.py", "--systems", "crf+lds"])
     with pytest.raises(SystemExit):
