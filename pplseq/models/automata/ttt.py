@@ -33,7 +33,7 @@ class Node:
 
     def below(self) -> Iterator[Node]:
         """This node and all under it, parents first; trees may be deeper than Python's calls."""
-        waiting = [self]
+        waiting: list[Node] = [self]
         while waiting:
             yield (node := waiting.pop())
             waiting.extend(reversed(node.children.values()))

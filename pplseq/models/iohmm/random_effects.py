@@ -169,7 +169,8 @@ class RandomEffects:
             where the posterior lies outside the nodes.
         """
         if mean is None or scale is None:
-            mean, scale = (make(len(data.names)) for make in (self._spread.new_zeros, self._spread.new_ones))
+            mean, scale = self._spread.new_zeros(len(data.names)), self._spread.new_ones(len(data.names))
+        before = scale
         for _ in range(ZOOMS):
             _, nodes, share = self._log_marginal(data, mean, scale)
             if not bool(share.isfinite().all()):
@@ -211,7 +212,7 @@ def checked_groups(groups: Any, number: int) -> list[Hashable]:
         raise ValueError(f"{expected}, in a list, array or series, got {groups!r}")
     if len(groups) != number:
         raise ValueError(f"{expected}, got {len(groups)}: {groups!r}")
-    found = [each.tolist() if isinstance(each, (Tensor, np.ndarray)) else each for each in groups]
+    found: list[Any] = [each.tolist() if isinstance(each, (Tensor, np.ndarray)) else each for each in groups]
     for row, each in enumerate(found):
         if not isinstance(each, Hashable) or isinstance(each, tuple) and any(not isinstance(e, Hashable) for e in each):
             raise ValueError(f"{expected}, got {each!r} for sequence {row}; give each group a number or a name")
