@@ -8,7 +8,7 @@ from typing import Any
 
 from pplseq import checks
 
-LOWEST = -3.0  # deviations: what lies further below the mean is taken for this much
+NEVER = -30.0  # nats: a source that gives a word so much less than the learner does all but excludes it
 STATE = ("threshold", "slack", "warm_up", "count", "mean", "squares", "total")
 
 
@@ -20,10 +20,10 @@ class SurpriseDetector:
 
         S_t = max(0, S_{t-1} + min((x_t - m_t) / s_t, 3) - slack),    a change where S_t > threshold
 
-    with mean m_t and deviation s_t of the surprises since the last change, x_t left out, those of more than three deviations
-    below the mean taken for three: else a few words that the source all but excludes would drown the others. Those to which it
-    gives probability zero are not heard at all. Surprise that falls, as it does while
-    a stream is learned, raises no alarm. The interface is that of river's drift detectors: ``update(x)``, ``drift_detected``.
+    with mean m_t and deviation s_t of the surprises since the last change, x_t left out. Words to which the first source
+    gives probability zero, or less than e^-30 of what the learner gives, are not heard: a few of them would drown the others
+    in their deviation, as one in a hundred at e^-20 still blunts it. Surprise that falls, as it does while a stream is
+    learned, raises no alarm. The interface is that of river's drift detectors: ``update(x)``, ``drift_detected``.
 
     Args:
         threshold, slack: in deviations; a rise by less than the slack is not seen, one by d deviations after about
@@ -50,7 +50,6 @@ class SurpriseDetector:
         self.drift_detected = False
         if self.count >= self.warm_up:
             spread = math.sqrt(max(self.squares / (self.count - 1), 1e-12))
-            x = max(x, self.mean + LOWEST * spread)
             # one token alone proves nothing, however surprising
             self.total = max(0.0, self.total + min((x - self.mean) / spread, 3.0) - self.slack)
             if self.total > self.threshold:

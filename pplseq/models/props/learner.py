@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from pplseq import checks
-from pplseq.models.props.drift import SurpriseDetector, detector_from, detector_of
+from pplseq.models.props.drift import NEVER, SurpriseDetector, detector_from, detector_of
 from pplseq.models.props.guard import SourceGuard, guard_of
 from pplseq.models.props.program import PROPS, SOURCE_SHARE
 from pplseq.models.props.queries import sharpened
@@ -222,7 +222,8 @@ class PROPSLearner(checks.NamedArguments):
         self._predictions = [None] * len(self.sources)
         source = log_probs[0] if log_probs else 0.0
         # what is hard in every text, the source finds hard too; where it says never, nothing can be compared
-        if learn and self.detector is not None and not missing and source > -math.inf:
+        lowest = NEVER + float(info.log_prob) if self.num_words is not None else -math.inf
+        if learn and self.detector is not None and not missing and source > lowest:
             self.detector.update(source - float(info.log_prob))
             if self.detector.drift_detected:
                 self.state.forget()
