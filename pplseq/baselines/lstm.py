@@ -47,12 +47,12 @@ class LSTM(TiedNetwork):
         vectors = self.dropout(self.embedding[words])
         # torch has layers first, a state that is carried has rows first
         hidden, cell = (part.transpose(0, 1).contiguous() for part in state)
-        if lengths is None:
-            with network_precision(vectors):
+        with network_precision(vectors):
+            if lengths is None:
                 features, state = self.layers(vectors, (hidden, cell))
-            features, (hidden, cell) = features.to(vectors.dtype), (part.to(vectors.dtype) for part in state)
-        else:
-            packed = pack_padded_sequence(vectors, lengths.cpu(), batch_first=True, enforce_sorted=False)
-            packed, (hidden, cell) = self.layers(packed, (hidden, cell))
-            features, _ = pad_packed_sequence(packed, batch_first=True, total_length=words.shape[1])
+            else:
+                packed = pack_padded_sequence(vectors, lengths.cpu(), batch_first=True, enforce_sorted=False)
+                packed, state = self.layers(packed, (hidden, cell))
+                features, _ = pad_packed_sequence(packed, batch_first=True, total_length=words.shape[1])
+        features, (hidden, cell) = features.to(vectors.dtype), (part.to(vectors.dtype) for part in state)
         return self.dropout(features), (hidden.transpose(0, 1), cell.transpose(0, 1))

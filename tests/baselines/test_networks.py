@@ -269,3 +269,21 @@ def test_folders(tmp_path, text):
 def test_sizes_are_checked(text, make, error, message):
     with pytest.raises(error, match=message):
         make(text.vocabulary)
+
+
+def test_layers_in_bfloat16_are_near_and_only_while_training_wants_it():
+    from pplseq.kernels.precision import has_bfloat16_tensors, matmul_precision
+
+    if not has_bfloat16_tensors():
+        pytest.skip("this processor has no products of bfloat16 tensors, or torch rounds float32 ones for it")
+    model = LSTM(Vocabulary(("a", "b", "<eos>")), hidden_size=16, dropout=0.0).train()
+    words, lengths = torch.tensor([[0, 1, 2, 0], [1, 0, 2, 0]]), torch.tensor([4, 3])
+    for sizes in (None, lengths):
+        exact, _ = model(words, model.initial_state(2), sizes)
+        with matmul_precision("bfloat16"):
+            rounded, state = model(words, model.initial_state(2), sizes)
+        again, _ = model(words, model.initial_state(2), sizes)
+        seen = slice(None) if sizes is None else (torch.arange(4) < sizes[:, None])
+        assert rounded.dtype == torch.float32 and all(part.dtype == torch.float32 for part in state)
+        assert torch.equal(exact, again) and not torch.equal(exact[seen], rounded[seen])
+        torch.testing.assert_close(rounded[seen], exact[seen], atol=0.01, rtol=0.05)

@@ -20,6 +20,7 @@ from pplseq.sources import (
     stream_log_probs,
 )
 from pplseq.sources.weights import WeightedSource
+from tests.support.letter_pieces import Letters
 
 V, LINE = 7, -2  # LINE: a sequence ends
 SETTINGS = {"step": 0.5, "decay": 0.02, "every": 4, "clip": 0.6}
@@ -66,23 +67,6 @@ class Pieces(torch.nn.Module):
         logits, hidden = self.inside(input_ids)
         layers = (hidden * 0, hidden) if output_hidden_states and self.gives_hidden else None
         return SimpleNamespace(logits=logits, hidden_states=layers)
-
-
-class Letters:
-    """A tokenizer whose pieces are letters, a space before a word's first one."""
-
-    bos_token_id, eos_token_id, all_special_ids = None, 0, [0]
-    names = ["<|end|>", "\n", " a", " b", "a", "b"]
-
-    def __len__(self):
-        return len(self.names)
-
-    def encode(self, text, add_special_tokens=False):
-        word = text[1:].replace("<unk>", "bbb")
-        return [1] if text == "\n" else [2 + "ab".index(word[0])] + [4 + "ab".index(letter) for letter in word[1:]]
-
-    def convert_ids_to_tokens(self, ids):
-        return [self.names[n] for n in ids]
 
 
 def module_source(**options):

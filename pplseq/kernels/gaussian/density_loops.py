@@ -25,21 +25,6 @@ def densities(x, means, inverse, constant, out):
 
 
 @jit(entry=True)
-def density_gradients(x, means, inverse, grads, first, second, visits):
-    """Sums over vectors of g, g u and g u^2 are added to visits (K,), first and second (D, K); u = (x - mean) / deviation."""
-    size, num_states = means.shape
-    for r in range(len(x)):
-        for k in range(num_states):
-            visits[k] += grads[r, k]
-        for d in range(size):
-            for k in range(num_states):
-                unit = (x[r, d] - means[d, k]) * inverse[d, k]
-                weighted = grads[r, k] * unit
-                first[d, k] += weighted
-                second[d, k] += weighted * unit
-
-
-@jit(entry=True)
 def gradients_of_vectors(x, means, inverse, grads, out):
     """out (N, D): gradients in the vectors."""
     size, num_states = means.shape

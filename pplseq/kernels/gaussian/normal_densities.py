@@ -62,17 +62,18 @@ class _Densities(torch.autograd.Function):
         (grad,) = grads
         if torch.is_grad_enabled():
             return twice.gradients(readable, (x, loc, scale), grad)
-        inverse = scale.reciprocal()
-        tables = array(x), array(loc.T), array(inverse.T), array(grad)
         by_x = by_loc = by_scale = None
         if ctx.needs_input_grad[0]:
             by_x = torch.empty_like(x, memory_format=torch.contiguous_format)
-            loops.gradients_of_vectors(*tables, array(by_x))
+            loops.gradients_of_vectors(array(x), array(loc.T), array(scale.reciprocal().T), array(grad), array(by_x))
         if ctx.needs_input_grad[1] or ctx.needs_input_grad[2]:
+            from pplseq.kernels.whole_rows.statistic_loops import moments
+
             # sums over many vectors are in double precision
-            first, second = loc.new_zeros(2, *loc.T.shape, dtype=torch.float64)
-            visits = first.new_zeros(len(loc))
-            loops.density_gradients(*tables, array(first), array(second), array(visits))
-            by_loc = (first.T * inverse).to(loc.dtype)
-            by_scale = ((second - visits).T * inverse).to(loc.dtype)
+            by_loc, by_log_scale = loc.new_zeros(2, *loc.shape, dtype=torch.float64)
+            visits = by_loc.new_zeros(len(loc))
+            moments(
+                array(x), array(grad), array(loc), array(scale.log()), True, array(by_loc), array(by_log_scale), array(visits)
+            )
+            by_loc, by_scale = by_loc.to(loc.dtype), (by_log_scale / scale).to(loc.dtype)
         return by_x, by_loc, by_scale

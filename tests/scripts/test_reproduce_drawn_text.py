@@ -1,0 +1,43 @@
+"""Text that scripts/reproduce/drawn_text.py draws from a network."""
+
+import importlib.util
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from pplseq.baselines import LSTM
+from pplseq.data import Vocabulary
+
+SCRIPT = Path(__file__).parents[2] / "scripts" / "reproduce" / "drawn_text.py"
+
+
+@pytest.fixture(scope="module")
+def script():
+    spec = importlib.util.spec_from_file_location("reproduce_drawn_text", SCRIPT)
+    module, before = importlib.util.module_from_spec(spec), list(sys.path)
+    spec.loader.exec_module(module)
+    sys.path[:] = before
+    return module
+
+
+def test_words_are_drawn_as_the_network_says_given_the_words_before(script):
+    model = LSTM(Vocabulary(("a", "b", "c", "<eos>")), hidden_size=4, seed=0)
+    with torch.no_grad():  # far from even
+        for parameter in model.parameters():
+            parameter.mul_(3)
+    drawn = script.draw(model, 40_000, 2, seed=0).numpy()
+    first = np.bincount(drawn[:, 0], minlength=4) / len(drawn)
+    np.testing.assert_allclose(first, np.exp(model.next_word(())), atol=0.015)
+    for word in range(4):
+        behind = drawn[drawn[:, 0] == word, 1]
+        if len(behind) > 2_000:
+            shares = np.bincount(behind, minlength=4) / len(behind)
+            np.testing.assert_allclose(shares, np.exp(model.next_word([word])), atol=0.04)
+
+
+def test_lines_that_do_not_end_are_cut_off(script):
+    row = torch.tensor([0, 1, 2, 2, 1, 0])
+    assert script.whole_lines(row, 2, ["a", "b", "<eos>"]) == ["a b", ""]
