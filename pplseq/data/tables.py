@@ -221,7 +221,7 @@ class _Reader:
             None if mixed[k] else self._levels(names, [part[k] for part in cells], given)
             for k, (names, given) in enumerate(((self.inputs, input_levels), (self.outputs, output_levels)))
         ]
-        self.coded = tuple(name for name, own in named.items() if self.most is not None and len(own) > self.most + 1)
+        self.coded = coded_columns(named, self.most)
         kept: list[str] = []
         coded: tuple[list[np.ndarray], list[np.ndarray]] = [], []
         for name, part, rows in zip(ids, cells, numbers, strict=True):
@@ -407,6 +407,11 @@ def _parquet_rows(path: str | Path) -> Generator[list[Any], None, None]:
             yield from map(list, zip(*(column.to_pylist() for column in batch.columns), strict=True))
     except (ArrowException, OSError) as error:
         raise ValueError(f"{path}: not a whole Parquet file ({error})") from error
+
+
+def coded_columns(symbols: Mapping[str, Sequence[str]], most_indicators: int | None) -> tuple[str, ...]:
+    """The columns whose symbols are told by one number, as they would take more than so many of 0 and 1."""
+    return tuple(name for name, own in symbols.items() if most_indicators is not None and len(own) > most_indicators + 1)
 
 
 def expanded_names(

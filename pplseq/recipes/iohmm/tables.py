@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from pplseq import checks
-from pplseq.data.tables import NotANumber, SequenceTable, expanded_names, read_table
+from pplseq.data.tables import NotANumber, SequenceTable, coded_columns, expanded_names, read_table
 from pplseq.folder import whole_folder
 from pplseq.models import IOHMM
 from pplseq.models.iohmm.responses import RESPONSES
@@ -108,10 +108,9 @@ class Columns(NamedTuple):
         return {names.index(name): (len((self.input_symbols or {})[name]), self.embed) for name in self.coded} or None
 
     @property
-    def coded(self) -> list[str]:
+    def coded(self) -> tuple[str, ...]:
         """The columns of symbols that are embedded."""
-        named = self.input_symbols or {}
-        return [name for name in self.inputs if self.embed is not None and len(named.get(name, ())) > self.embed + 1]
+        return coded_columns(self.input_symbols or {}, self.embed)
 
     @property
     def input_names(self) -> tuple[str, ...]:
