@@ -5,10 +5,11 @@
     python scripts/reproduce/drawn_text.py ptb runs/lstm_ptb_512 --tokens 7000000 --copies 4
     python scripts/reproduce/vlhmm.py ptb --num-states 65536 --text runs/ptb_drawn ...
 
-Writes runs/<corpus>_drawn, a corpus whose training text is that many copies of the true one and the drawn lines, and whose
-validation text is the true one; there is no test text in it. Nothing but the corpus's own training text is used: the network
-saw no other. Deoras, Mikolov, Kombrink, Karafiat, Khudanpur (2011), Variational approximation of long-span language models
-for LVCSR, do so with n-gram models.
+Each word is drawn from a mixture of the network and a Kneser-Ney 5-gram of the same training text, whose weight is the best on
+validation. Writes runs/<corpus>_drawn, a corpus whose training text is that many copies of the true one and the drawn lines,
+and whose validation text is the true one; there is no test text in it. Nothing but the corpus's own training text is learnt
+from: the network saw no other. Deoras, Mikolov, Kombrink, Karafiat, Khudanpur (2011), Variational approximation of long-span
+language models for LVCSR, do so with n-gram models.
 """
 
 from __future__ import annotations
@@ -19,20 +20,30 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch.nn import functional
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "bench"))
+sys.path[:0] = [str(Path(__file__).resolve().parent), str(Path(__file__).resolve().parents[1] / "bench")]
 from record import ROOT, data_folder  # noqa: E402
+from vlhmm import mixture  # noqa: E402
 
-from pplseq.baselines import LSTM, NeuralLanguageModel  # noqa: E402
+from pplseq.baselines import LSTM, KneserNey, NeuralLanguageModel  # noqa: E402
+from pplseq.data.text import load_corpus  # noqa: E402
 from pplseq.kernels.precision import has_bfloat16_tensors  # noqa: E402
+from pplseq.runs.evaluation import score_text  # noqa: E402
 
 
 @torch.no_grad()
-def draw(model: NeuralLanguageModel, rows: int, steps: int, seed: int) -> torch.Tensor:
-    """(rows, steps) ids, each row a text of its own from its start on, by ancestral sampling."""
+def draw(
+    model: NeuralLanguageModel, rows: int, steps: int, seed: int, *, five_gram: KneserNey | None = None, weight: float = 0.0
+) -> torch.Tensor:
+    """(rows, steps) ids, each row a text of its own from its start on, by ancestral sampling.
+
+    Each word is drawn from the 5-gram with probability `weight`, from the network otherwise.
+    """
     torch.manual_seed(seed)
+    random, lines = np.random.default_rng(seed), [[] for _ in range(rows)]
     model.eval()
     words = torch.full((rows,), model.eos_id)
     state = model.initial_state(rows)
@@ -46,6 +57,15 @@ def draw(model: NeuralLanguageModel, rows: int, steps: int, seed: int) -> torch.
         cumulated = functional.softmax(logits.float(), -1).cumsum(-1)
         uniform = torch.rand(rows, 1) * cumulated[:, -1:]
         words = torch.searchsorted(cumulated, uniform).squeeze(1).clamp(max=cumulated.shape[1] - 1)
+        if five_gram is not None:
+            for row in np.flatnonzero(random.random(rows) < weight):
+                cumulated_row = np.exp(five_gram.next_word(lines[row])).cumsum()
+                words[row] = int(cumulated_row.searchsorted(random.random() * cumulated_row[-1]))
+            for line, word in zip(lines, words.tolist(), strict=True):
+                if word == model.eos_id:
+                    line.clear()
+                else:
+                    line.append(word)
         drawn[:, step] = words
         if step % 500 == 499:
             print(f"{(step + 1) * rows:,} tokens in {time.perf_counter() - began:.0f} s", flush=True)
@@ -78,7 +98,13 @@ def main() -> None:
     if options.threads:
         torch.set_num_threads(options.threads)
     model = LSTM.load(options.run / "best")
-    drawn = draw(model, options.rows, options.tokens // options.rows, options.seed)
+    corpus = load_corpus(data_folder() / options.corpus, vocabulary=model.vocabulary)
+    five_gram, score = KneserNey(5).fit(corpus.train), score_text(model, corpus.valid, "carried").token_log_probs
+    theirs = five_gram.log_prob(corpus.valid)
+    weight = min(np.linspace(0, 0.99, 100), key=lambda w: mixture(score, theirs, w))
+    print(f"validation: {mixture(score, theirs, 0):.2f}, with {weight:.2f} of a 5-gram {mixture(score, theirs, weight):.2f}")
+    steps = options.tokens // options.rows
+    drawn = draw(model, options.rows, steps, options.seed, five_gram=five_gram, weight=float(weight))
     out = options.out or ROOT / "runs" / f"{options.corpus}_drawn"
     out.mkdir(parents=True, exist_ok=True)
     source = data_folder() / options.corpus

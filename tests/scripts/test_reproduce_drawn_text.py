@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from pplseq.baselines import LSTM
-from pplseq.data import Vocabulary
+from pplseq.baselines import LSTM, KneserNey
+from pplseq.data import Text, Vocabulary
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "reproduce" / "drawn_text.py"
 
@@ -36,6 +36,17 @@ def test_words_are_drawn_as_the_network_says_given_the_words_before(script):
         if len(behind) > 2_000:
             shares = np.bincount(behind, minlength=4) / len(behind)
             np.testing.assert_allclose(shares, np.exp(model.next_word([word])), atol=0.04)
+
+
+def test_words_of_a_mixture_with_a_5_gram(script):
+    vocabulary = Vocabulary(("a", "b", "c", "<eos>"))
+    model = LSTM(vocabulary, hidden_size=4, seed=0)
+    five_gram = KneserNey(5).fit(Text.from_lines(map(list, ["ab", "acb", "bb", "aba"]), vocabulary))
+    drawn = script.draw(model, 8_000, 2, seed=0, five_gram=five_gram, weight=0.6).numpy()
+    for context in ((), (0,)):
+        words = drawn[:, 0] if not context else drawn[drawn[:, 0] == 0, 1]
+        expected = 0.4 * np.exp(model.next_word(context)) + 0.6 * np.exp(five_gram.next_word(context))
+        np.testing.assert_allclose(np.bincount(words, minlength=4) / len(words), expected, atol=0.03)
 
 
 def test_lines_that_do_not_end_are_cut_off(script):
