@@ -75,7 +75,9 @@ def _run(parameters: Words | Vectors, x: Tensor, gradients: bool) -> tuple[list[
     """What the loops leave, and log p(x)."""
     if isinstance(parameters, Vectors):
         return _in_steps(parameters, x, gradients)
-    if compiled.num_parts(len(x), 4 * x.numel() * len(parameters.initial) ** 2) == 1:
+    num_states = len(parameters.initial)
+    wide = tables.side_by_side(*x.shape, num_states)
+    if not wide and compiled.num_parts(len(x), 4 * x.numel() * num_states**2) == 1:
         return _words_at_once(parameters, x, gradients)
     return _in_steps(parameters, x, gradients) if tables.are_words(array(x), parameters.emission.shape[1]) else None
 

@@ -18,6 +18,7 @@ from pplseq.kernels.compiled import array
 
 FEW = 4  # states up to which loops are compiled for a number of them
 MOST_STATES = 64  # with more of them products of matrices gain
+FEW_LANES = 8  # rows from which a loop takes several side by side
 MOST_OF_PATHS = 16  # of best paths, whose general loop takes all states of a step at a time
 
 
@@ -88,6 +89,15 @@ def are_words(index: np.ndarray, num_words: int) -> bool:
     return row_loops.all_within(index, num_words)
 
 
+def side_by_side(num_rows: int, num_steps: int, num_states: int) -> bool:
+    """Whether several rows at a time go through :mod:`pplseq.kernels.whole_rows.lane_loops`, which may still refuse them."""
+    from pplseq.kernels.whole_rows import row_loops
+
+    if not 1 < num_states <= FEW or num_rows < FEW_LANES:
+        return False
+    return FEW_LANES * num_steps * num_states <= row_loops.AT_ONCE
+
+
 def log_prob(chain: Chain, emissions: Emissions, index: np.ndarray) -> np.ndarray | None:
     """(B,) log p(x) of rows whose step t has the emission index (B, T)."""
     from pplseq.kernels.whole_rows import row_loops
@@ -96,6 +106,8 @@ def log_prob(chain: Chain, emissions: Emissions, index: np.ndarray) -> np.ndarra
     tables = *chain.probs, emissions.weights, emissions.shift, states
 
     def run(part: int, begin: int, end: int) -> bool:
+        if len(states) > 1 and end - begin >= FEW_LANES and _lanes().likelihood(begin, end, *tables, index, found):
+            return True
         return row_loops.likelihood(begin, end, *tables, index, found)
 
     return found if _all_rows(run, index, emissions) else None
@@ -117,7 +129,13 @@ def smooth(
     tables = *chain.probs, emissions.weights, emissions.shift, states_of(num_states)
 
     def run(part: int, begin: int, end: int) -> bool:
-        return row_loops.smooth(begin, end, *tables, index, found, states, starts[part], moves[part], counts[part])
+        sums = starts[part], moves[part], counts[part]
+        if side_by_side(end - begin, index.shape[1], num_states):
+            if _lanes().smooth(begin, end, *tables, index, found, states, *sums):
+                return True
+            for each in sums:
+                each.fill(0.0)
+        return row_loops.smooth(begin, end, *tables, index, found, states, *sums)
 
     if not _all_rows(run, index, emissions):
         return None
@@ -141,6 +159,12 @@ def viterbi(chain: Chain, logs: np.ndarray, index: np.ndarray) -> tuple[np.ndarr
 
     compiled.by_rows(run, len(index), work)
     return path, found
+
+
+def _lanes():
+    from pplseq.kernels.whole_rows import lane_loops
+
+    return lane_loops
 
 
 def _work(index: np.ndarray, emissions: Emissions) -> int:

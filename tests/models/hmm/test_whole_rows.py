@@ -15,6 +15,7 @@ from pplseq.models import HMM
 from pplseq.models.hmm.whole_rows import log_prob_of_whole_rows
 
 SIZES = [(1, 1, 1), (2, 1, 10), (3, 2, 1), (4, 3, 300), (16, 2, 13), (17, 3, 9)]
+SIZES += [(2, 9, 10), (3, 70, 13), (4, 65, 1), (4, 8, 600)]  # several rows side by side
 KINDS = ["words", "diag", "spherical", "full", "tied"]
 
 
@@ -169,26 +170,70 @@ def test_states_far_apart_are_left_to_the_scans():
     torch.testing.assert_close(short.marginals().probs, model.posterior(x).marginals().probs)
 
 
-def test_zeros_cost_nothing():
+@pytest.mark.parametrize("rows", [3, 9])
+def test_zeros_cost_nothing(rows):
     """Of a left-right chain, whose true zeros are not lost digits."""
     torch.manual_seed(0)
-    model, x = HMM(4, 6, graph="left_right"), torch.randint(6, (3, 40))
+    model, x = HMM(4, 6, graph="left_right"), torch.randint(6, (rows, 40))
     value = loops(model, x)
     torch.testing.assert_close(value, plain(model, x), rtol=1e-12, atol=1e-12)
     for found, wanted in zip(gradients(model, value), gradients(model, plain(model, x)), strict=True):
         torch.testing.assert_close(found, wanted, rtol=1e-10, atol=1e-11)
 
 
-def test_tiny_probabilities_on_the_way():
+@pytest.mark.parametrize("rows", [1, 11])
+def test_tiny_probabilities_on_the_way(rows):
     """A step that all but one state find all but impossible, again and again: messages are scaled, or the scans asked."""
     for smallest in (1e-20, 1e-140, 1e-290):
         model = HMM(2, 2)
         matrix = [[1 - smallest, smallest], [smallest, 1 - smallest]]
         model.set_parameters(initial=[0.5, 0.5], transition=matrix, emission=[[1 - 1e-12, 1e-12], [0.3, 0.7]])
-        x = torch.tensor([[0, 1, 1, 0, 0, 1] * 20])
+        x = torch.tensor([[0, 1, 1, 0, 0, 1] * 20] * rows)
         torch.testing.assert_close(model.log_joint(x), plain(model, x), rtol=1e-12, atol=0)
         for found, wanted in zip(gradients(model, model.log_joint(x)), gradients(model, plain(model, x)), strict=True):
             torch.testing.assert_close(found, wanted, rtol=1e-9, atol=1e-300)
+
+
+def test_rows_side_by_side_and_one_by_one():
+    """Rows that several lanes take at a time, and what those refuse: words that a state never says, a row that is impossible,
+    messages that lose digits on the way; sums are those of the rows alone, as if nothing had been begun."""
+    model, x = model_and_rows("words", 3, 75, 20)
+    lanes, rows = (lambda: tables.smooth(*_tables(model), x.numpy(), visits=True) for _ in range(2))
+    with torch.no_grad():
+        model.emissions.logits[1, 4] = -math.inf
+    found = lanes()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tables, "FEW_LANES", 1000)
+        expected = rows()
+    for part, wanted in zip(found, expected, strict=True):
+        np.testing.assert_allclose(part, wanted, rtol=1e-12, atol=1e-13)
+    x[x > 4] = 0
+    x[70, 7], x[70, 8] = 5, 6
+    with torch.no_grad():  # a state whose posterior at step 7 of that row is 1e-300: 64 rows were added before
+        model.transition_logits[:, 0], model.initial_logits[0] = -460.0, -460.0
+        model.transition_logits[0] = torch.tensor([0.0, -92.0, -92.0])
+        model.emissions.logits[0, 5:] = torch.tensor([-138.0, -92.0])
+    check_log_prob(model, x)
+    assert not _lanes_do(model, x) and _lanes_do(model, x[:70])
+    with torch.no_grad():
+        model.emissions.logits[:, 6] = -math.inf
+    assert tables.smooth(*_tables(model), x.numpy()) is None
+    assert tables.log_prob(*_tables(model), x.numpy()) is None
+
+
+def _lanes_do(model, x):
+    """Whether rows go through side by side."""
+    tried = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(row_loops, "smooth", lambda *args: tried.append(args) or False)
+        tables.smooth(*_tables(model), x.numpy())
+    return not tried
+
+
+def _tables(model):
+    initial, transition, emission = (part.detach().log_softmax(-1) for part in (
+        model.initial_logits, model.transition_logits, model.emissions.logits))  # fmt: skip
+    return tables.chain_of(initial, transition), tables.emissions_of(emission.T.contiguous())
 
 
 def test_what_loops_are_not_for_takes_the_plain_way():

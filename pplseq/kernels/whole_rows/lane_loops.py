@@ -1,0 +1,216 @@
+"""Compiled loops over several rows of an HMM of few states side by side: a processor's vectors hold a state of each.
+
+A row alone waits for every step's products and division before its next step begins. The same sums, row by row, are in
+:mod:`pplseq.kernels.whole_rows.row_loops`, the readable twin, whose names and arguments these are; what these loops refuse goes
+there. :mod:`pplseq.kernels.whole_rows.tables` calls them. Importing this module imports numba.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import namedtuple
+
+import numpy as np
+
+from pplseq.kernels.compiled import jit
+from pplseq.kernels.product_loops import add_outer
+from pplseq.kernels.whole_rows.row_loops import AT_ONCE, LOWEST, PIECE, SMALL, Tables
+
+MOST_LANES = 64  # rows side by side
+# checksums of row_loops.py and product_loops.py: for machine code on disk, numba notices changes in this file alone
+ROWS, PRODUCTS = 1480429489, 2494121216
+
+# Of T steps and W rows: probs (T + 1, K, W) messages and seen (T, K, W) the weights of what is seen. Of one step factors,
+# future, moved and joint (K, W), total and log (W,). first (K, K): the matrix into the first step; pairs (K, K): sums of all
+Lanes = namedtuple("Lanes", "probs seen factors future moved joint total log first pairs")
+
+
+@jit
+def lanes_for(num_rows, num_steps, tables):
+    """How many rows to take at a time; 0 for none, where a small message need not have lost digits."""
+    num_states = len(tables.states)
+    for i in range(num_states):
+        for j in range(num_states):
+            if not (tables.start[i] > 0.0 and tables.matrix[i, j] > 0.0):
+                return 0
+    return max(1, min(MOST_LANES, num_rows, AT_ONCE // (num_steps * num_states)))
+
+
+@jit
+def room_for_lanes(num_steps, num_states, width):
+    step, numbers, squares = np.empty((4, num_states, width)), np.empty((2, width)), np.zeros((2, num_states, num_states))
+    return Lanes(
+        np.empty((num_steps + 1, num_states, width)), np.empty((num_steps, num_states, width)), step[0], step[1], step[2],
+        step[3], numbers[0], numbers[1], squares[0], squares[1],
+    )  # fmt: skip
+
+
+# ---------------------------------------------------------------- vectors (K, W) of one step
+# each a function of its own, of few arrays, as a compiler makes vectors of those alone
+@jit
+def move(matrix, vectors, beside, width, states, moved, joint, total):
+    """moved = matrix @ vectors, joint = moved * beside, and its sums over states.
+
+    Returns:
+        How many numbers have lost digits, and how many sums are small.
+    """
+    lost, few = 0, 0
+    for lane in range(width):
+        total[lane] = 0.0
+    for j in range(len(states)):
+        for lane in range(width):
+            value = 0.0
+            for i in range(len(states)):
+                value += matrix[j, i] * vectors[i, lane]
+            both = value * beside[j, lane]
+            moved[j, lane], joint[j, lane] = value, both
+            total[lane] += both
+            lost += (not value >= LOWEST) | ((not both >= LOWEST) & (beside[j, lane] != 0.0))
+    for lane in range(width):
+        few += not total[lane] >= SMALL
+    return lost, few
+
+
+@jit
+def multiply(left, right, width, out):
+    for j in range(len(out)):
+        for lane in range(width):
+            out[j, lane] = left[j, lane] * right[j, lane]
+
+
+@jit
+def scale(vectors, factors, width, out):
+    for j in range(len(out)):
+        for lane in range(width):
+            out[j, lane] = vectors[j, lane] * factors[lane]
+
+
+@jit
+def are_possible(total, width):
+    for lane in range(width):
+        if not total[lane] >= LOWEST:
+            return False
+    return True
+
+
+# ---------------------------------------------------------------- all steps
+@jit
+def forward_lanes(tables, index, row, width, begin, end, lanes):
+    """Messages of some steps of rows, lanes.probs[k + 1] those of step begin + k, from probs[0] before them.
+
+    The logarithms of all factors are added to lanes.log. False: digits may be lost, or a row is impossible.
+    """
+    probs, seen, total, num_states = lanes.probs, lanes.seen, lanes.total, len(tables.states)
+    for k in range(end - begin):
+        for lane in range(width):
+            word = index[row + lane, begin + k]
+            lanes.log[lane] += tables.shift[word]
+            for j in range(num_states):
+                seen[k, j, lane] = tables.weights[word, j]
+        matrix = tables.transposed
+        if begin + k == 0:
+            matrix, probs[0] = lanes.first, 0.0
+            matrix[:, 0], probs[0, 0] = tables.start, 1.0
+        lost, few = move(matrix, probs[k], seen[k], width, tables.states, lanes.moved, probs[k + 1], total)
+        if lost or few and not are_possible(total, width):
+            return False
+        for lane in range(width if few else 0):
+            if total[lane] < SMALL:
+                lanes.log[lane] += math.log(total[lane])
+                for j in range(num_states):
+                    probs[k + 1, j, lane] /= total[lane]
+    return True
+
+
+@jit
+def likelihood_of_lanes(tables, index, row, width, log_prob, lanes):
+    """log_prob of rows out. False: as of :func:`forward_lanes`."""
+    num_steps, size = index.shape[1], len(lanes.seen)
+    lanes.log[:] = 0.0
+    for begin in range(0, num_steps, size):
+        end = min(begin + size, num_steps)
+        if not forward_lanes(tables, index, row, width, begin, end, lanes):
+            return False
+        lanes.probs[0] = lanes.probs[end - begin]
+    for lane in range(width):
+        total = 0.0
+        for j in range(len(tables.states)):
+            total += lanes.probs[0, j, lane]
+        log_prob[row + lane], lanes.total[lane] = lanes.log[lane] + math.log(total), 1.0 / total
+    return True
+
+
+@jit
+def backward_lanes(tables, num_steps, width, lanes, pairs):
+    """From messages in lanes.probs to posteriors in their place and, if wanted, sums of pairs. False: digits may be lost.
+
+    The evidence of later steps is scaled so that with a step's messages it makes one. lanes.total: 1 over the sums of the last
+    step's messages.
+    """
+    factors, future, moved, joint, total = lanes.factors, lanes.future, lanes.moved, lanes.joint, lanes.total
+    lanes.pairs[:], future[:] = 0.0, 1.0
+    scale(future, total, width, future)
+    scale(lanes.probs[num_steps], total, width, lanes.probs[num_steps])
+    for k in range(num_steps - 1, 0, -1):
+        now = lanes.probs[k]
+        multiply(lanes.seen[k], future, width, factors)
+        lost, few = move(tables.matrix, factors, now, width, tables.states, moved, joint, total)
+        if lost or few and not are_possible(total, width):
+            return False
+        for lane in range(width):
+            total[lane] = 1.0 / total[lane]
+        if pairs:
+            scale(factors, total, width, factors)
+            add_outer(now, factors, width, lanes.pairs, ())
+        scale(moved, total, width, future)
+        scale(joint, total, width, now)
+    return True
+
+
+# ---------------------------------------------------------------- the two entries
+@jit(entry=True)
+def likelihood(begin_row, end_row, start, matrix, transposed, weights, shift, states, index, log_prob):
+    """As :func:`~pplseq.kernels.whole_rows.row_loops.likelihood`. False, too, where some transition is impossible."""
+    tables, size = Tables(start, matrix, transposed, weights, shift, states), min(PIECE, index.shape[1])
+    most = lanes_for(end_row - begin_row, size, tables)
+    if most == 0:
+        return False
+    lanes = room_for_lanes(size, len(states), most)
+    for row in range(begin_row, end_row, most):
+        if not likelihood_of_lanes(tables, index, row, min(most, end_row - row), log_prob, lanes):
+            return False
+    return True
+
+
+@jit(entry=True)
+def smooth(
+    begin_row, end_row, start, matrix, transposed, weights, shift, states, index, log_prob, posterior, starts, pairs, visits
+):  # fmt: skip
+    """As :func:`~pplseq.kernels.whole_rows.row_loops.smooth`, of rows in one piece. False, too, where some transition is
+    impossible."""
+    tables, num_steps, num_states = Tables(start, matrix, transposed, weights, shift, states), index.shape[1], len(states)
+    most = lanes_for(end_row - begin_row, num_steps, tables)
+    if most == 0:
+        return False
+    lanes = room_for_lanes(num_steps, num_states, most)
+    for row in range(begin_row, end_row, most):
+        width = min(most, end_row - row)
+        if not likelihood_of_lanes(tables, index, row, width, log_prob, lanes):
+            return False
+        if not backward_lanes(tables, num_steps, width, lanes, len(pairs) > 0):
+            return False
+        for k in range(num_steps if len(posterior) else 0):
+            for lane in range(width):
+                for j in range(num_states):
+                    posterior[row + lane, k, j] = lanes.probs[k + 1, j, lane]
+        for k in range(num_steps if len(visits) else 0):
+            for lane in range(width):
+                word = index[row + lane, k]
+                for j in range(num_states):
+                    visits[word, j] += lanes.probs[k + 1, j, lane]
+        for j in range(num_states):
+            for lane in range(width):
+                starts[j] += lanes.probs[1, j, lane]
+            for i in range(num_states if len(pairs) else 0):
+                pairs[0, i, j] += lanes.pairs[i, j] * matrix[i, j]
+    return True
