@@ -187,11 +187,14 @@ class GaussianEmission(Emission):
         obs = in_float32(obs)
         if twice.holds(obs.detach().isnan().any()):
             return self._partly_seen(obs)
-        if not self.batch_shape and self.scale is not None and normal_densities.applies(obs, self.loc, self.scale):
-            flat = normal_densities.log_densities(obs.reshape(-1, obs.shape[-1]), self.loc, self.scale)
-            return flat.reshape(*obs.shape[:-1], self.num_states)
-        density = self._all()
         rows = max(1, DENSITY_CELLS // (self.num_states * obs.shape[-1]))
+        if not self.batch_shape and self.scale is not None:
+            if normal_densities.applies(obs, self.loc, self.scale):
+                flat = normal_densities.log_densities(obs.reshape(-1, obs.shape[-1]), self.loc, self.scale)
+                return flat.reshape(*obs.shape[:-1], self.num_states)
+            if obs.numel() <= rows * obs.shape[-1]:
+                return normal_densities.readable(obs, self.loc, self.scale)
+        density = self._all()
         if self.batch_shape or obs.numel() <= rows * obs.shape[-1]:
             return density.log_prob(obs.unsqueeze(-2))
         # in pieces that stay in the cache: differences of every observation from every mean are many numbers

@@ -18,6 +18,7 @@ MAX_CELLS = 1 << 26
 KEEP_CELLS = 1 << 23  # up to this many cells the forward's exponentials are kept instead of recomputed
 CPU_TILE_CELLS = 1 << 20  # a tile that stays in cache
 GPU_TILE_CELLS = 1 << 25
+SHORT, MANY_ROWS = 16, 256  # numbers in a row, and rows, of which softmax goes faster across rows
 
 
 def in_float32(value: Tensor) -> Tensor:
@@ -30,6 +31,14 @@ def logsumexp(score: Tensor, dim: int) -> Tensor:
     possible = score.detach().amax(dim, keepdim=True) > -math.inf
     total = torch.logsumexp(torch.where(possible, score, 0.0), dim)
     return torch.where(possible.squeeze(dim), total, -math.inf)
+
+
+def log_softmax(logits: Tensor) -> Tensor:
+    """log softmax over the last axis; of few numbers in many rows across these, as torch takes them one by one."""
+    size = logits.shape[-1]
+    if size > SHORT or logits.numel() < MANY_ROWS * size:
+        return torch.log_softmax(logits, -1)
+    return logits.movedim(-1, 0).contiguous().log_softmax(0).movedim(0, -1)
 
 
 def safe_log(value: Tensor) -> Tensor:

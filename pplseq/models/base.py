@@ -176,8 +176,13 @@ def one_chain(program):
 
 def first_parameter(module: nn.Module) -> Tensor | None:
     """The first of a module's parameters, if any; reading one by name would tell Pyro that it is used."""
-    own = next(iter(module._parameters.values()), None)  # a walk through all modules costs more than a small answer
-    return next(module.parameters(), None) if own is None else own
+    for own in module._parameters.values():  # the generators of torch cost more than a small answer
+        if own is not None:
+            return own
+    for part in module._modules.values():
+        if part is not None and (own := first_parameter(part)) is not None:
+            return own
+    return None
 
 
 def in_training(module: nn.Module) -> list[nn.Module]:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from pplseq.kernels import log_semiring
-from pplseq.kernels.log_semiring import log_matmul, logsumexp, max_matmul
+from pplseq.kernels.log_semiring import log_matmul, log_softmax, logsumexp, max_matmul
 
 F64 = torch.float64
 close = torch.testing.assert_close
@@ -29,6 +29,20 @@ def test_values_and_gradients(left, right, scale, repair_cells, monkeypatch):
     close(got, wanted)
     weight = torch.randn(wanted.shape, dtype=F64)
     close(*(torch.autograd.grad((value * weight).sum(), (a, b)) for value in (got, wanted)))
+
+
+@pytest.mark.parametrize("shape", [(1, 700, 4, 3), (600, 16), (600, 17), (255, 2), (3, 2), (300, 1)])
+def test_softmax_across_rows(shape):
+    x = torch.randn(shape, dtype=F64)
+    x[0] = x[0].masked_fill(torch.rand(shape[1:]) < 0.3, -math.inf) if shape[-1] > 2 else x[0]
+    x[..., 0].clamp_(min=-5.0)  # every row allows something
+    given, weight = (x.clone().requires_grad_() for _ in range(2)), torch.randn(shape, dtype=F64)
+    (a, b), found = given, []
+    for value, leaf in ((log_softmax(a), a), (torch.log_softmax(b, -1), b)):
+        total = (value.masked_fill(value == -math.inf, 0.0) * weight).sum()
+        found.append((value, *torch.autograd.grad(total, leaf)))
+    for got, wanted in zip(*found, strict=True):
+        close(got, wanted, rtol=1e-13, atol=1e-14)
 
 
 def test_float32_is_repaired():

@@ -13,15 +13,13 @@ from collections import namedtuple
 import numpy as np
 
 from pplseq.kernels.compiled import jit
-from pplseq.kernels.product_loops import add_outer
 from pplseq.kernels.whole_rows.row_loops import AT_ONCE, LOWEST, PIECE, SMALL, Tables
 
 MOST_LANES = 64  # rows side by side
-# checksums of row_loops.py and product_loops.py: for machine code on disk, numba notices changes in this file alone
-ROWS, PRODUCTS = 1480429489, 2494121216
+ROWS = 1480429489  # checksum of row_loops.py: for machine code on disk, numba notices changes in this file alone
 
 # Of T steps and W rows: probs (T + 1, K, W) messages and seen (T, K, W) the weights of what is seen. Of one step factors,
-# future, moved and joint (K, W), total and log (W,). first (K, K): the matrix into the first step; pairs (K, K): sums of all
+# future, moved and joint (1, K, W), total and log (W,). first (K, K): the matrix into the first step; pairs (K, K): sums of all
 Lanes = namedtuple("Lanes", "probs seen factors future moved joint total log first pairs")
 
 
@@ -40,16 +38,17 @@ def lanes_for(num_rows, num_steps, tables):
 def room_for_lanes(num_steps, num_states, width):
     step, numbers, squares = np.empty((4, num_states, width)), np.empty((2, width)), np.zeros((2, num_states, num_states))
     return Lanes(
-        np.empty((num_steps + 1, num_states, width)), np.empty((num_steps, num_states, width)), step[0], step[1], step[2],
-        step[3], numbers[0], numbers[1], squares[0], squares[1],
+        np.empty((num_steps + 1, num_states, width)), np.empty((num_steps, num_states, width)), step[:1], step[1:2], step[2:3],
+        step[3:], numbers[0], numbers[1], squares[0], squares[1],
     )  # fmt: skip
 
 
-# ---------------------------------------------------------------- vectors (K, W) of one step
-# each a function of its own, of few arrays, as a compiler makes vectors of those alone
+# ---------------------------------------------------------------- one step
+# Each a function of its own, of few arrays, as a compiler makes vectors of those alone; each is told which (K, W) of its arrays
+# are meant, since a view costs more than its numbers.
 @jit
-def move(matrix, vectors, beside, width, states, moved, joint, total):
-    """moved = matrix @ vectors, joint = moved * beside, and its sums over states.
+def move(matrix, vectors, k, beside, m, states, width, moved, joint, to, total):
+    """moved[0] = matrix @ vectors[k], joint[to] = moved[0] * beside[m], and total (W,) its sums over states.
 
     Returns:
         How many numbers have lost digits, and how many sums are small.
@@ -61,28 +60,41 @@ def move(matrix, vectors, beside, width, states, moved, joint, total):
         for lane in range(width):
             value = 0.0
             for i in range(len(states)):
-                value += matrix[j, i] * vectors[i, lane]
-            both = value * beside[j, lane]
-            moved[j, lane], joint[j, lane] = value, both
+                value += matrix[j, i] * vectors[k, i, lane]
+            both = value * beside[m, j, lane]
+            moved[0, j, lane], joint[to, j, lane] = value, both
             total[lane] += both
-            lost += (not value >= LOWEST) | ((not both >= LOWEST) & (beside[j, lane] != 0.0))
+            lost += (not value >= LOWEST) | ((not both >= LOWEST) & (beside[m, j, lane] != 0.0))
     for lane in range(width):
         few += not total[lane] >= SMALL
     return lost, few
 
 
 @jit
-def multiply(left, right, width, out):
-    for j in range(len(out)):
+def multiply(left, k, right, width, out):
+    """out[0] = left[k] * right[0]."""
+    for j in range(out.shape[1]):
         for lane in range(width):
-            out[j, lane] = left[j, lane] * right[j, lane]
+            out[0, j, lane] = left[k, j, lane] * right[0, j, lane]
 
 
 @jit
-def scale(vectors, factors, width, out):
-    for j in range(len(out)):
+def scale(vectors, k, factors, width, out, to):
+    """out[to] = vectors[k] * factors (W,)."""
+    for j in range(out.shape[1]):
         for lane in range(width):
-            out[j, lane] = vectors[j, lane] * factors[lane]
+            out[to, j, lane] = vectors[k, j, lane] * factors[lane]
+
+
+@jit
+def add_products(left, k, right, width, out):
+    """out (K, K) += left[k] @ right[0]'."""
+    for i in range(len(out)):
+        for j in range(len(out)):
+            total = 0.0
+            for lane in range(width):
+                total += left[k, i, lane] * right[0, j, lane]
+            out[i, j] += total
 
 
 @jit
@@ -101,17 +113,19 @@ def forward_lanes(tables, index, row, width, begin, end, lanes):
     The logarithms of all factors are added to lanes.log. False: digits may be lost, or a row is impossible.
     """
     probs, seen, total, num_states = lanes.probs, lanes.seen, lanes.total, len(tables.states)
+    if begin == 0:
+        for j in range(num_states):
+            lanes.first[j, 0] = tables.start[j]
+            for lane in range(width):
+                probs[0, j, lane] = 1.0 if j == 0 else 0.0
     for k in range(end - begin):
         for lane in range(width):
             word = index[row + lane, begin + k]
             lanes.log[lane] += tables.shift[word]
             for j in range(num_states):
                 seen[k, j, lane] = tables.weights[word, j]
-        matrix = tables.transposed
-        if begin + k == 0:
-            matrix, probs[0] = lanes.first, 0.0
-            matrix[:, 0], probs[0, 0] = tables.start, 1.0
-        lost, few = move(matrix, probs[k], seen[k], width, tables.states, lanes.moved, probs[k + 1], total)
+        matrix = tables.transposed if begin + k else lanes.first
+        lost, few = move(matrix, probs, k, seen, k, tables.states, width, lanes.moved, probs, k + 1, total)
         if lost or few and not are_possible(total, width):
             return False
         for lane in range(width if few else 0):
@@ -125,16 +139,18 @@ def forward_lanes(tables, index, row, width, begin, end, lanes):
 @jit
 def likelihood_of_lanes(tables, index, row, width, log_prob, lanes):
     """log_prob of rows out. False: as of :func:`forward_lanes`."""
-    num_steps, size = index.shape[1], len(lanes.seen)
+    num_steps, size, num_states = index.shape[1], len(lanes.seen), len(tables.states)
     lanes.log[:] = 0.0
     for begin in range(0, num_steps, size):
         end = min(begin + size, num_steps)
         if not forward_lanes(tables, index, row, width, begin, end, lanes):
             return False
-        lanes.probs[0] = lanes.probs[end - begin]
+        for j in range(num_states):
+            for lane in range(width):
+                lanes.probs[0, j, lane] = lanes.probs[end - begin, j, lane]
     for lane in range(width):
         total = 0.0
-        for j in range(len(tables.states)):
+        for j in range(num_states):
             total += lanes.probs[0, j, lane]
         log_prob[row + lane], lanes.total[lane] = lanes.log[lane] + math.log(total), 1.0 / total
     return True
@@ -147,23 +163,22 @@ def backward_lanes(tables, num_steps, width, lanes, pairs):
     The evidence of later steps is scaled so that with a step's messages it makes one. lanes.total: 1 over the sums of the last
     step's messages.
     """
-    factors, future, moved, joint, total = lanes.factors, lanes.future, lanes.moved, lanes.joint, lanes.total
+    probs, factors, future, moved, total = lanes.probs, lanes.factors, lanes.future, lanes.moved, lanes.total
     lanes.pairs[:], future[:] = 0.0, 1.0
-    scale(future, total, width, future)
-    scale(lanes.probs[num_steps], total, width, lanes.probs[num_steps])
+    scale(future, 0, total, width, future, 0)
+    scale(probs, num_steps, total, width, probs, num_steps)
     for k in range(num_steps - 1, 0, -1):
-        now = lanes.probs[k]
-        multiply(lanes.seen[k], future, width, factors)
-        lost, few = move(tables.matrix, factors, now, width, tables.states, moved, joint, total)
+        multiply(lanes.seen, k, future, width, factors)
+        lost, few = move(tables.matrix, factors, 0, probs, k, tables.states, width, moved, lanes.joint, 0, total)
         if lost or few and not are_possible(total, width):
             return False
         for lane in range(width):
             total[lane] = 1.0 / total[lane]
         if pairs:
-            scale(factors, total, width, factors)
-            add_outer(now, factors, width, lanes.pairs, ())
-        scale(moved, total, width, future)
-        scale(joint, total, width, now)
+            scale(factors, 0, total, width, factors, 0)
+            add_products(probs, k, factors, width, lanes.pairs)
+        scale(moved, 0, total, width, future, 0)
+        scale(lanes.joint, 0, total, width, probs, k)
     return True
 
 

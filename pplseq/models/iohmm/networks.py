@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from pplseq.distributions.dense import GaussianEmission
+from pplseq.kernels.log_semiring import log_softmax
 from pplseq.models.hmm.priors import PriorOptions
 
 Weights = Mapping[str, Tensor]
@@ -23,7 +24,7 @@ def masked_log_softmax(logits: Tensor, allowed: Tensor | None) -> Tensor:
     """
     if allowed is not None:
         logits = logits.masked_fill(~allowed, -torch.inf)
-    return torch.log_softmax(logits, -1)
+    return log_softmax(logits)
 
 
 class Network(nn.Module):

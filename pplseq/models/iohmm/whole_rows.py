@@ -17,7 +17,6 @@ from pplseq.infer.discrete.dense import DenseChain
 from pplseq.infer.discrete.results import Factors
 from pplseq.infer.fit.em import Batch
 from pplseq.kernels import twice
-from pplseq.kernels.log_semiring import log_matmul
 
 # what leads from parameters and observations to a chain; a model that has its own way of any of it takes the long way
 WAYS = frozenset(("specs", "given", "observed", "direct_chain", "posterior", "draw_weights", "as_batch", "_emission", "_begin"))
@@ -49,7 +48,7 @@ def chain_of_whole_rows(model: Any, batch: Batch) -> DenseChain | None:
     matrices, start = transition.matrices(inputs), transition.initial_log_prob()
     if model.initial == "transition":
         belief = start.expand(obs.shape[1], model.num_states)
-        first = log_matmul(belief.unsqueeze(-2), matrices[0]).squeeze(-2)
+        first = torch.logsumexp(belief.unsqueeze(-1) + matrices[0], -2)
         return DenseChain.of_moving_rows(
             transition, emission, obs, inputs, Factors(first, matrices[1:], emission.log_likelihood(obs), None),
             Belief(None, belief),

@@ -14,6 +14,7 @@ from torch import Tensor
 from pplseq.infer.fit.em import floor_eigenvalues
 from pplseq.kernels import compiled
 from pplseq.kernels.compiled import array
+from pplseq.kernels.log_semiring import log_softmax
 
 NEWTON_SIZE = 320  # unknowns of a problem up to which the Hessian is formed
 BOUND_STEPS = 4  # steps with a bound of the Hessian that replace one with the Hessian
@@ -53,7 +54,7 @@ def _log_probs(features, weights, forbidden) -> Tensor:
     if forbidden is not None:
         forbidden = forbidden if forbidden.dim() == 1 else forbidden.unsqueeze(-2)
         logits = logits.masked_fill(forbidden, -torch.inf)
-    return torch.log_softmax(logits, -1)
+    return log_softmax(logits)
 
 
 def _value(log_probs, counts, weights, ridge) -> Tensor:
