@@ -1,4 +1,4 @@
-"""Loops over time, compiled by numba: whether there are any, how they are made, and rows in threads.
+"""Loops over time, compiled by numba: whether there are any, how they are made, and rows, or pieces of work, in threads.
 
 A loop that is compiled stands in a module of its own (``*_loops.py``) and is imported on first use, since numba takes a fifth
 of a second to import. The machine code is kept on disk, beside the module or, where that folder is not writable, in the user's
@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import functools
 import os
+import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from importlib.util import find_spec
@@ -19,6 +20,8 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from torch import Tensor
+
+from pplseq.kernels import twice
 
 # all of "fast" but what takes NaN and infinities for impossible
 REORDERED = {"contract", "reassoc", "nsz", "arcp"}
@@ -86,7 +89,18 @@ def jit(
 
 @functools.cache
 def _pool(num_threads: int) -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(num_threads, thread_name_prefix="pplseq-rows")
+    """Threads in each of which torch uses no further ones."""
+    before, all_here = torch.get_num_threads(), threading.Barrier(num_threads)
+
+    def begin(_: int) -> None:
+        all_here.wait()  # one call in each thread
+        torch.set_num_threads(1)
+        torch.get_num_threads()  # here the thread takes the number over, for good
+
+    pool = ThreadPoolExecutor(num_threads, thread_name_prefix="pplseq-rows")
+    list(pool.map(begin, range(num_threads)))
+    torch.set_num_threads(before)  # what threads to come begin with
+    return pool
 
 
 # a forked child has none of its parent's threads
@@ -111,6 +125,32 @@ def by_rows(run: Callable[[int, int, int], None], num_rows: int, work: int) -> N
     bounds = [part * num_rows // parts for part in range(parts + 1)]
     jobs = [_pool(parts).submit(run, part, bounds[part], bounds[part + 1]) for part in range(parts)]
     for job in jobs:
+        job.result()
+
+
+def num_workers(pieces: Sequence[Any]) -> int:
+    """How many threads :func:`by_pieces` uses."""
+    return 1 if twice.transformed() else max(1, min(torch.get_num_threads(), len(pieces)))
+
+
+def by_pieces(run: Callable[[int, Any], None], pieces: Sequence[Any]) -> None:
+    """Calls ``run(thread, piece)`` for pieces of work that are torch operations without gradients, one core each.
+
+    Products of small matrices, one after the other, gain nothing from torch's own threads. A thread has the same pieces in
+    every call, so that sums by thread are the same, too.
+    """
+    threads, in_inference = num_workers(pieces), torch.is_inference_mode_enabled()
+
+    def work(number: int) -> None:
+        with torch.inference_mode(in_inference), torch.no_grad():  # a thread begins without what is set around it
+            for piece in pieces[number::threads]:
+                run(number, piece)
+
+    if threads == 1:
+        for piece in pieces:
+            run(0, piece)
+        return
+    for job in [_pool(torch.get_num_threads()).submit(work, number) for number in range(threads)]:
         job.result()
 
 

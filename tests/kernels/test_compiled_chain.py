@@ -4,6 +4,7 @@ import math
 import os
 import subprocess
 import sys
+import threading
 import zlib
 from pathlib import Path
 
@@ -95,6 +96,30 @@ def test_impossible_rows_and_nan():
     assert torch.isneginf(found["log_prob"][0]) and found["log_prob"][1].isnan() and torch.isfinite(found["log_prob"][2])
     assert torch.isneginf(found["best"][0]) and (found["states"][:, 0] == 0).all()
     assert found["d emit"][:, 1].isnan().any() and not found["d emit"][:, 2].isnan().any()
+
+
+def test_pieces_in_threads():
+    """All are done, by the same thread each time, on one core each, under what is set around; what one raises is raised."""
+    done, before = [], torch.get_num_threads()
+
+    def run(thread, piece):
+        kinds = torch.is_inference_mode_enabled(), torch.is_grad_enabled(), torch.get_num_threads()
+        done.append((piece, thread, threading.get_ident() == main, *kinds))
+
+    main = threading.get_ident()
+    try:
+        torch.set_num_threads(3)
+        with torch.inference_mode():
+            compiled.by_pieces(run, range(7))
+        assert sorted(done) == [(piece, piece % 3, False, True, False, 1) for piece in range(7)]
+        assert compiled.num_workers(range(7)) == torch.get_num_threads() == 3
+        done.clear()
+        compiled.by_pieces(run, range(1))
+        assert done == [(0, 0, True, False, True, 3)]
+        with pytest.raises(ZeroDivisionError):
+            compiled.by_pieces(lambda thread, piece: piece / piece, range(3))
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_rows_in_threads(monkeypatch):
