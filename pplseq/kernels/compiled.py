@@ -12,7 +12,7 @@ import os
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from importlib.util import find_spec
 from typing import Any, Literal
@@ -27,6 +27,7 @@ from pplseq.kernels import twice
 REORDERED = {"contract", "reassoc", "nsz", "arcp"}
 FEW_THREADS = 2
 WORTH_A_THREAD = 1 << 20  # multiplications, a millisecond or less
+MOST_AT_ONCE = 8  # pieces of work, each thread of which may keep sums of its own
 
 _enabled = True
 
@@ -89,7 +90,12 @@ def jit(
 
 @functools.cache
 def _pool(num_threads: int) -> ThreadPoolExecutor:
-    """Threads in each of which torch uses no further ones."""
+    return ThreadPoolExecutor(num_threads, thread_name_prefix="pplseq-rows")
+
+
+@functools.cache
+def _torch_pool(num_threads: int) -> ThreadPoolExecutor:
+    """Threads in each of which torch uses no further ones; made by the one whose number of threads others are to begin with."""
     before, all_here = torch.get_num_threads(), threading.Barrier(num_threads)
 
     def begin(_: int) -> None:
@@ -97,15 +103,21 @@ def _pool(num_threads: int) -> ThreadPoolExecutor:
         torch.set_num_threads(1)
         torch.get_num_threads()  # here the thread takes the number over, for good
 
-    pool = ThreadPoolExecutor(num_threads, thread_name_prefix="pplseq-rows")
-    list(pool.map(begin, range(num_threads)))
-    torch.set_num_threads(before)  # what threads to come begin with
+    pool = ThreadPoolExecutor(num_threads, thread_name_prefix="pplseq-pieces")
+    try:
+        list(pool.map(begin, range(num_threads)))
+    except BaseException:  # a thread could not be started: the others must not wait for it
+        all_here.abort()
+        raise
+    finally:
+        torch.set_num_threads(before)
     return pool
 
 
 # a forked child has none of its parent's threads
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_pool.cache_clear)
+    os.register_at_fork(after_in_child=_torch_pool.cache_clear)
 
 
 def array(value: Tensor) -> np.ndarray:
@@ -128,18 +140,22 @@ def by_rows(run: Callable[[int, int, int], None], num_rows: int, work: int) -> N
         job.result()
 
 
-def num_workers(pieces: Sequence[Any]) -> int:
+def num_workers(pieces: Sequence[Any], device: torch.device) -> int:
     """How many threads :func:`by_pieces` uses."""
-    return 1 if twice.transformed() else max(1, min(torch.get_num_threads(), len(pieces)))
+    if device.type != "cpu" or twice.transformed() or torch._C._len_torch_dispatch_stack() > 0:
+        return 1  # a stream, a transform or a mode is that of the calling thread
+    return max(1, min(torch.get_num_threads(), len(pieces), MOST_AT_ONCE))
 
 
-def by_pieces(run: Callable[[int, Any], None], pieces: Sequence[Any]) -> None:
+def by_pieces(run: Callable[[int, Any], None], pieces: Sequence[Any], threads: int) -> None:
     """Calls ``run(thread, piece)`` for pieces of work that are torch operations without gradients, one core each.
 
-    Products of small matrices, one after the other, gain nothing from torch's own threads. A thread has the same pieces in
-    every call, so that sums by thread are the same, too.
+    Each thread has every so manieth piece, in every call the same, so that sums by thread are the same, too.
+
+    Args:
+        threads: :func:`num_workers`.
     """
-    threads, in_inference = num_workers(pieces), torch.is_inference_mode_enabled()
+    in_inference = torch.is_inference_mode_enabled()
 
     def work(number: int) -> None:
         with torch.inference_mode(in_inference), torch.no_grad():  # a thread begins without what is set around it
@@ -147,10 +163,10 @@ def by_pieces(run: Callable[[int, Any], None], pieces: Sequence[Any]) -> None:
                 run(number, piece)
 
     if threads == 1:
-        for piece in pieces:
-            run(0, piece)
-        return
-    for job in [_pool(torch.get_num_threads()).submit(work, number) for number in range(threads)]:
+        return work(0)
+    jobs = [_torch_pool(threads).submit(work, number) for number in range(threads)]
+    wait(jobs)  # none goes on behind an error
+    for job in jobs:
         job.result()
 
 

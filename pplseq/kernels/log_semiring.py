@@ -18,7 +18,7 @@ MAX_CELLS = 1 << 26
 KEEP_CELLS = 1 << 23  # up to this many cells the forward's exponentials are kept instead of recomputed
 CPU_TILE_CELLS = 1 << 20  # a tile that stays in cache
 GPU_TILE_CELLS = 1 << 25
-SHORT, MANY_ROWS = 16, 256  # numbers in a row, and rows, of which softmax goes faster across rows
+SHORT, MANY_ROWS = 8, 1000  # numbers in a row, and rows, of which softmax goes faster across rows
 
 
 def in_float32(value: Tensor) -> Tensor:

@@ -88,7 +88,8 @@ class PairGates(torch.autograd.Function):
             left = plan.left[some] - first
             gates[some] = of_block[left, :, names[some]] - norm[left]
 
-        compiled.by_pieces(add, _pieces(plan, width * len(bias)))
+        pieces = _pieces(plan, width * len(bias))
+        compiled.by_pieces(add, pieces, compiled.num_workers(pieces, out.device))
         ctx.save_for_backward(out, weight, bias, names)
         ctx.plan = plan
         return gates
@@ -101,8 +102,8 @@ class PairGates(torch.autograd.Function):
         if torch.is_grad_enabled():
             return twice.gradients(pair_gates_reference, (out, weight, bias, plan, names), grad)
         pieces = _pieces(plan, width * len(bias))
-        grad_out, threads = torch.zeros_like(out), range(compiled.num_workers(pieces))
-        grad_weight, grad_bias = ([torch.zeros_like(part) for _ in threads] for part in (weight, bias))
+        grad_out, threads = torch.zeros_like(out), compiled.num_workers(pieces, out.device)
+        grad_weight, grad_bias = ([torch.zeros_like(part) for _ in range(threads)] for part in (weight, bias))
 
         def add(thread: int, piece: tuple[int, int, slice]) -> None:
             first, last, some = piece
@@ -115,7 +116,7 @@ class PairGates(torch.autograd.Function):
             grad_weight[thread].addmm_(of_scores.T, rows)
             grad_bias[thread] += of_scores.sum(0)
 
-        compiled.by_pieces(add, pieces)
+        compiled.by_pieces(add, pieces, threads)
         return grad_out, _sum_of(grad_weight), _sum_of(grad_bias), None, None
 
 
@@ -255,8 +256,9 @@ def _inner_softmax(out: Tensor, into: Tensor, plan: PairPlan, filled: Tensor | N
             scores.masked_fill_(~filled[some].unsqueeze(-1), -math.inf)
         torch.softmax(scores, 1, out=scores)
 
+    pieces = _pairs_at_once(plan, out[0].numel())
     with _narrow_products(width):
-        compiled.by_pieces(fill, _pairs_at_once(plan, out[0].numel()))
+        compiled.by_pieces(fill, pieces, compiled.num_workers(pieces, out.device))
     return pairs
 
 
@@ -299,7 +301,8 @@ def _of_features(out, into, pairs, plan: PairPlan, tokens: list[Tensor], dtype: 
     """
     coming, behind, through = tokens
     width, pieces = out.shape[1], _pairs_at_once(plan, out[0].numel())
-    grad_out, grad_into = torch.zeros_like(out), [torch.zeros_like(into) for _ in range(compiled.num_workers(pieces))]
+    threads = compiled.num_workers(pieces, out.device)
+    grad_out, grad_into = torch.zeros_like(out), [torch.zeros_like(into) for _ in range(threads)]
     a, b = out.to(dtype), into.to(dtype)
 
     def add(thread: int, piece: tuple[slice, list[tuple[int, slice, int]]]) -> None:
@@ -318,7 +321,7 @@ def _of_features(out, into, pairs, plan: PairPlan, tokens: list[Tensor], dtype: 
         grad_into[thread].index_add_(0, entered, back)
 
     with _narrow_products(width):
-        compiled.by_pieces(add, pieces)
+        compiled.by_pieces(add, pieces, threads)
     return grad_out, _sum_of(grad_into)
 
 

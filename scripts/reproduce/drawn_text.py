@@ -1,7 +1,7 @@
 """Text drawn from a neural language model, beside the text it was trained on: more text for a model that overfits.
 
     pplseq train lstm $PPLSEQ_DATA/ptb --hidden-size 512 --dropout 0.4 --batch-size 32 --lr 0.002 --schedule time \\
-        --max-time 42m --epochs 1000 --validate-per-epoch 1 --normalizer-dtype bfloat16 --out runs/lstm_ptb_512
+        --max-time 50m --threads 2 --epochs 1000 --validate-per-epoch 1 --normalizer-dtype bfloat16 --out runs/lstm_ptb_512
     python scripts/reproduce/drawn_text.py ptb runs/lstm_ptb_512 --tokens 7000000 --copies 4
     python scripts/reproduce/vlhmm.py ptb --num-states 65536 --text runs/ptb_drawn ...
 
@@ -91,6 +91,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=7_000_000)
     parser.add_argument("--copies", type=int, default=4, help="of the true training text")
     parser.add_argument("--rows", type=int, default=512, help="drawn side by side")
+    parser.add_argument("--weight", type=float, help="of the 5-gram, 0 for the network alone (default: the best on validation)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int)
     parser.add_argument("--out", type=Path)
@@ -101,10 +102,12 @@ def main() -> None:
     corpus = load_corpus(data_folder() / options.corpus, vocabulary=model.vocabulary)
     five_gram, score = KneserNey(5).fit(corpus.train), score_text(model, corpus.valid, "carried").token_log_probs
     theirs = five_gram.log_prob(corpus.valid)
-    weight = min(np.linspace(0, 0.99, 100), key=lambda w: mixture(score, theirs, w))
+    weight = options.weight
+    if weight is None:
+        weight = float(min(np.linspace(0, 0.99, 100), key=lambda w: mixture(score, theirs, w)))
     print(f"validation: {mixture(score, theirs, 0):.2f}, with {weight:.2f} of a 5-gram {mixture(score, theirs, weight):.2f}")
     steps = options.tokens // options.rows
-    drawn = draw(model, options.rows, steps, options.seed, five_gram=five_gram, weight=float(weight))
+    drawn = draw(model, options.rows, steps, options.seed, five_gram=five_gram if weight else None, weight=weight)
     out = options.out or ROOT / "runs" / f"{options.corpus}_drawn"
     out.mkdir(parents=True, exist_ok=True)
     source = data_folder() / options.corpus

@@ -6,11 +6,13 @@ import subprocess
 import sys
 import threading
 import zlib
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 import torch
 from support.dense_chains import ragged, random_chain
+from torch.utils.flop_counter import FlopCounterMode
 
 from pplseq.kernels import compiled, compiled_chain, path_scan, scan
 
@@ -110,16 +112,48 @@ def test_pieces_in_threads():
     try:
         torch.set_num_threads(3)
         with torch.inference_mode():
-            compiled.by_pieces(run, range(7))
+            compiled.by_pieces(run, range(7), 3)
         assert sorted(done) == [(piece, piece % 3, False, True, False, 1) for piece in range(7)]
-        assert compiled.num_workers(range(7)) == torch.get_num_threads() == 3
+        with ThreadPoolExecutor(1) as others:  # what else there is keeps its number
+            assert torch.get_num_threads() == others.submit(torch.get_num_threads).result() == 3
+        cpu, elsewhere = torch.device("cpu"), torch.device("meta")
+        assert (compiled.num_workers(range(7), cpu), compiled.num_workers(range(2), cpu)) == (3, 2)
+        assert compiled.num_workers(range(7), elsewhere) == 1
+        with FlopCounterMode(display=False):
+            assert compiled.num_workers(range(7), cpu) == 1
+        torch.set_num_threads(64)
+        assert compiled.num_workers(range(100), cpu) == compiled.MOST_AT_ONCE
+        torch.set_num_threads(3)
         done.clear()
-        compiled.by_pieces(run, range(1))
-        assert done == [(0, 0, True, False, True, 3)]
+        compiled.by_pieces(run, range(1), 1)
+        assert done == [(0, 0, True, False, False, 3)]
+        done.clear()
         with pytest.raises(ZeroDivisionError):
-            compiled.by_pieces(lambda thread, piece: piece / piece, range(3))
+            compiled.by_pieces(lambda thread, piece: done.append(piece) if piece else 1 / piece, range(6), 3)
+        assert sorted(done) == [1, 2, 4, 5], "all that was begun is done when the error comes"
     finally:
         torch.set_num_threads(before)
+
+
+def test_threads_that_cannot_be_started():
+    """The error is that of the system, and those that were started do not keep the program from its end."""
+    code = """
+import threading
+from pplseq.kernels import compiled
+begin, started = threading.Thread.start, []
+def start(thread):
+    if len(started) == 2:
+        raise RuntimeError("can't start new thread")
+    started.append(thread)
+    begin(thread)
+threading.Thread.start = start
+try:
+    compiled.by_pieces(lambda thread, piece: None, range(9), 3)
+except RuntimeError as error:
+    print(error)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=ENVIRONMENT, timeout=60)
+    assert (done.stdout.strip(), done.returncode) == ("can't start new thread", 0), done.stderr
 
 
 def test_rows_in_threads(monkeypatch):

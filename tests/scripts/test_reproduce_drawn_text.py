@@ -42,11 +42,13 @@ def test_words_of_a_mixture_with_a_5_gram(script):
     vocabulary = Vocabulary(("a", "b", "c", "<eos>"))
     model = LSTM(vocabulary, hidden_size=4, seed=0)
     five_gram = KneserNey(5).fit(Text.from_lines(map(list, ["ab", "acb", "bb", "aba"]), vocabulary))
-    drawn = script.draw(model, 8_000, 2, seed=0, five_gram=five_gram, weight=0.6).numpy()
-    for context in ((), (0,)):
-        words = drawn[:, 0] if not context else drawn[drawn[:, 0] == 0, 1]
-        expected = 0.4 * np.exp(model.next_word(context)) + 0.6 * np.exp(five_gram.next_word(context))
-        np.testing.assert_allclose(np.bincount(words, minlength=4) / len(words), expected, atol=0.03)
+    drawn = script.draw(model, 20_000, 3, seed=0, five_gram=five_gram, weight=0.6).numpy()
+    for before in ((), (0,), (0, 2), (3,), (1, 3)):  # of the 5-gram, what stands behind the end of a line is a line of its own
+        words = drawn[(drawn[:, : len(before)] == before).all(1), len(before)]
+        line = before[before.index(3) + 1 :] if 3 in before else before
+        expected = 0.4 * np.exp(model.next_word(before)) + 0.6 * np.exp(five_gram.next_word(line))
+        assert len(words) > 500
+        np.testing.assert_allclose(np.bincount(words, minlength=4) / len(words), expected, atol=0.06)
 
 
 def test_lines_that_do_not_end_are_cut_off(script):

@@ -1,8 +1,9 @@
 """Compiled loops over several rows of an HMM of few states side by side: a processor's vectors hold a state of each.
 
 A row alone waits for every step's products and division before its next step begins. The same sums, row by row, are in
-:mod:`pplseq.kernels.whole_rows.row_loops`, the readable twin, whose names and arguments these are; what these loops refuse goes
-there. :mod:`pplseq.kernels.whole_rows.tables` calls them. Importing this module imports numba.
+:mod:`pplseq.kernels.whole_rows.row_loops`, whose names and arguments these are, and whose readable twins are theirs; rows that
+these loops refuse go there. They are for tables in which every start and transition is possible, so that a small message has
+lost digits. :mod:`pplseq.kernels.whole_rows.tables` calls them. Importing this module imports numba.
 """
 
 from __future__ import annotations
@@ -24,13 +25,8 @@ Lanes = namedtuple("Lanes", "probs seen factors future moved joint total log fir
 
 
 @jit
-def lanes_for(num_rows, num_steps, tables):
-    """How many rows to take at a time; 0 for none, where a small message need not have lost digits."""
-    num_states = len(tables.states)
-    for i in range(num_states):
-        for j in range(num_states):
-            if not (tables.start[i] > 0.0 and tables.matrix[i, j] > 0.0):
-                return 0
+def lanes_for(num_rows, num_steps, num_states):
+    """How many rows to take at a time."""
     return max(1, min(MOST_LANES, num_rows, AT_ONCE // (num_steps * num_states)))
 
 
@@ -185,35 +181,33 @@ def backward_lanes(tables, num_steps, width, lanes, pairs):
 # ---------------------------------------------------------------- the two entries
 @jit(entry=True)
 def likelihood(begin_row, end_row, start, matrix, transposed, weights, shift, states, index, log_prob):
-    """As :func:`~pplseq.kernels.whole_rows.row_loops.likelihood`. False, too, where some transition is impossible."""
+    """As :func:`~pplseq.kernels.whole_rows.row_loops.likelihood`, of the rows before one that is refused, which is returned."""
     tables, size = Tables(start, matrix, transposed, weights, shift, states), min(PIECE, index.shape[1])
-    most = lanes_for(end_row - begin_row, size, tables)
-    if most == 0:
-        return False
+    most = lanes_for(end_row - begin_row, size, len(states))
     lanes = room_for_lanes(size, len(states), most)
     for row in range(begin_row, end_row, most):
         if not likelihood_of_lanes(tables, index, row, min(most, end_row - row), log_prob, lanes):
-            return False
-    return True
+            return row
+    return end_row
 
 
 @jit(entry=True)
 def smooth(
     begin_row, end_row, start, matrix, transposed, weights, shift, states, index, log_prob, posterior, starts, pairs, visits
 ):  # fmt: skip
-    """As :func:`~pplseq.kernels.whole_rows.row_loops.smooth`, of rows in one piece. False, too, where some transition is
-    impossible."""
+    """As :func:`~pplseq.kernels.whole_rows.row_loops.smooth`, of the rows before one that is refused, which is returned.
+
+    Messages of all steps are kept. ``pairs`` need not be zero before, and are expected transitions of those rows added.
+    """
     tables, num_steps, num_states = Tables(start, matrix, transposed, weights, shift, states), index.shape[1], len(states)
-    most = lanes_for(end_row - begin_row, num_steps, tables)
-    if most == 0:
-        return False
+    most = lanes_for(end_row - begin_row, num_steps, num_states)
     lanes = room_for_lanes(num_steps, num_states, most)
     for row in range(begin_row, end_row, most):
         width = min(most, end_row - row)
         if not likelihood_of_lanes(tables, index, row, width, log_prob, lanes):
-            return False
+            return row
         if not backward_lanes(tables, num_steps, width, lanes, len(pairs) > 0):
-            return False
+            return row
         for k in range(num_steps if len(posterior) else 0):
             for lane in range(width):
                 for j in range(num_states):
@@ -228,4 +222,4 @@ def smooth(
                 starts[j] += lanes.probs[1, j, lane]
             for i in range(num_states if len(pairs) else 0):
                 pairs[0, i, j] += lanes.pairs[i, j] * matrix[i, j]
-    return True
+    return end_row

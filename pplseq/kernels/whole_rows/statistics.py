@@ -18,6 +18,7 @@ from pplseq.kernels import compiled, scan, twice
 from pplseq.kernels.compiled import array
 from pplseq.kernels.whole_rows import tables
 
+MANY_ROWS = 64  # of words, from which loops over rows side by side make up for more calls
 FEW_NUMBERS = 1 << 11  # of which tensor operations cost more than a loop
 
 
@@ -75,11 +76,15 @@ def _run(parameters: Words | Vectors, x: Tensor, gradients: bool) -> tuple[list[
     """What the loops leave, and log p(x)."""
     if isinstance(parameters, Vectors):
         return _in_steps(parameters, x, gradients)
-    num_states = len(parameters.initial)
-    wide = tables.side_by_side(*x.shape, num_states)
-    if not wide and compiled.num_parts(len(x), 4 * x.numel() * num_states**2) == 1:
+    one_thread = compiled.num_parts(len(x), 4 * x.numel() * len(parameters.initial) ** 2) == 1
+    if one_thread and not (len(x) >= MANY_ROWS and _go_side_by_side(parameters, x)):
         return _words_at_once(parameters, x, gradients)
     return _in_steps(parameters, x, gradients) if tables.are_words(array(x), parameters.emission.shape[1]) else None
+
+
+def _go_side_by_side(parameters: Words, x: Tensor) -> bool:
+    possible = [array(part) > -np.inf for part in (parameters.initial, parameters.transition)]
+    return tables.side_by_side(*x.shape, *possible)
 
 
 def _words_at_once(parameters: Words, x: Tensor, gradients: bool) -> tuple[list[np.ndarray], float] | None:

@@ -18,7 +18,8 @@ from pplseq.kernels.compiled import array
 
 FEW = 4  # states up to which loops are compiled for a number of them
 MOST_STATES = 64  # with more of them products of matrices gain
-FEW_LANES = 8  # rows from which a loop takes several side by side
+FEW_LANES = 32  # rows from which a loop takes several side by side
+REFUSED = 64  # rows that go one by one where one of them was refused
 MOST_OF_PATHS = 16  # of best paths, whose general loop takes all states of a step at a time
 
 
@@ -89,13 +90,14 @@ def are_words(index: np.ndarray, num_words: int) -> bool:
     return row_loops.all_within(index, num_words)
 
 
-def side_by_side(num_rows: int, num_steps: int, num_states: int) -> bool:
-    """Whether several rows at a time go through :mod:`pplseq.kernels.whole_rows.lane_loops`, which may still refuse them."""
+def side_by_side(num_rows: int, num_steps: int, start: np.ndarray, matrix: np.ndarray) -> bool:
+    """Whether several rows at a time go through :mod:`pplseq.kernels.whole_rows.lane_loops`: many rows of few states, under
+    start and matrix without zeros, whose messages of so many steps stay in a core's cache."""
     from pplseq.kernels.whole_rows import row_loops
 
-    if not 1 < num_states <= FEW or num_rows < FEW_LANES:
+    if not 1 < len(start) <= FEW or num_rows < FEW_LANES or FEW_LANES * num_steps * len(start) > row_loops.AT_ONCE:
         return False
-    return FEW_LANES * num_steps * num_states <= row_loops.AT_ONCE
+    return bool(start.all() and matrix.all())
 
 
 def log_prob(chain: Chain, emissions: Emissions, index: np.ndarray) -> np.ndarray | None:
@@ -106,9 +108,12 @@ def log_prob(chain: Chain, emissions: Emissions, index: np.ndarray) -> np.ndarra
     tables = *chain.probs, emissions.weights, emissions.shift, states
 
     def run(part: int, begin: int, end: int) -> bool:
-        if len(states) > 1 and end - begin >= FEW_LANES and _lanes().likelihood(begin, end, *tables, index, found):
-            return True
-        return row_loops.likelihood(begin, end, *tables, index, found)
+        def rows(first: int, last: int) -> bool:
+            return row_loops.likelihood(first, last, *tables, index, found)
+
+        if not side_by_side(end - begin, 1, *chain.probs[:2]):
+            return rows(begin, end)
+        return _in_turns(lambda first: _lanes().likelihood(first, end, *tables, index, found), rows, begin, end)
 
     return found if _all_rows(run, index, emissions) else None
 
@@ -129,13 +134,18 @@ def smooth(
     tables = *chain.probs, emissions.weights, emissions.shift, states_of(num_states)
 
     def run(part: int, begin: int, end: int) -> bool:
+        wide, given = side_by_side(end - begin, index.shape[1], *chain.probs[:2]), (*tables, index, found, states)
+
+        def rows(first: int, last: int) -> bool:
+            of_pairs = np.zeros_like(moves[part]) if wide else moves[part]  # the loop expects zeros
+            done = row_loops.smooth(first, last, *given, starts[part], of_pairs, counts[part])
+            moves[part] += of_pairs if wide else 0.0
+            return done
+
+        if not wide:
+            return rows(begin, end)
         sums = starts[part], moves[part], counts[part]
-        if side_by_side(end - begin, index.shape[1], num_states):
-            if _lanes().smooth(begin, end, *tables, index, found, states, *sums):
-                return True
-            for each in sums:
-                each.fill(0.0)
-        return row_loops.smooth(begin, end, *tables, index, found, states, *sums)
+        return _in_turns(lambda first: _lanes().smooth(first, end, *given, *sums), rows, begin, end)
 
     if not _all_rows(run, index, emissions):
         return None
@@ -165,6 +175,16 @@ def _lanes():
     from pplseq.kernels.whole_rows import lane_loops
 
     return lane_loops
+
+
+def _in_turns(lanes: Callable[[int], int], rows: Callable[[int, int], bool], begin: int, end: int) -> bool:
+    """Rows begin..end - 1 side by side by ``lanes``, which says where they were refused, and those from there on one by one."""
+    while begin < end and (begin := lanes(begin)) < end:
+        last = min(begin + REFUSED, end)
+        if not rows(begin, last):
+            return False
+        begin = last
+    return True
 
 
 def _work(index: np.ndarray, emissions: Emissions) -> int:
