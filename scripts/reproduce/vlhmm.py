@@ -185,6 +185,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     )
     parser.add_argument("--resume-with", default="", help="options given anew to a run that is resumed, in quotes")
     parser.add_argument("--evaluate-only", action="store_true", help="the run is there; only evaluate it")
+    parser.add_argument("--trained-by", help="the command by which the run that is only evaluated was made, if another one")
     rest: list[str] = []
     if "--" in arguments:
         cut = arguments.index("--")
@@ -220,7 +221,8 @@ def main() -> None:
         f"vlhmm_{name}",
         figures,
         folder=".",
-        train_command=shlex.join(command).replace(f"'$PPLSEQ_DATA/{options.corpus}'", f"$PPLSEQ_DATA/{options.corpus}"),
+        train_command=options.trained_by
+        or shlex.join(command).replace(f"'$PPLSEQ_DATA/{options.corpus}'", f"$PPLSEQ_DATA/{options.corpus}"),
         resumed_with=options.resume_with or None,
         training={"last": rows[-1] if rows else None, "seconds_of_this_call": training_seconds, "validations": rows},
         evaluation_seconds={key: round(value, 1) for key, value in evaluation_seconds.items()},

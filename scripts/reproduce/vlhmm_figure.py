@@ -22,6 +22,8 @@ def points() -> list[tuple[int, float, str, str]]:
     for path in sorted(RESULTS.glob("vlhmm_ptb_*.json")):
         entry = json.loads(path.read_text(encoding="utf-8"))
         words = entry["train_command"].split()
+        if "--num-states" not in words:  # a run that goes on with another one's states
+            words += ["--num-states", path.stem.split("_")[2], "--transition", "hierarchical"]
         transition = words[words.index("--transition") + 1] if "--transition" in words else "softmax"
         states = int(words[words.index("--num-states") + 1])
         found.append((states, entry["results"]["valid_carried"], transition, path.stem.removeprefix("vlhmm_ptb_")))
