@@ -1,4 +1,4 @@
-"""Loops over time, compiled by numba: whether there are any, how they are made, and rows, or pieces of work, in threads.
+"""Loops over time, compiled by numba: whether there are any, how they are made, and rows in threads.
 
 A loop that is compiled stands in a module of its own (``*_loops.py``) and is imported on first use, since numba takes a fifth
 of a second to import. The machine code is kept on disk, beside the module or, where that folder is not writable, in the user's
@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import functools
 import os
-import threading
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from importlib.util import find_spec
 from typing import Any, Literal
@@ -21,13 +20,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pplseq.kernels import twice
-
 # all of "fast" but what takes NaN and infinities for impossible
 REORDERED = {"contract", "reassoc", "nsz", "arcp"}
 FEW_THREADS = 2
 WORTH_A_THREAD = 1 << 20  # multiplications, a millisecond or less
-MOST_AT_ONCE = 8  # pieces of work, each thread of which may keep sums of its own
 
 _enabled = True
 
@@ -93,31 +89,9 @@ def _pool(num_threads: int) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(num_threads, thread_name_prefix="pplseq-rows")
 
 
-@functools.cache
-def _torch_pool(num_threads: int) -> ThreadPoolExecutor:
-    """Threads in each of which torch uses no further ones; made by the one whose number of threads others are to begin with."""
-    before, all_here = torch.get_num_threads(), threading.Barrier(num_threads)
-
-    def begin(_: int) -> None:
-        all_here.wait()  # one call in each thread
-        torch.set_num_threads(1)
-        torch.get_num_threads()  # here the thread takes the number over, for good
-
-    pool = ThreadPoolExecutor(num_threads, thread_name_prefix="pplseq-pieces")
-    try:
-        list(pool.map(begin, range(num_threads)))
-    except BaseException:  # a thread could not be started: the others must not wait for it
-        all_here.abort()
-        raise
-    finally:
-        torch.set_num_threads(before)
-    return pool
-
-
 # a forked child has none of its parent's threads
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_pool.cache_clear)
-    os.register_at_fork(after_in_child=_torch_pool.cache_clear)
 
 
 def array(value: Tensor) -> np.ndarray:
@@ -136,36 +110,6 @@ def by_rows(run: Callable[[int, int, int], None], num_rows: int, work: int) -> N
         return run(0, 0, num_rows)
     bounds = [part * num_rows // parts for part in range(parts + 1)]
     jobs = [_pool(parts).submit(run, part, bounds[part], bounds[part + 1]) for part in range(parts)]
-    for job in jobs:
-        job.result()
-
-
-def num_workers(pieces: Sequence[Any], device: torch.device) -> int:
-    """How many threads :func:`by_pieces` uses."""
-    if device.type != "cpu" or twice.transformed() or torch._C._len_torch_dispatch_stack() > 0:
-        return 1  # a stream, a transform or a mode is that of the calling thread
-    return max(1, min(torch.get_num_threads(), len(pieces), MOST_AT_ONCE))
-
-
-def by_pieces(run: Callable[[int, Any], None], pieces: Sequence[Any], threads: int) -> None:
-    """Calls ``run(thread, piece)`` for pieces of work that are torch operations without gradients, one core each.
-
-    Each thread has every so manieth piece, in every call the same, so that sums by thread are the same, too.
-
-    Args:
-        threads: :func:`num_workers`.
-    """
-    in_inference = torch.is_inference_mode_enabled()
-
-    def work(number: int) -> None:
-        with torch.inference_mode(in_inference), torch.no_grad():  # a thread begins without what is set around it
-            for piece in pieces[number::threads]:
-                run(number, piece)
-
-    if threads == 1:
-        return work(0)
-    jobs = [_torch_pool(threads).submit(work, number) for number in range(threads)]
-    wait(jobs)  # none goes on behind an error
     for job in jobs:
         job.result()
 

@@ -24,7 +24,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from pplseq.kernels import compiled, twice
+from pplseq.kernels import twice
 from pplseq.kernels.precision import exact_products
 from pplseq.kernels.scan import Forward, forward_twin
 
@@ -79,17 +79,12 @@ class PairGates(torch.autograd.Function):
     def forward(ctx, out, weight, bias, plan, names):
         width, to_blocks = out.shape[1], weight.T
         gates = out.new_empty(len(names), width)
-
-        def add(_: int, piece: tuple[int, int, slice]) -> None:
-            first, last, some = piece
+        for first, last, some in _pieces(plan, width * len(bias)):
             scores = torch.addmm(bias, out[first:last].flatten(0, 1), to_blocks)  # (l K, M)
             norm = torch.logsumexp(scores, -1).view(-1, width)
             of_block = scores.view(last - first, width, -1)
             left = plan.left[some] - first
             gates[some] = of_block[left, :, names[some]] - norm[left]
-
-        pieces = _pieces(plan, width * len(bias))
-        compiled.by_pieces(add, pieces, compiled.num_workers(pieces, out.device))
         ctx.save_for_backward(out, weight, bias, names)
         ctx.plan = plan
         return gates
@@ -101,23 +96,17 @@ class PairGates(torch.autograd.Function):
         plan, width = ctx.plan, out.shape[1]
         if torch.is_grad_enabled():
             return twice.gradients(pair_gates_reference, (out, weight, bias, plan, names), grad)
-        pieces = _pieces(plan, width * len(bias))
-        grad_out, threads = torch.zeros_like(out), compiled.num_workers(pieces, out.device)
-        grad_weight, grad_bias = ([torch.zeros_like(part) for _ in range(threads)] for part in (weight, bias))
-
-        def add(thread: int, piece: tuple[int, int, slice]) -> None:
-            first, last, some = piece
+        grad_out, grad_weight, grad_bias = torch.zeros_like(out), torch.zeros_like(weight), torch.zeros_like(bias)
+        for first, last, some in _pieces(plan, width * len(bias)):
             rows, left, given = out[first:last].flatten(0, 1), plan.left[some] - first, grad[some]
             total = grad.new_zeros(last - first, width).index_add_(0, left, given).view(-1, 1)
             of_scores = torch.addmm(bias, rows, weight.T)
             torch.softmax(of_scores, -1, out=of_scores).mul_(total.neg_())
             of_scores.view(last - first, width, -1)[left, :, names[some]] += given  # pairs are distinct
             torch.mm(of_scores, weight, out=grad_out[first:last].view(-1, weight.shape[1]))
-            grad_weight[thread].addmm_(of_scores.T, rows)
-            grad_bias[thread] += of_scores.sum(0)
-
-        compiled.by_pieces(add, pieces, threads)
-        return grad_out, _sum_of(grad_weight), _sum_of(grad_bias), None, None
+            grad_weight.addmm_(of_scores.T, rows)
+            grad_bias += of_scores.sum(0)
+        return grad_out, grad_weight, grad_bias, None, None
 
 
 def _pieces(plan: PairPlan, cells: int) -> list[tuple[int, int, slice]]:
@@ -246,19 +235,14 @@ def _inner_softmax(out: Tensor, into: Tensor, plan: PairPlan, filled: Tensor | N
     width, count = out.shape[1], len(plan.entered)
     # rounded up: of like sizes, the memory of one step fits the next
     pairs = out.new_empty(count + -count % 256, width, width, dtype=dtype)[:count]
-
-    def fill(_: int, piece: tuple[slice, list[tuple[int, slice, int]]]) -> None:
-        some, groups = piece
-        to, scores = into.index_select(0, plan.entered[some]), pairs[some]
-        for block, these, _ in groups:
-            _product(to[these].flatten(0, 1), out[block].T, scores[these].flatten(0, 1))
-        if filled is not None:
-            scores.masked_fill_(~filled[some].unsqueeze(-1), -math.inf)
-        torch.softmax(scores, 1, out=scores)
-
-    pieces = _pairs_at_once(plan, out[0].numel())
     with _narrow_products(width):
-        compiled.by_pieces(fill, pieces, compiled.num_workers(pieces, out.device))
+        for some, groups in _pairs_at_once(plan, out[0].numel()):
+            to, scores = into.index_select(0, plan.entered[some]), pairs[some]
+            for block, these, _ in groups:
+                _product(to[these].flatten(0, 1), out[block].T, scores[these].flatten(0, 1))
+            if filled is not None:
+                scores.masked_fill_(~filled[some].unsqueeze(-1), -math.inf)
+            torch.softmax(scores, 1, out=scores)
     return pairs
 
 
@@ -300,37 +284,23 @@ def _of_features(out, into, pairs, plan: PairPlan, tokens: list[Tensor], dtype: 
         tokens: (N + 1, K) u, v, and u (P v), with a last row of zeros.
     """
     coming, behind, through = tokens
-    width, pieces = out.shape[1], _pairs_at_once(plan, out[0].numel())
-    threads = compiled.num_workers(pieces, out.device)
-    grad_out, grad_into = torch.zeros_like(out), [torch.zeros_like(into) for _ in range(threads)]
+    grad_out, grad_into, width = torch.zeros_like(out), torch.zeros_like(into), out.shape[1]
     a, b = out.to(dtype), into.to(dtype)
-
-    def add(thread: int, piece: tuple[slice, list[tuple[int, slice, int]]]) -> None:
-        some, groups = piece
-        which, entered = plan.tokens[some, : max(most for _, _, most in groups)], plan.entered[some]
-        index, shape = which.reshape(-1), (*which.shape, width)
-        u, v = coming.index_select(0, index).view(shape), behind.index_select(0, index).view(shape)
-        mean = through.index_select(0, index).view(shape).sum(1, keepdim=True)
-        grad = torch.baddbmm(mean.expand(-1, width, -1), v.transpose(1, 2), u, beta=-1).mul_(pairs[some])
-        grad, to = grad.to(dtype), b.index_select(0, entered)  # (n, K, K), [to, from]
-        back = torch.empty_like(to, dtype=into.dtype)
-        for block, these, _ in groups:
-            wide = grad[these].flatten(0, 1)
-            _product(wide, a[block], back[these].flatten(0, 1))
-            _product(wide.T, to[these].flatten(0, 1), grad_out[block])
-        grad_into[thread].index_add_(0, entered, back)
-
     with _narrow_products(width):
-        compiled.by_pieces(add, pieces, threads)
-    return grad_out, _sum_of(grad_into)
-
-
-def _sum_of(parts: list[Tensor]) -> Tensor:
-    """What threads found, added up in place."""
-    total, *rest = parts
-    for part in rest:
-        total += part
-    return total
+        for some, groups in _pairs_at_once(plan, out[0].numel()):
+            which, entered = plan.tokens[some, : max(most for _, _, most in groups)], plan.entered[some]
+            index, shape = which.reshape(-1), (*which.shape, width)
+            u, v = coming.index_select(0, index).view(shape), behind.index_select(0, index).view(shape)
+            mean = through.index_select(0, index).view(shape).sum(1, keepdim=True)
+            grad = torch.baddbmm(mean.expand(-1, width, -1), v.transpose(1, 2), u, beta=-1).mul_(pairs[some])
+            grad, to = grad.to(dtype), b.index_select(0, entered)  # (n, K, K), [to, from]
+            back = torch.empty_like(to, dtype=into.dtype)
+            for block, these, _ in groups:
+                wide = grad[these].flatten(0, 1)
+                _product(wide, a[block], back[these].flatten(0, 1))
+                _product(wide.T, to[these].flatten(0, 1), grad_out[block])
+            grad_into.index_add_(0, entered, back)
+    return grad_out, grad_into
 
 
 def pair_chain_log_prob(

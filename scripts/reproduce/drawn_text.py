@@ -2,7 +2,7 @@
 
     pplseq train lstm $PPLSEQ_DATA/ptb --hidden-size 512 --dropout 0.4 --batch-size 32 --lr 0.002 --schedule time \\
         --max-time 50m --threads 2 --epochs 1000 --validate-per-epoch 1 --normalizer-dtype bfloat16 --out runs/lstm_ptb_512
-    python scripts/reproduce/drawn_text.py ptb runs/lstm_ptb_512 --tokens 7000000 --copies 4
+    python scripts/reproduce/drawn_text.py ptb runs/lstm_ptb_512 --tokens 7000000 --copies 4 --rows 1024 --threads 2
     python scripts/reproduce/vlhmm.py ptb --num-states 65536 --text runs/ptb_drawn ...
 
 Each word is drawn from a mixture of the network and a Kneser-Ney 5-gram of the same training text, whose weight is the best on

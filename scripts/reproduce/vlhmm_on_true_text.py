@@ -1,6 +1,7 @@
 """Goes on with a VLHMM that was trained on drawn text (drawn_text.py), on the true text alone, whose words it has.
 
-    python scripts/reproduce/vlhmm_on_true_text.py ptb runs/ptb_65536_better_clusters_drawn_75m --max-time 480 --out runs/NAME
+    python scripts/reproduce/vlhmm_on_true_text.py ptb runs/ptb_65536_better_clusters_drawn_75m --max-time 390 \\
+        --threads 2 --out runs/NAME
     python scripts/reproduce/vlhmm.py ptb --num-states 65536 --variant better-clusters --label LABEL --run runs/NAME \\
         --evaluate-only --trained-by "python scripts/reproduce/vlhmm_on_true_text.py ..."
 

@@ -4,15 +4,12 @@ import math
 import os
 import subprocess
 import sys
-import threading
 import zlib
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 import torch
 from support.dense_chains import ragged, random_chain
-from torch.utils.flop_counter import FlopCounterMode
 
 from pplseq.kernels import compiled, compiled_chain, path_scan, scan
 
@@ -98,62 +95,6 @@ def test_impossible_rows_and_nan():
     assert torch.isneginf(found["log_prob"][0]) and found["log_prob"][1].isnan() and torch.isfinite(found["log_prob"][2])
     assert torch.isneginf(found["best"][0]) and (found["states"][:, 0] == 0).all()
     assert found["d emit"][:, 1].isnan().any() and not found["d emit"][:, 2].isnan().any()
-
-
-def test_pieces_in_threads():
-    """All are done, by the same thread each time, on one core each, under what is set around; what one raises is raised."""
-    done, before = [], torch.get_num_threads()
-
-    def run(thread, piece):
-        kinds = torch.is_inference_mode_enabled(), torch.is_grad_enabled(), torch.get_num_threads()
-        done.append((piece, thread, threading.get_ident() == main, *kinds))
-
-    main = threading.get_ident()
-    try:
-        torch.set_num_threads(3)
-        with torch.inference_mode():
-            compiled.by_pieces(run, range(7), 3)
-        assert sorted(done) == [(piece, piece % 3, False, True, False, 1) for piece in range(7)]
-        with ThreadPoolExecutor(1) as others:  # what else there is keeps its number
-            assert torch.get_num_threads() == others.submit(torch.get_num_threads).result() == 3
-        cpu, elsewhere = torch.device("cpu"), torch.device("meta")
-        assert (compiled.num_workers(range(7), cpu), compiled.num_workers(range(2), cpu)) == (3, 2)
-        assert compiled.num_workers(range(7), elsewhere) == 1
-        with FlopCounterMode(display=False):
-            assert compiled.num_workers(range(7), cpu) == 1
-        torch.set_num_threads(64)
-        assert compiled.num_workers(range(100), cpu) == compiled.MOST_AT_ONCE
-        torch.set_num_threads(3)
-        done.clear()
-        compiled.by_pieces(run, range(1), 1)
-        assert done == [(0, 0, True, False, False, 3)]
-        done.clear()
-        with pytest.raises(ZeroDivisionError):
-            compiled.by_pieces(lambda thread, piece: done.append(piece) if piece else 1 / piece, range(6), 3)
-        assert sorted(done) == [1, 2, 4, 5], "all that was begun is done when the error comes"
-    finally:
-        torch.set_num_threads(before)
-
-
-def test_threads_that_cannot_be_started():
-    """The error is that of the system, and those that were started do not keep the program from its end."""
-    code = """
-import threading
-from pplseq.kernels import compiled
-begin, started = threading.Thread.start, []
-def start(thread):
-    if len(started) == 2:
-        raise RuntimeError("can't start new thread")
-    started.append(thread)
-    begin(thread)
-threading.Thread.start = start
-try:
-    compiled.by_pieces(lambda thread, piece: None, range(9), 3)
-except RuntimeError as error:
-    print(error)
-"""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=ENVIRONMENT, timeout=60)
-    assert (done.stdout.strip(), done.returncode) == ("can't start new thread", 0), done.stderr
 
 
 def test_rows_in_threads(monkeypatch):

@@ -20,15 +20,6 @@ LENGTHS = torch.tensor([7, 7, 5, 3, 1, 2])
 close = torch.testing.assert_close
 
 
-@pytest.fixture(params=[1, 3])
-def threads(request):
-    """As many as torch may use."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(request.param)
-    yield request.param
-    torch.set_num_threads(before)
-
-
 def factors(steps=T, blocks=M, width=K, dtype=F64):
     """(out, into, gate, init, emit) and the pairs of a batch."""
     out, into = (torch.randn(blocks, width, D, dtype=dtype) for _ in range(2))
@@ -91,7 +82,7 @@ def test_uneven_blocks():
 
 
 @pytest.mark.parametrize("cells, narrow", [(1, K), (6 * K * D, 0)])
-def test_the_scan_in_pieces(cells, narrow, threads, monkeypatch):
+def test_the_scan_in_pieces(cells, narrow, monkeypatch):
     monkeypatch.setattr("pplseq.kernels.pair_scan.CACHED_CELLS", cells)  # a group at once, or about two
     monkeypatch.setattr("pplseq.kernels.pair_scan.NARROW", narrow)
     given, *pairs = factors(steps=12)
@@ -103,7 +94,7 @@ def test_the_scan_in_pieces(cells, narrow, threads, monkeypatch):
 
 @pytest.mark.parametrize("width, names", [(K, M), (1, 1)])
 @pytest.mark.parametrize("cells", [1, 1 << 18])
-def test_gates(width, names, cells, threads, monkeypatch):
+def test_gates(width, names, cells, monkeypatch):
     monkeypatch.setattr("pplseq.kernels.pair_scan.CACHED_CELLS", cells)
     (out, *_), left, entered, pair_of = factors(width=width)
     plan = plan_pairs(left, entered, pair_of)
