@@ -76,37 +76,44 @@ class PairGates(torch.autograd.Function):
     """log p(block entered | z) of distinct pairs, (P, K); see :func:`pair_gates`."""
 
     @staticmethod
-    def forward(ctx, out, weight, bias, plan, names):
-        width, to_blocks = out.shape[1], weight.T
+    def forward(ctx, out, weight, bias, plan, names, product_dtype):
+        width, to_blocks = out.shape[1], weight.to(product_dtype).T
         gates = out.new_empty(len(names), width)
         for first, last, some in _pieces(plan, width * len(bias)):
-            scores = torch.addmm(bias, out[first:last].flatten(0, 1), to_blocks)  # (l K, M)
-            norm = torch.logsumexp(scores, -1).view(-1, width)
-            of_block = scores.view(last - first, width, -1)
-            left = plan.left[some] - first
-            gates[some] = of_block[left, :, names[some]] - norm[left]
+            scores = _scores(out[first:last].flatten(0, 1), to_blocks, bias)  # (l K, M)
+            torch.log_softmax(scores, -1, out=scores)
+            gates[some] = scores.view(last - first, width, -1)[plan.left[some] - first, :, names[some]]
         ctx.save_for_backward(out, weight, bias, names)
-        ctx.plan = plan
+        ctx.plan, ctx.product_dtype = plan, product_dtype
         return gates
 
     @staticmethod
     def backward(ctx, *grads):
         (grad,) = grads
         out, weight, bias, names = ctx.saved_tensors
-        plan, width = ctx.plan, out.shape[1]
+        plan, width, dtype = ctx.plan, out.shape[1], ctx.product_dtype
         if torch.is_grad_enabled():
-            return twice.gradients(pair_gates_reference, (out, weight, bias, plan, names), grad)
+            return twice.gradients(pair_gates_reference, (out, weight, bias, plan, names, dtype), grad)
         grad_out, grad_weight, grad_bias = torch.zeros_like(out), torch.zeros_like(weight), torch.zeros_like(bias)
+        factor = weight.to(dtype)
         for first, last, some in _pieces(plan, width * len(bias)):
-            rows, left, given = out[first:last].flatten(0, 1), plan.left[some] - first, grad[some]
+            rows, left, given = out[first:last].flatten(0, 1).to(dtype), plan.left[some] - first, grad[some]
             total = grad.new_zeros(last - first, width).index_add_(0, left, given).view(-1, 1)
-            of_scores = torch.addmm(bias, rows, weight.T)
+            of_scores = _scores(rows, factor.T, bias)
             torch.softmax(of_scores, -1, out=of_scores).mul_(total.neg_())
             of_scores.view(last - first, width, -1)[left, :, names[some]] += given  # pairs are distinct
-            torch.mm(of_scores, weight, out=grad_out[first:last].view(-1, weight.shape[1]))
-            grad_weight.addmm_(of_scores.T, rows)
             grad_bias += of_scores.sum(0)
-        return grad_out, grad_weight, grad_bias, None, None
+            of_scores = of_scores.to(dtype)
+            _product(of_scores, factor, grad_out[first:last].view(-1, weight.shape[1]))
+            grad_weight += of_scores.T @ rows
+        return grad_out, grad_weight, grad_bias, None, None, None
+
+
+def _scores(rows: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """rows @ weight + bias, a product of the weight's type and a sum of the bias's."""
+    if weight.dtype == bias.dtype:
+        return torch.addmm(bias, rows, weight)
+    return torch.mm(rows.to(weight.dtype), weight).to(bias.dtype).add_(bias)
 
 
 def _pieces(plan: PairPlan, cells: int) -> list[tuple[int, int, slice]]:
@@ -116,16 +123,19 @@ def _pieces(plan: PairPlan, cells: int) -> list[tuple[int, int, slice]]:
     return [(some[0][0], some[-1][0] + 1, slice(some[0][1].start, some[-1][1].stop)) for some in groups]
 
 
-def pair_gates(out: Tensor, weight: Tensor, bias: Tensor, plan: PairPlan, names: Tensor) -> Tensor:
+def pair_gates(
+    out: Tensor, weight: Tensor, bias: Tensor, plan: PairPlan, names: Tensor, product_dtype: torch.dtype | None = None
+) -> Tensor:
     """(P, K) log p(block entered | z) = log softmax_b(out_z . weight_b + bias_b) of the P pairs of a plan.
 
     Args:
         out: (L, K, D), the features of all blocks left. weight: (M, D). bias: (M,), of all blocks.
         names: (P,) which of the M blocks a pair enters.
+        product_dtype: of the products of features and weights.
 
     Cost: 2 L K M D flops forward, thrice that backward; scores are held a few blocks at a time.
     """
-    return twice.apply(PairGates, pair_gates_reference, out, weight, bias, plan, names)
+    return twice.apply(PairGates, pair_gates_reference, out, weight, bias, plan, names, product_dtype or out.dtype)
 
 
 def normalised_gates(out: Tensor, weight: Tensor, bias: Tensor, plan: PairPlan, names: Tensor, norm: Tensor) -> Tensor:
@@ -137,9 +147,11 @@ def normalised_gates(out: Tensor, weight: Tensor, bias: Tensor, plan: PairPlan, 
     return gates
 
 
-def pair_gates_reference(out, weight, bias, plan, names) -> Tensor:
+def pair_gates_reference(out, weight, bias, plan, names, product_dtype=None) -> Tensor:
     """The slow twin of :func:`pair_gates`."""
-    return torch.log_softmax(out @ weight.T + bias, -1)[plan.left, :, names]
+    dtype = product_dtype or out.dtype
+    scores = (out.to(dtype) @ weight.to(dtype).T).to(out.dtype) + bias
+    return torch.log_softmax(scores, -1)[plan.left, :, names]
 
 
 class PairChainLogProb(torch.autograd.Function):

@@ -8,6 +8,7 @@ from support.vlhmm_models import LENGTHS, OPTIONS, X, log_prob_by_hand, make, ta
 
 from pplseq.infer.oracles.discrete import enumerate_paths, generic_log_prob
 from pplseq.models import VLHMM
+from pplseq.models.vlhmm.layers import dropout
 
 F64 = torch.float64
 close = torch.testing.assert_close
@@ -56,6 +57,22 @@ def test_features_left_out(option):
     table = emission.log_likelihood(torch.arange(6))
     close(table.exp().sum(0), torch.ones(6, dtype=F64))
     assert not torch.allclose(table, words.log_likelihood(torch.arange(6)))
+
+
+@pytest.mark.parametrize("share", [2.0**-14, 0.05, 0.9])
+def test_a_share_is_left_out(share):
+    x = torch.rand(999, 1001, dtype=F64).add_(0.5).requires_grad_()
+    thin = dropout(x, share, True)
+    (grad,) = torch.autograd.grad(thin.sum(), x)
+    close(thin, x * grad)
+    scale = 1 / (1 - round(share * 2**16) / 2**16)
+    assert set(grad.unique().tolist()) == {0.0, scale}
+    out = (grad == 0).double()
+    few = 5 * (share / out.numel()) ** 0.5  # five standard deviations, more or less
+    assert abs(out.mean() - share) < few + 2.0**-17
+    assert all(abs((out[:, k::4]).mean() - share) < 2 * few + 2.0**-17 for k in range(4))  # of a number's four pieces
+    assert abs((out[:, 1:] * out[:, :-1]).mean() - share**2) < 2 * few
+    assert dropout(x, share, False) is x and dropout(x, 0.0, True).equal(x) and not dropout(x, 1.0, True).any()
 
 
 @pytest.mark.parametrize("option", ["independent", "uneven", "scalar", "reset"])

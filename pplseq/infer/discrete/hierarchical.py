@@ -67,7 +67,7 @@ class HierarchicalChain(BlockChain):
         plan = plan_pairs(left, entered_at, pair_of, used)
         table = out, transition.block_weight, transition.block_bias, plan, entered
         if torch.is_grad_enabled():
-            gates = pair_gates(*table)
+            gates = pair_gates(*table, transition.product_dtype)
         else:
             gates = normalised_gates(*table, transition.block_norms(blocks))
         return pair_chain_log_prob(

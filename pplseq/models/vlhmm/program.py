@@ -24,7 +24,7 @@ from pplseq.infer.fit.em import Batch
 from pplseq.infer.programs.markov import markov
 from pplseq.models.base import Given, Sizes, one_chain
 from pplseq.models.constrained import Constrainable
-from pplseq.models.vlhmm.layers import ResidualLayer
+from pplseq.models.vlhmm.layers import ResidualLayer, dropout
 
 PARAMETERIZATIONS = ("independent", "factored", "scalar")
 TRANSITIONS = ("softmax", "hierarchical")
@@ -269,7 +269,7 @@ class VLHMM(Constrainable):
 
     def _thinned(self, features: Tensor) -> Tensor:
         """Features (..., h) with some of them left out in training."""
-        return nn.functional.dropout(features, self.feature_dropout, self.training)
+        return dropout(features, self.feature_dropout, self.training)
 
     def _out(self, embedding: Tensor) -> Tensor:
         out = self._thinned(self.out_layer(embedding))
