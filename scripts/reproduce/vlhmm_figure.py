@@ -21,11 +21,12 @@ def points() -> list[tuple[int, float, str, str]]:
     found = []
     for path in sorted(RESULTS.glob("vlhmm_ptb_*.json")):
         entry = json.loads(path.read_text(encoding="utf-8"))
-        words = entry["train_command"].split()
-        if "--num-states" not in words:  # a run that goes on with another one's states
-            words += ["--num-states", path.stem.split("_")[2], "--transition", "hierarchical"]
-        transition = words[words.index("--transition") + 1] if "--transition" in words else "softmax"
-        states = int(words[words.index("--num-states") + 1])
+        command, words = entry["command"].split(), entry["train_command"].split()
+        states = int(command[command.index("--num-states") + 1])
+        if "--transition" in words:
+            transition = words[words.index("--transition") + 1]
+        else:  # what goes on with another run is hierarchical
+            transition = "softmax" if words[0] == "pplseq" else "hierarchical"
         found.append((states, entry["results"]["valid_carried"], transition, path.stem.removeprefix("vlhmm_ptb_")))
     return found
 

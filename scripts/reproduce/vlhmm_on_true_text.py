@@ -21,6 +21,7 @@ from record import data_folder  # noqa: E402
 
 from pplseq.data.text import load_corpus  # noqa: E402
 from pplseq.models import VLHMM  # noqa: E402
+from pplseq.runs.memory import keep_freed_memory  # noqa: E402
 
 
 def with_settings(model: VLHMM, **settings) -> VLHMM:
@@ -52,6 +53,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
+    keep_freed_memory()
     model = with_settings(
         VLHMM.load(options.run / "best"), state_dropout=options.state_dropout, feature_dropout=options.feature_dropout,
         normalizer_dtype=options.normalizer_dtype,
