@@ -1,11 +1,11 @@
 """Parts the texts of a corpus by topic, for models of a topic each that vlhmm_union.py makes one HMM of.
 
     python scripts/reproduce/topics.py ptb --topics 3
-    python scripts/reproduce/vlhmm_on_true_text.py ptb runs/RUN --text runs/ptb_topic_0 --out runs/RUN_topic_0 ...
+    python scripts/reproduce/vlhmm_on_true_text.py ptb runs/RUN --text runs/ptb_topic_0 --out runs/RUN_0 ...
 
-Pieces of successive lines are drawn from a mixture of unigram models (Nigam, McCallum, Thrun, Mitchell 2000, section 3), fitted by
-EM to the training text with words that are neither frequent everywhere nor rare. Writes runs/<corpus>_topic_<k>, of training and
-validation text; there is no test text in it.
+Pieces of successive lines are drawn from a mixture of unigram models (Nigam, McCallum, Thrun, Mitchell 2000, section 3), fitted
+by EM to the training text with words that are neither frequent everywhere nor rare. Writes runs/<corpus>_topic_<k>, of training
+and validation text; there is no test text in it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def counts_of(pieces: list[list[str]], number: dict[str, int]) -> np.ndarray:
     return counts
 
 
-def fit(counts: np.ndarray, topics: int, seed: int = 0, iterations: int = 60, restarts: int = 20) -> tuple[np.ndarray, np.ndarray]:
+def fit(counts: np.ndarray, topics: int, seed: int = 0, *, iterations: int = 60, restarts: int = 20):
     """(log shares (K,), log tables (K, words)) of the mixture of unigram models that is the most likely of several fits."""
     random, best = np.random.default_rng(seed), (-np.inf, np.empty(0), np.empty(0))
     for _ in range(restarts):
