@@ -29,7 +29,7 @@ from pplseq.data.text import load_corpus  # noqa: E402
 from pplseq.models import VLHMM  # noqa: E402
 from pplseq.runs.evaluation import score_text  # noqa: E402
 
-STAYS = (0.0, 0.3, 0.5, 0.7, 0.8, 0.9)
+STAYS = (0.0, 0.5, 0.8, 0.9, 0.95, 0.98)
 
 
 def of_union(log_probs: np.ndarray, ends: np.ndarray, weights: np.ndarray, stay: float) -> np.ndarray:
