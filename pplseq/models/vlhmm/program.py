@@ -269,7 +269,7 @@ class VLHMM(Constrainable):
 
     def _thinned(self, features: Tensor) -> Tensor:
         """Features (..., h) with some of them left out in training."""
-        return dropout(features, self.feature_dropout, self.training)
+        return dropout(features, self.feature_dropout, self.training) if self.feature_dropout else features
 
     def _out(self, embedding: Tensor) -> Tensor:
         out = self._thinned(self.out_layer(embedding))
