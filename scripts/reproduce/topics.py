@@ -64,6 +64,9 @@ def main() -> None:
     counts = counts_of(pieces["train"], number)
     spread = (counts > 0).mean(0)
     number = {words[k]: n for n, k in enumerate(np.flatnonzero((spread < 0.25) & (counts.sum(0) >= 10)))}
+    for folder in options.out.glob(f"{options.corpus}_topic_*"):
+        for path in folder.glob(f"{options.corpus}.*.txt"):  # of another number of topics
+            path.unlink()
     share, table = fit(counts_of(pieces["train"], number), options.topics)
     telling = table - np.logaddexp.reduce(table + share[:, None], 0)
     for k, row in enumerate(telling * np.exp(table)):

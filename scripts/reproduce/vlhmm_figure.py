@@ -48,7 +48,7 @@ def main() -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    figure, (axes, over_time) = pyplot.subplots(1, 2, figsize=(11.5, 4.2), layout="constrained")
+    figure, (axes, over_time) = pyplot.subplots(1, 2, figsize=(14, 4.6), layout="constrained")
     axes.plot(list(PAPER), list(PAPER.values()), "k--^", label="paper, one softmax, GPU")
     for transition, shape in SHAPES.items():
         some = [(states, value) for states, value, kind, _ in points() if kind == transition]
@@ -58,11 +58,12 @@ def main() -> None:
     axes.set(xscale="log", xlabel="states", ylabel="validation perplexity, carried", title="Penn Treebank")
     axes.set_xscale("log", base=2)
     axes.legend()
-    for name, minutes, values in curves():
-        over_time.plot(minutes, values, label=name)
+    colours, lines = pyplot.get_cmap("tab10").colors, ("-", "--", ":")
+    for k, (name, minutes, values) in enumerate(curves()):
+        over_time.plot(minutes, values, lines[k // len(colours) % len(lines)], color=colours[k % len(colours)], label=name)
     over_time.axhline(FIVE_GRAM, color="grey", linewidth=1)
-    over_time.set(xscale="log", xlabel="minutes of training", ylabel="validation perplexity, carried", ylim=(110, 260))
-    over_time.legend(fontsize="small")
+    over_time.set(xscale="log", xlabel="minutes of this run", ylabel="validation perplexity, carried", ylim=(110, 260))
+    over_time.legend(fontsize="x-small", loc="center left", bbox_to_anchor=(1, 0.5))
     figure.savefig(RESULTS / "vlhmm_states.png", dpi=120)
     print(f"wrote {RESULTS.name}/vlhmm_states.png")
 

@@ -25,7 +25,7 @@ from pplseq.runs.memory import keep_freed_memory  # noqa: E402
 
 
 def with_settings(model: VLHMM, **settings) -> VLHMM:
-    """The same model with other settings, such as its dropout."""
+    """A model of float32 with the same parameters and other settings, such as its dropout."""
     other = VLHMM(**model.get_params() | settings)
     other.load_state_dict(model.state_dict())
     other.vocabulary, other.clusters = model.vocabulary, model.clusters
@@ -37,7 +37,7 @@ def main() -> None:
     parser.add_argument("corpus", choices=["ptb"])
     parser.add_argument("run", type=Path)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--text", type=Path, help="a folder of drawn text (default: the corpus)")
+    parser.add_argument("--text", type=Path, help="a folder of drawn text, or of a topic (default: the corpus)")
     parser.add_argument("--max-time", type=float, default=480.0, help="seconds")
     parser.add_argument("--lr", type=float, default=0.0015)
     parser.add_argument("--decay", type=float, default=0.6, help="last share of the time in which the learning rate falls")

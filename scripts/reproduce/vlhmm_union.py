@@ -2,10 +2,11 @@
 
     python scripts/reproduce/vlhmm_union.py ptb runs/FIRST runs/SECOND --threads 2 --label LABEL
 
-The state of the union is (which model, state in it). The text begins in model k with probability w_k; within a sentence a state
-goes on as its model has it; where <eos> resets the state, the model stays with probability s and is drawn from w otherwise. So
-this is an HMM of as many states as the models have together, and its likelihood is exact: what the models say of the words,
-weighed by how probable each is behind the words before. w and s are the best on validation. Writes
+The state of the union is (which model, state in it). The text begins in model k with probability w_k; within a sentence a
+state goes on as its model has it; where <eos> resets the state, the model stays with probability s and is drawn from w
+otherwise. So this is an HMM of as many states as the models have together, and the likelihood of a whole text, one sequence
+of all its sentences, is exact: what the models say of the words of a sentence, weighed by how probable each is behind the
+words before. s is the best on validation with even weights, of `STAYS`; then w, of a grid. Writes
 results/vlhmm_union_LABEL.json.
 """
 
@@ -41,16 +42,16 @@ def of_union(log_probs: np.ndarray, ends: np.ndarray, weights: np.ndarray, stay:
         weights: (K,) of the models at the start, and where one is drawn anew; they sum to 1.
         stay: how probable it is that the model stays at an end.
     """
-    result, belief = np.empty(log_probs.shape[1]), np.asarray(weights, float)
-    top = log_probs.max(0)
-    likely = np.exp(log_probs - top)
-    for n, end in enumerate(ends.tolist()):
-        belief = belief * likely[:, n]
-        total = belief.sum()
-        result[n] = top[n] + np.log(total)
-        belief /= total
-        if end:
-            belief = stay * belief + (1 - stay) * weights
+    with np.errstate(divide="ignore"):
+        first, keep, change = np.log(weights), np.log(stay), np.log1p(-stay)
+        result, belief = np.empty(log_probs.shape[1]), first
+        for n, end in enumerate(ends.tolist()):
+            joint = belief + log_probs[:, n]
+            result[n] = total = np.logaddexp.reduce(joint)
+            if np.isfinite(total):  # behind what all models forbid, the models are as probable as before
+                belief = joint - total
+            if end:
+                belief = np.logaddexp(keep + belief, change + first)
     return result
 
 
@@ -72,22 +73,25 @@ def main() -> None:
     scores: dict[str, list[np.ndarray]] = {"valid": [], "test": []}
     alone: list[dict[str, float]] = []
     texts = {}
-    states = 0
+    states, words = 0, None
     for run in options.runs:
         model = VLHMM.load(run / "best")
         states += model.num_states
-        if model.reset_id is None:
+        if model.reset_id != model.vocabulary.eos_id:
             raise SystemExit(f"{run}: a model without a reset at <eos> is no part of a union")
+        if words is not None and set(model.vocabulary.words) != words:
+            raise SystemExit(f"{run}: its words are not those of {options.runs[0]}; a union is of models of the same words")
+        words = set(model.vocabulary.words)
         corpus = load_corpus(data_folder() / options.corpus, vocabulary=model.vocabulary)
         figures = {}
         for name, kept in scores.items():
             texts[name] = getattr(corpus, name)
-            kept.append(score_text(model, texts[name], "carried").token_log_probs)
-            figures[f"{name}_carried"] = round(float(np.exp(-kept[-1].mean())), 3)
+            kept.append(score_text(model, texts[name], "sentence").token_log_probs)
+            figures[name] = round(float(np.exp(-kept[-1].mean())), 3)
         alone.append({"states": model.num_states} | figures)
         print(run, figures, flush=True)
     stacked = {name: np.stack(kept) for name, kept in scores.items()}
-    # the models may number their words differently: all texts are the last one's
+    # models may number their words differently, log-probabilities stand in the order of the text
     ends = {name: text.tokens == corpus.vocabulary.eos_id for name, text in texts.items()}
     parts = 10 if len(options.runs) < 4 else 4
     every = [w / parts for w in simplex(parts, len(options.runs))]
@@ -105,8 +109,8 @@ def main() -> None:
     share = min(np.linspace(0, 1, 101), key=lambda w: mixture(ours["valid"], theirs["valid"], w))
     results["5-gram_weight"] = round(float(share), 2)
     for name in ours:
-        results[f"{name}_carried"] = round(mixture(ours[name], theirs[name], 0.0), 3)
-        results[f"{name}_carried_with_5-gram"] = round(mixture(ours[name], theirs[name], share), 3)
+        results[name] = round(mixture(ours[name], theirs[name], 0.0), 3)
+        results[f"{name}_with_5-gram"] = round(mixture(ours[name], theirs[name], share), 3)
     print(results)
     record(f"vlhmm_union_{options.label}", results, folder=".", seconds=round(time.perf_counter() - began, 1))
 
