@@ -83,8 +83,8 @@ def _run(parameters: Words | Vectors, x: Tensor, gradients: bool) -> tuple[list[
 
 
 def _go_side_by_side(parameters: Words, x: Tensor) -> bool:
-    possible = [array(part) > -np.inf for part in (parameters.initial, parameters.transition)]
-    return tables.side_by_side(*x.shape, *possible)
+    start, matrix = (array(part) > -np.inf for part in (parameters.initial, parameters.transition))
+    return tables.side_by_side(len(x), x.shape[1], start, matrix)
 
 
 def _words_at_once(parameters: Words, x: Tensor, gradients: bool) -> tuple[list[np.ndarray], float] | None:
