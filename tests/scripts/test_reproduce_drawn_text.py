@@ -1,26 +1,17 @@
 """Text that scripts/reproduce/drawn_text.py draws from a network."""
 
-import importlib.util
-import sys
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
+from support.scripts import load_script
 
 from pplseq.baselines import LSTM, KneserNey
 from pplseq.data import Text, Vocabulary
 
-SCRIPT = Path(__file__).parents[2] / "scripts" / "reproduce" / "drawn_text.py"
-
 
 @pytest.fixture(scope="module")
 def script():
-    spec = importlib.util.spec_from_file_location("reproduce_drawn_text", SCRIPT)
-    module, before = importlib.util.module_from_spec(spec), list(sys.path)
-    spec.loader.exec_module(module)
-    sys.path[:] = before
-    return module
+    return load_script("reproduce/drawn_text.py")
 
 
 def test_words_are_drawn_as_the_network_says_given_the_words_before(script):

@@ -1,28 +1,15 @@
 """The pieces of the scripts about streams that shift, and about mean probability."""
 
-import importlib.util
-import sys
-from pathlib import Path
-
 import numpy as np
 import pytest
+from support.scripts import load_script
 
 from pplseq.models import PROPSLearner
-
-REPRODUCE = Path(__file__).parents[2] / "scripts" / "reproduce"
-
-
-def load(name):
-    spec = importlib.util.spec_from_file_location(f"reproduce_{name}", REPRODUCE / f"{name}.py")
-    module, before = importlib.util.module_from_spec(spec), list(sys.path)
-    spec.loader.exec_module(module)
-    sys.path[:] = before
-    return module
 
 
 @pytest.fixture(scope="module")
 def script():
-    return load("personalisation_drift")
+    return load_script("reproduce/personalisation_drift.py")
 
 
 def test_streams_shift_in_the_middle(script):
@@ -55,5 +42,5 @@ def test_a_source_says_again_what_it_said(script, monkeypatch):
 
 
 def test_scores_of_words():
-    found = load("personalisation_mean_probability").scores(np.log([0.5, 0.125]))
+    found = load_script("reproduce/personalisation_mean_probability.py").scores(np.log([0.5, 0.125]))
     assert found == {"perplexity": 4.0, "mean_probability": 0.3125, "from_above_.2": 0.8}

@@ -1,26 +1,15 @@
 """The pieces of the personalisation experiment: words, lines that begin afresh, mixtures and frozen counts."""
 
-import importlib.util
-import sys
-from pathlib import Path
-
 import numpy as np
 import pytest
+from support.scripts import load_script
 
 from pplseq.sources import CallableSource, MixtureSource, OnlineNGram, UnigramCache, stream_log_probs
-
-ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
 def script():
-    path = ROOT / "scripts" / "reproduce" / "personal_streams.py"
-    spec = importlib.util.spec_from_file_location("reproduce_personal_streams", path)
-    module = importlib.util.module_from_spec(spec)
-    before = list(sys.path)
-    spec.loader.exec_module(module)
-    sys.path[:] = before
-    return module
+    return load_script("reproduce/personal_streams.py")
 
 
 @pytest.fixture(scope="module")

@@ -1,27 +1,45 @@
 """The union of several VLHMMs as one HMM, against its own dense forward recursion."""
 
-import importlib.util
-import sys
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
+from support.scripts import load_script
 
+from pplseq.data import Vocabulary
+from pplseq.data.text import load_corpus
 from pplseq.models import VLHMM
 
-SCRIPT = Path(__file__).parents[2] / "scripts" / "reproduce" / "vlhmm_union.py"
 WORDS, EOS = 5, 4
 TEXT = [0, 2, 1, 4, 3, 3, 4, 4, 2, 0, 1, 1, 4, 0]
 
 
 @pytest.fixture(scope="module")
 def script():
-    spec = importlib.util.spec_from_file_location("reproduce_union", SCRIPT)
-    module, before = importlib.util.module_from_spec(spec), list(sys.path)
-    spec.loader.exec_module(module)
-    sys.path[:] = before
-    return module
+    return load_script("reproduce/vlhmm_union.py")
+
+
+def forward(models, texts, eos, weights, stay):
+    """log p(x_1..x_n) for all n, under the dense tables of the union; texts are the same words in each model's numbers."""
+    starts, matrices, emissions = [], [], []
+    with torch.no_grad():
+        for model, text in zip(models, texts, strict=True):
+            transition, emission = model.specs()
+            starts.append(transition.initial_log_prob().exp().double().numpy())
+            matrices.append(transition.log_matrix().exp().double().numpy())
+            emissions.append(emission.log_likelihood(torch.tensor(text)).exp().double().numpy())  # (steps, states)
+    states = [len(start) for start in starts]
+    of_model, emitted = np.repeat([0, 1], states), np.concatenate(emissions, 1)
+    begin = np.concatenate([w * start for w, start in zip(weights, starts, strict=True)])
+    within = np.zeros((sum(states), sum(states)))
+    within[: states[0], : states[0]], within[states[0] :, states[0] :] = matrices
+    afresh = np.stack([(1 - stay) * begin + stay * np.concatenate(starts) * (of_model == k) for k in of_model])
+    message, expected = begin, []
+    for n, likely in enumerate(emitted):
+        if n:
+            message = message @ (afresh if texts[0][n - 1] == eos else within)
+        message = message * likely
+        expected.append(np.log(message.sum()))
+    return np.array(expected)
 
 
 @pytest.mark.parametrize("weights, stay", [((0.3, 0.7), 0.6), ((1.0, 0.0), 0.2), ((0.5, 0.5), 0.0), ((0.1, 0.9), 1.0)])
@@ -29,30 +47,72 @@ def test_it_is_an_hmm(script, weights, stay):
     torch.manual_seed(0)
     options = dict(hidden_size=4, reset_id=EOS, transition="hierarchical")
     models = [VLHMM(WORDS, states, torch.arange(WORDS) % 2, **options).double().eval() for states in (4, 6)]
-    starts, matrices, tables = [], [], []
+    texts = [torch.tensor([TEXT[: n + 1]]) for n in range(len(TEXT))]
     with torch.no_grad():
-        for model in models:
-            transition, emission = model.specs()
-            starts.append(transition.initial_log_prob().exp().numpy())
-            matrices.append(transition.log_matrix().exp().numpy())
-            tables.append(emission.log_likelihood(torch.arange(WORDS)).exp().numpy())  # (words, states)
-        texts = [torch.tensor([TEXT[: n + 1]]) for n in range(len(TEXT))]
         alone = np.array([np.diff([0.0, *(float(model.log_prob(x)) for x in texts)]) for model in models])
     got = script.of_union(alone, np.array(TEXT) == EOS, np.array(weights), stay)
+    np.testing.assert_allclose(got.cumsum(), forward(models, [TEXT, TEXT], EOS, weights, stay), rtol=1e-9)
 
-    table = np.concatenate(tables, 1)
-    begin = np.concatenate([w * start for w, start in zip(weights, starts, strict=True)])
-    within = np.zeros((10, 10))
-    within[:4, :4], within[4:, 4:] = matrices
-    of_model = np.repeat([0, 1], [4, 6])
-    afresh = np.stack([(1 - stay) * begin + stay * np.concatenate(starts) * (of_model == k) for k in of_model])
-    message, expected = begin, []
-    for n, word in enumerate(TEXT):
-        if n:
-            message = message @ (afresh if TEXT[n - 1] == EOS else within)
-        message = message * table[word]
-        expected.append(np.log(message.sum()))
-    np.testing.assert_allclose(got.cumsum(), expected, rtol=1e-9)
+
+def test_what_no_model_can_say_is_impossible_and_the_rest_is_not(script):
+    impossible = np.array([[-1000.0, -np.inf, -1.0], [-1.0, -np.inf, -1.0]])
+    got = script.of_union(impossible, np.array([False, True, False]), np.array([0.5, 0.5]), 0.5)
+    np.testing.assert_allclose(got, [-1 - np.log(2), -np.inf, -1.0])
+    got = script.of_union(np.array([[-800.0, -1, -1], [-1, -900, -1]]), np.zeros(3, bool), np.array([0.5, 0.5]), 0.0)
+    np.testing.assert_allclose(got, [-1 - np.log(2), -800.0, -1.0])
+
+
+@pytest.fixture
+def runs(tmp_path, monkeypatch, script):
+    """Two models of the same words in another order, and a corpus."""
+    random = np.random.default_rng(0)
+    (tmp_path / "ptb").mkdir()
+    for name, lines in (("train", 60), ("valid", 40), ("test", 50)):
+        text = "".join(" ".join(random.choice(["a", "b", "c", "<unk>"], random.integers(1, 9))) + "\n" for _ in range(lines))
+        (tmp_path / "ptb" / f"ptb.{name}.txt").write_text(text)
+    monkeypatch.setenv("PPLSEQ_DATA", str(tmp_path))
+    torch.manual_seed(0)
+    folders = []
+    for name, words, states in (("first", "a b c <unk> <eos>", 4), ("second", "<eos> c <unk> b a", 6)):
+        vocabulary = Vocabulary(tuple(words.split()))
+        options = dict(hidden_size=4, reset_id=vocabulary.eos_id, transition="hierarchical", init_scale=1.0)
+        model = VLHMM(5, states, torch.arange(5) % 2, **options).eval()
+        model.vocabulary = vocabulary
+        model.save(tmp_path / name / "best")
+        folders.append(tmp_path / name)
+    return folders
+
+
+def run(script, monkeypatch, folders):
+    written = {}
+    monkeypatch.setattr(script, "record", lambda name, results, **more: written.update(results))
+    monkeypatch.setattr("sys.argv", ["vlhmm_union.py", "ptb", *map(str, folders), "--label", "toy"])
+    script.main()
+    return written
+
+
+def test_a_whole_text_is_one_sequence(script, runs, tmp_path, monkeypatch):
+    results = run(script, monkeypatch, runs)
+    models = [VLHMM.load(folder / "best") for folder in runs]
+    for name in ("valid", "test"):
+        texts = [load_corpus(tmp_path / "ptb", vocabulary=m.vocabulary) for m in models]
+        texts = [getattr(corpus, name).tokens.tolist() for corpus in texts]
+        expected = forward(models, texts, models[0].vocabulary.eos_id, results["weights"], results["stay"])
+        assert results[name] == pytest.approx(np.exp(-expected[-1] / len(texts[0])), abs=6e-4)
+    assert results["states"] == 10
+
+
+def test_models_of_other_words_are_refused(script, runs, tmp_path, monkeypatch):
+    model = VLHMM.load(runs[1] / "best")
+    model.vocabulary = Vocabulary(("<eos>", "c", "<unk>", "b", "d"))
+    model.save(tmp_path / "third" / "best")
+    with pytest.raises(SystemExit, match="third: its words are not those of"):
+        run(script, monkeypatch, [*runs, tmp_path / "third"])
+    model = VLHMM.load(runs[1] / "best")
+    model.reset_id = None
+    monkeypatch.setattr(script.VLHMM, "load", lambda folder: model)
+    with pytest.raises(SystemExit, match="a model without a reset at <eos>"):
+        run(script, monkeypatch, runs)
 
 
 def test_weights_to_choose_among(script):
