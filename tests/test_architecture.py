@@ -11,7 +11,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "pplseq"
 MAX_FILES = 25  # of one folder: what a reader takes in at a glance
-MAX_LINES = 450  # of one file
+MAX_LINES = 700  # of one file
 
 
 def files():
