@@ -5,6 +5,7 @@ import math
 
 import pytest
 import torch
+from support.rounding import roundings
 from support.tiny_families import FAMILIES
 
 from pplseq.distributions.hierarchical import HierarchicalTransition
@@ -242,16 +243,13 @@ def test_tiles_are_the_matrix(monkeypatch, kept_bytes, dtype):
             torch.randn(4, 6, dtype=dtype) * 40,
             torch.tensor([[-math.inf] * 5 + [0.0], [-math.inf] * 6], dtype=dtype),
         ):
+            near = {"rtol": 0, "atol": roundings(matrix, messages)}
             with torch.no_grad():
                 steps = TiledSteps(family.specs()[0], kept_bytes)
                 for _ in range(2):
-                    close(
-                        steps.backward(messages), (matrix + messages.unsqueeze(1)).logsumexp(-1), rtol=1e-5, atol=1e-4
-                    )
-                    close(
-                        steps.forward(messages), (messages.unsqueeze(-1) + matrix).logsumexp(-2), rtol=1e-5, atol=1e-4
-                    )
-                close(steps.best_backward(messages), (matrix + messages.unsqueeze(1)).amax(-1), rtol=1e-5, atol=1e-4)
+                    close(steps.backward(messages), (matrix + messages.unsqueeze(1)).logsumexp(-1), **near)
+                    close(steps.forward(messages), (messages.unsqueeze(-1) + matrix).logsumexp(-2), **near)
+                close(steps.best_backward(messages), (matrix + messages.unsqueeze(1)).amax(-1), **near)
 
 
 def test_what_is_refused():
