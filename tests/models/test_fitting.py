@@ -151,3 +151,23 @@ def test_devices_that_are_not_there(device, said, monkeypatch):
     with pytest.raises(ValueError, match=said):
         HMM(2, 3).fit([[0, 1, 2]], device=device)
     assert HMM(2, 3).fit([[0, 1, 2]], device="auto", max_iterations=1).reference.device.type == "cpu"
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_the_better_half_of_several_starts_goes_on(order):
+    """Whichever comes first: from equal states EM cannot leave, so the other two starts end above these two."""
+    text, model = [torch.tensor([0] * 20 + [1] * 20)] * 3, HMM(2, 2)
+    even = [[0.5, 0.5], [0.5, 0.5]]
+    begin = [
+        lambda stay=stay, emission=emission: model.set_parameters(
+            initial=[0.5, 0.5], transition=[[stay, 1 - stay], [1 - stay, stay]], emission=emission
+        )
+        for stay, emission in ((0.5, even), (0.7, [[0.9, 0.1], [0.1, 0.9]]), (0.6, even), (0.6, [[0.2, 0.8], [0.7, 0.3]]))
+    ][::order]
+    batches = [model.as_batch(text)]
+    for finalists in (1, 2):
+        left = fitting.start_anew(model, batches, begin, finalists=finalists)
+        assert len(left) == finalists
+        for start in left:
+            model.load_state_dict(start)
+            assert model.score(text) > -15  # of equal states: -120 log 2 = -83

@@ -284,3 +284,24 @@ def test_blocks_must_fit():
         RestartBlock(2, prior=0.5)
     with pytest.raises(ValueError, match="concentration must be positive"):
         RestartBlock(2, concentration=0.0)
+
+
+def test_a_restart_that_falls_keeps_the_parameters_before():
+    one = problem()
+    start = draw_parameters(one, [RestartBlock(3)])
+    before = EMRun(problem(), start, max_iterations=2, tolerance=0.0).run()
+    maximize, calls = one.maximize, []
+
+    def spoilt(*args, **options):
+        parameters, floored = maximize(*args, **options)
+        calls.append(len(calls))
+        if calls[-1] == 2:
+            parameters["transition"]["logits"][..., 1] = start["transition"]["logits"][..., 1].flip(0)
+        return parameters, floored
+
+    one.maximize = spoilt
+    found = EMRun(one, start, max_iterations=5, tolerance=0.0).run()
+    assert found.fell == [1] and found.log_likelihoods[1] == before.log_likelihoods[1]
+    mine, wanted = (take(run.parameters, torch.tensor([1])) for run in (found, before))
+    assert_close(mine, wanted, rtol=0, atol=0)
+    assert bool((found.log_likelihoods > before.log_likelihoods)[[0, 2]].all())
