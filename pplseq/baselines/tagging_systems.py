@@ -223,6 +223,7 @@ def summary_of(
 ) -> dict[str, Any]:
     """What :func:`train_tagger` tells of a training."""
     from pplseq.models.taggers.scores import score_tags, training_words
+    from pplseq.models.taggers.spans.schemes import in_scheme
 
     words = training_words(sentences)
     summary = {
@@ -234,7 +235,9 @@ def summary_of(
         "seconds": round(seconds, 3),
     }
     if dev is not None and any(len(s.words) for s in dev) and saved.system != "unsupervised":
-        summary["dev_accuracy"] = score_tags(dev, saved.tagger.tag([s.words for s in dev]), words).accuracy
+        summary["dev_accuracy"] = score_tags(
+            in_scheme(saved.tagger, dev), saved.tagger.tag([s.words for s in dev]), words
+        ).accuracy
     return summary
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from pplseq.data.sources import listing, read_text
+from pplseq.data.vocabulary import split_words
 
 LABELS = {"+": True, "1": True, "true": True, "yes": True, "-": False, "0": False, "false": False, "no": False}
 
@@ -50,14 +51,14 @@ def read_labelled_strings(path: str | Path, *, symbols: Sequence[str] | None = N
         if not line.strip() or line.startswith("#"):
             continue
         text, label = _split(line, f"{name}, line {number}")
-        text = " ".join(text.split())  # so that two spaces do not make another string
+        text = " ".join(split_words(text))  # so that two spaces do not make another string
         before = texts.setdefault(text, (label, number))
         if before[0] != label:
             raise ValueError(
                 f"{name}, line {number}: {text!r} has another label than in line {before[1]}; decide for one"
             )
         if known is not None:
-            own = text.split() if long or " " in text else text
+            own = split_words(text) if long or " " in text else text
             if strange := [symbol for symbol in own if symbol not in known]:
                 raise ValueError(
                     f"{name}, line {number}: unknown symbol {strange[0]!r}; known: {listing(sorted(known))}"
@@ -66,7 +67,7 @@ def read_labelled_strings(path: str | Path, *, symbols: Sequence[str] | None = N
     if not found:
         raise ValueError(f"{name}: no strings in it; expected lines like '+ 0101' or '- 00'")
     words = long or any(" " in text for text, _ in found)
-    strings = [tuple(text.split()) if words else tuple(text) for text, _ in found]
+    strings = [tuple(split_words(text)) if words else tuple(text) for text, _ in found]
     symbols = tuple(sorted({symbol for string in strings for symbol in string}) if symbols is None else symbols)
     if not symbols:
         raise ValueError(f"{name}: only the empty string is in it, so there are no symbols")

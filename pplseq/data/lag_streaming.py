@@ -12,7 +12,7 @@ import numpy as np
 from pplseq.data.lag_counting import PairCounter, sparse
 from pplseq.data.lag_counts import MOST_LAGS, LagCounts, Part, check_settings, check_shard
 from pplseq.data.streams import Piece, TextStream, by_articles, decoded, of_shard
-from pplseq.data.vocabulary import EOS, UNKNOWN, Vocabulary, WordForms
+from pplseq.data.vocabulary import EOS, UNKNOWN, Vocabulary, WordForms, split_words
 
 LINE_END = "\0"  # no text holds it: it would be taken for a binary file
 REMEMBERED = 1 << 22  # spellings outside the vocabulary that are remembered; beyond, a word is looked up in two steps
@@ -278,7 +278,7 @@ def encode_piece(piece: Piece, codes: dict[str, int], eos_id: int | None) -> tup
     Returns:
         tokens (N,) int32; starts (U,) int64, the places in 0..N where units begin.
     """
-    words = piece.text.replace("\n", f" {LINE_END} ").split()
+    words = split_words(piece.text.replace("\n", f" {LINE_END} "))
     tokens = np.fromiter(map(codes.__getitem__, words), dtype=np.int32, count=len(words))
     ends = np.flatnonzero(tokens == -1)
     lines = np.concatenate([[0], ends + 1])  # the last is the line that goes on in the next piece, or the end
@@ -296,7 +296,7 @@ def _place(piece: Piece, word: str, name: str) -> str:
     if piece.first_line is None:
         return name
     lines = piece.text.split("\n")
-    return f"{name}, line {piece.first_line + next(i for i, line in enumerate(lines) if word in line.split())}"
+    return f"{name}, line {piece.first_line + next(i for i, line in enumerate(lines) if word in split_words(line))}"
 
 
 def _eos_message(place: str, eos: str) -> str:

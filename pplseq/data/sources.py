@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 from pplseq import checks
+from pplseq.data.vocabulary import split_words
 
 UNPACKED_BYTES = 1 << 26  # that any packed file may hold
 CHUNK = 1 << 16  # bytes of a stream that are taken at a time where as many are there
@@ -160,7 +161,7 @@ def decode_lines(stream: BinaryIO, name: str, *, lower: bool = False) -> Iterato
             ) from error
         if number == 1:
             line = line.removeprefix("\ufeff")  # the byte order mark some editors write
-        yield (line.lower() if lower else line).split()
+        yield split_words(line.lower() if lower else line)
         offset += len(raw)
 
 
@@ -236,5 +237,5 @@ def _column_lines(rows, source: str, lower: bool) -> Iterator[list[str]]:
             "Write the column you want to a text file and give its path"
         )
     return (
-        (line.lower() if lower else line).split() for row in rows for line in row[column].removesuffix("\n").split("\n")
+        split_words(line.lower() if lower else line) for row in rows for line in row[column].removesuffix("\n").split("\n")
     )

@@ -16,6 +16,7 @@ import numpy as np
 
 from pplseq.data.locations import Location, located
 from pplseq.data.sources import datasets_lines
+from pplseq.data.vocabulary import split_words
 
 PIECE_BYTES = 1 << 22
 END_BYTES = 1 << 16  # of the head and the tail of a file in its fingerprint
@@ -220,7 +221,7 @@ def is_title(line: str) -> bool:
     """` = Title = ` but not ` = = Section = = `."""
     if not line.lstrip().startswith("="):
         return False
-    words = line.split()
+    words = split_words(line)
     return len(words) > 2 and words[0] == words[-1] == "=" and words[1] != "=" and words[-2] != "="
 
 

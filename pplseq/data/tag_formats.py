@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import ClassVar, NamedTuple, Self
 
 CONLLU_COLUMNS = ("id", "form", "lemma", "upos", "xpos", "feats", "head", "deprel", "deps", "misc")
+NEW_DOCUMENT = "-DOCSTART-"  # as CoNLL-2003 writes it, where a word stands elsewhere
 NO_TAG = "_"  # as CoNLL-U writes what is not specified
 BETWEEN_COLUMNS = "\t"  # in a tag that is read from several columns, which hold none
 PROBABILITY_KEY = "TagProb"
@@ -187,7 +188,7 @@ class ConlluFormat(TagFormat):
                 if not columns[index]:
                     what = CONLLU_COLUMNS[index]
                     raise LineError(number, f"expected a {what}, got an empty column; CoNLL-U writes _ for none")
-            words.append("_".join(columns[1].split()) or "_")
+            words.append(columns[1])
             # of features _ is a value: none
             untagged = columns[self.columns[0]] == NO_TAG and self.columns[0] != FEATS
             tags.append(None if untagged else BETWEEN_COLUMNS.join(columns[index] for index in self.columns))
@@ -228,6 +229,8 @@ class ConlluFormat(TagFormat):
 class ColumnsFormat(TagFormat):
     """A word a line, columns between spaces or tabs, blank lines between sentences, as CoNLL-2000 (`word tag chunk`).
 
+    Lines that begin a document (``-DOCSTART-``, as in CoNLL-2003) are no words, and stay.
+
     Args:
         column: that holds the tag, the word being column 0, or "chunk" (column 2).
         tags_optional: let words stand without tags.
@@ -251,11 +254,14 @@ class ColumnsFormat(TagFormat):
             raise ValueError(f"column: expected 1 or more (the word is column 0), got {column}")
         self.column, self.tags_optional = column, tags_optional
         self.width: int | None = None
+        self.words_seen = False  # several in a sentence, which were no numbers from 1 on
 
     def parse(self, lines: Sequence[Line]) -> ParsedSentence:
-        rows, width = [], self.width
-        for number, text in lines:
+        rows, places, width = [], [], self.width
+        for place, (number, text) in enumerate(lines):
             columns = _SPACES.split(text.strip(" \t"))
+            if columns[0] == NEW_DOCUMENT:
+                continue
             if len(columns) <= self.column and not self.tags_optional:
                 raise LineError(
                     number,
@@ -268,24 +274,31 @@ class ColumnsFormat(TagFormat):
                     number, f"expected {width} columns as in the lines before, got {len(columns)}: {_shown(text)}"
                 )
             rows.append(columns)
-        self.width = width  # now that the sentence is known to be sound
+            places.append(place)
+        if not self.words_seen and len(rows) > 1 and [row[0] for row in rows] == [str(i + 1) for i in range(len(rows))]:
+            raise LineError(
+                lines[places[0]].number,
+                f"the first column numbers the words, as in CoNLL-U, CoNLL-X and CoNLL-2009: {_shown(lines[places[0]].text)}; "
+                "read ten columns between tabs as format 'conllu', or leave the numbers out (the word is column 0 here)",
+            )
+        self.width, self.words_seen = width, self.words_seen or len(rows) > 1  # now that the sentence is known to be sound
         tags = (row[self.column] if self.column < len(row) else NO_TAG for row in rows)
         return ParsedSentence(
-            words_with([row[0] for row in rows], lines, rows, self.word_columns),
+            words_with([row[0] for row in rows], [lines[place] for place in places], rows, self.word_columns),
             tuple(None if tag == NO_TAG else tag for tag in tags),
-            tuple(range(len(rows))),
+            tuple(places),
         )
 
     def render(self, words, tags, probabilities=None, lines=None, places=()):
-        found = []
-        for i, word in enumerate(words):
-            columns = [_written(word, " \t")] if lines is None else _SPACES.split(lines[places[i]].strip(" \t"))
+        found = [_written(word, " \t") for word in words] if lines is None else list(lines)
+        for i, place in enumerate(range(len(words)) if lines is None else places):
+            line = found[place].strip(" \t")
+            columns = _SPACES.split(line)
             columns += [NO_TAG] * (self.column + 1 - len(columns))
             columns[self.column] = _written(tags[i], " \t")
             if probabilities is not None:
                 columns.append(f"{probabilities[i]:.4f}")
-            separator = "\t" if lines is not None and "\t" in lines[places[i]].strip() else " "
-            found.append(separator.join(columns))
+            found[place] = ("\t" if "\t" in line else " ").join(columns)
         return found
 
 
@@ -377,7 +390,7 @@ def guess_format(
     """
     if name.lower().endswith((".conllu", ".conll-u")):
         return ConlluFormat.name
-    rows = [_tokens(line) for line in lines]
+    rows = [row for row in map(_tokens, lines) if row[:1] != [NEW_DOCUMENT]]
     wide = (line.split("\t") if to_tag else _tokens(line) for line in lines if not line.startswith("#"))
     if any(len(row) >= 10 and _ID.fullmatch(row[0]) for row in wide):
         return ConlluFormat.name

@@ -16,6 +16,15 @@ from pplseq import checks
 EOS = "<eos>"
 UNKNOWN = "<unk>"
 DIGITS = re.compile(r"[0-9]+")
+_BETWEEN_WORDS = re.compile(r"[ \t\r\n]")
+_WORDS = re.compile(r"[^ \t\r\n]+")
+# white space of Unicode, which is part of a word (1 000 with a no-break space), and at which str.split would cut
+_INSIDE_WORDS = re.compile("[\v\f\x1c-\x1f\x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]")
+
+
+def split_words(text: str) -> list[str]:
+    """The words of a text: what stands between spaces, tabs and ends of lines. Other white space is part of a word."""
+    return _WORDS.findall(text) if _INSIDE_WORDS.search(text) else text.split()
 
 
 @dataclass(frozen=True)
@@ -29,7 +38,7 @@ class Vocabulary:
         eos: the word that ends every line. Where it is not one of `words` (`eos_id` None), lines carry no end.
 
     Raises:
-        ValueError: a word is empty, holds white space or stands twice.
+        ValueError: a word is empty, holds a space, a tab or an end of line, or stands twice.
     """
 
     words: tuple[str, ...]
@@ -43,8 +52,8 @@ class Vocabulary:
         words = tuple(self.words)
         index = {word: number for number, word in enumerate(words)}
         for number, word in enumerate(words):
-            if not word or len(word.split()) != 1 or word.strip() != word:
-                raise ValueError(f"words: word {number} is {word!r}; a word is not empty and holds no white space")
+            if not word or _BETWEEN_WORDS.search(word):
+                raise ValueError(f"words: word {number} is {word!r}; a word is not empty and holds no space, tab or line end")
             if index[word] != number:
                 raise ValueError(f"words: {word!r} stands twice (ids {number} and {index[word]}); list each word once")
         object.__setattr__(self, "words", words)
@@ -246,7 +255,7 @@ class WordForms:
     digits: str | None = None
 
     def __post_init__(self):
-        if self.digits is not None and (self.digits.split() != [self.digits] or DIGITS.search(self.digits)):
+        if self.digits is not None and (split_words(self.digits) != [self.digits] or DIGITS.search(self.digits)):
             raise ValueError(f"digits: expected a word without digits, such as 'NUM', got {self.digits!r}")
 
     def __call__(self, word: str) -> str:

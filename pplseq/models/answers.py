@@ -18,7 +18,7 @@ from torch import Tensor
 
 from pplseq import checks
 from pplseq.data.sources import NUL_BYTE
-from pplseq.data.vocabulary import Vocabulary
+from pplseq.data.vocabulary import Vocabulary, split_words
 from pplseq.distributions.state import MISSING
 from pplseq.files import json_line
 from pplseq.infer.discrete.chain import Chain
@@ -334,7 +334,7 @@ def _bounded(lines: Iterable[str | bytes]) -> Iterator[str | bytes | int]:
 def _parse(text: str) -> tuple[list[str | None], dict[str, Any]]:
     """(words, {"id"} if there is one) of a line."""
     if not text.lstrip().startswith("{"):
-        return list(text.split()), {}
+        return list(split_words(text)), {}
     try:
         record = json.loads(text)
     except ValueError as error:
@@ -345,7 +345,7 @@ def _parse(text: str) -> tuple[list[str | None], dict[str, Any]]:
     json_line(handed_through)  # what cannot be written is this line's error
     words = record.get("words")
     if words is None and isinstance(record.get("text"), str):
-        words = record["text"].split()
+        words = split_words(record["text"])
     if isinstance(words, list) and any(isinstance(word, list) for word in words):
         raise ValueError(
             '"words": a gap takes no list of alternatives; ask for a pattern of the whole text: query RUN continue --whole '

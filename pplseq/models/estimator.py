@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Self
@@ -23,12 +24,14 @@ from pplseq.infer.fit.em import Batch
 from pplseq.models.base import SequenceModel, first_parameter, in_training
 from pplseq.models.batch import (
     as_given,
+    holds_words,
     in_ids,
     is_batch,
     padded_states,
     seeded,
     split_rows,
     to_batch,
+    with_ends,
     without_empty_rows,
 )
 from pplseq.models.fitted import FittedState
@@ -103,6 +106,17 @@ class Estimator(FittedState, SequenceModel):
         checks.lengths(batch.lengths, batch.x)
         return batch if states is None else batch._replace(states=padded_states(states, x, batch, self.num_states))
 
+    def as_text(self, x, lengths, known: Mapping[str, Any]) -> tuple[Any, Any]:
+        """Sentences as the lines of a corpus, which end in ``<eos>``, where a text is learned from or scored; else as it came.
+
+        What is known of single steps is about the words that are there: beside it no step is added.
+        """
+        vocabulary = self.vocabulary
+        if known or vocabulary is None or vocabulary.eos_id is None or isinstance(x, (Tensor, Text)):
+            return x, lengths
+        rows, ends = self.in_form(x, lengths)
+        return (with_ends(rows, vocabulary), None) if holds_words(rows) else (x, lengths)
+
     def results_like(self, x, **known) -> Any:
         """The data in whose form results come back."""
         return self.in_form(x)[0] if isinstance(x, (list, tuple, Text)) else x
@@ -168,7 +182,7 @@ class Estimator(FittedState, SequenceModel):
             why = "a warm start has" if warm_start else f"{type(self).__name__}, which has no EM to race them, has"
             raise ValueError(f"num_restarts: {why} one starting point; got {num_restarts}")
         with self.naming(x, warm_start or resume, known.get("inputs")):
-            batch = None if isinstance(x, TextFiles) else self.as_batch(x, lengths, **known)
+            batch = None if isinstance(x, TextFiles) else self.as_batch(*self.as_text(x, lengths, known), **known)
         if batch is not None:
             self.check_data(batch)
         if method != "em" or in_training(self):  # a model that was fitted or loaded before is at test, without dropout
@@ -259,9 +273,14 @@ class Estimator(FittedState, SequenceModel):
     def score(self, x, lengths=None, *, per_token: bool = False, **known) -> float:
         """log p(x), nats, summed over sequences (as hmmlearn's); or the mean over tokens.
 
+        Of sentences (strings, or lists of words) the ``<eos>`` behind each counts as a token, as it does in a corpus, where the
+        model's vocabulary has it and nothing is ``known`` of single steps: exp(-score(x, per_token=True)) is the perplexity
+        either way. Ids in a list or tensor are scored as they are.
+
         Raises:
             ValueError: where nothing at all was observed, whose 0 nats would say nothing of the model.
         """
+        x, lengths = self.as_text(x, lengths, known)
         batch, chain = self._posterior(x, lengths, **known)
         if batch.states is None and not getattr(chain, "is_whole", False) and not observed_tokens(self, batch):
             raise ValueError("x: every observation is missing (NaN, or -1), so there is nothing to score")
@@ -302,7 +321,7 @@ class Estimator(FittedState, SequenceModel):
         """
         self.check_names(known)
         self.check_fitted()
-        return summarize(self, self.as_batch(x, lengths, **known))
+        return summarize(self, self.as_batch(*self.as_text(x, lengths, known), **known))
 
     # ---------------------------------------------------------------- states
     def filter(self, x, lengths=None, **known) -> StateMarginals:

@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 
 from pplseq.data.text import Text
+from pplseq.data.vocabulary import split_words
 
 Form = tuple[Any, Any]  # x and its lengths: a list of sequences and None, or padded rows and their lengths
 
@@ -70,7 +71,7 @@ def in_form(x: Any, lengths: Any = None, *, num_features: int | None, name: str 
                 f"{name}: expected numbers, vectors of {num_features} a step, got the text {text!r}; make numbers of "
                 "it, or take a model of words"
             )
-        if num_features is None and len(x) > 1 and all(isinstance(row, str) and len(row.split()) == 1 for row in x):
+        if num_features is None and len(x) > 1 and all(isinstance(row, str) and len(split_words(row)) == 1 for row in x):
             raise ValueError(
                 f"{name}: {len(x)} strings of one word each could be one sentence or {len(x)}: write [list({name})] for the "
                 f"first, [[word] for word in {name}] for the second"

@@ -160,6 +160,7 @@ def summarize(model: Estimator, batch: Batch) -> Summary:
 
 def criterion(model: Estimator, x: Any, lengths: Any, known: dict[str, Any], price: Callable[[int], float]) -> float:
     """-2 log p(x) and the price of each parameter, given the number of tokens."""
+    x, lengths = model.as_text(x, lengths, known)
     own, batch = model.score(x, lengths, **known), model.as_batch(x, lengths, **known)
     log_prob, count = model.criterion_terms(batch, own)
     return count * price(observed_tokens(model, batch)) - 2 * log_prob

@@ -9,7 +9,7 @@ import numpy as np
 
 from pplseq import checks
 from pplseq.data.text import Text
-from pplseq.data.vocabulary import UNKNOWN, Vocabulary
+from pplseq.data.vocabulary import UNKNOWN, Vocabulary, split_words
 from pplseq.models.forms import as_frame, is_table
 from pplseq.models.text_lds.program import TextLDS
 
@@ -170,7 +170,10 @@ def _words(sentences: Any) -> list[list[str]]:
         raise TypeError("X: expected a list of sentences, got one string; write [sentence]")
     lines = []
     for number, sentence in enumerate(sentences):
-        words = sentence.split() if isinstance(sentence, str) else list(sentence) if isinstance(sentence, Iterable) else [None]
+        if isinstance(sentence, str):
+            words: list[Any] = split_words(sentence)
+        else:
+            words = list(sentence) if isinstance(sentence, Iterable) else [None]
         if not all(isinstance(word, str) for word in words):
             raise TypeError(f"X: sentence {number} must be a string or a list of words, got {sentence!r}")
         lines.append(words)

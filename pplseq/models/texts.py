@@ -15,7 +15,7 @@ from pplseq import checks
 from pplseq.data.batches import SentenceBatches, StreamBatches
 from pplseq.data.coding import CodedLines
 from pplseq.data.text import Corpus, Text
-from pplseq.data.vocabulary import Vocabulary
+from pplseq.data.vocabulary import Vocabulary, split_words
 from pplseq.files import write_text
 from pplseq.folder import sealed, unsealed
 from pplseq.models.batch import holds_words
@@ -161,7 +161,7 @@ def _lines(x: Any, name: str) -> list[list[str]]:
     """Sentences as lists of words."""
     if not holds_words(x):
         raise TypeError(f"{name} must be sentences like x (strings, or lists of words), got {type(x).__name__}")
-    return [sentence.split() if isinstance(sentence, str) else list(sentence) for sentence in x]
+    return [split_words(sentence) if isinstance(sentence, str) else list(sentence) for sentence in x]
 
 
 def _vocabulary(lines: list[list[str]], valid: list[list[str]] | None, min_count: int | None) -> Vocabulary:

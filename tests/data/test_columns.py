@@ -44,7 +44,7 @@ def test_last_sentence_without_a_blank_line_and_byte_order_mark(write):
 
 def test_conllu_has_neither_multiword_tokens_nor_empty_nodes(write):
     path = write(CONLLU)
-    assert list(read_conllu(path)) == [(("ca", "n't"), ("AUX", "PART")), (("1_000",), ("NUM",))]
+    assert list(read_conllu(path)) == [(("ca", "n't"), ("AUX", "PART")), (("1 000",), ("NUM",))]
     assert [s.tags for s in read_conllu(path, tag="xpos")] == [("MD", "RB"), ("CD",)]
 
 

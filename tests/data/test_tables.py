@@ -203,8 +203,8 @@ def test_both_ways_of_writing_labels(tmp_path):
     assert found.strings == [("a", "b"), ("b",), ()] and found.labels == [True, False, True]
     found = strings_of(tmp_path, "+ go left\n+ go\n+ go\n")
     assert found.strings == [("go", "left"), ("go",), ("go",)] and found.symbols == ("go", "left") and found.one_class
-    found = strings_of(tmp_path, " + 0\x0c1\r- 1 1")  # an indented line; white space, but not the end of a line
-    assert found.strings == [("0", "1"), ("1", "1")] and found.labels == [True, False]
+    found = strings_of(tmp_path, " + 0\x0c1\r- 1 1")  # an indented line; a form feed is no end of one, nor of a symbol
+    assert found.strings == [("0\x0c1",), ("1", "1")] and found.labels == [True, False]
 
 
 @pytest.mark.parametrize(

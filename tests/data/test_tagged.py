@@ -22,7 +22,7 @@ CONLLU = """# newdoc
 1\t1 000\t1000\tNUM\tCD\t_\t0\troot\t_\t_
 
 """
-SENTENCES = [(("ca", "n't"), ("AUX", "PART")), (("1_000",), ("NUM",))]
+SENTENCES = [(("ca", "n't"), ("AUX", "PART")), (("1 000",), ("NUM",))]
 BROKEN = """1\ta\ta\tDET\n\n1\tb\tb\tNOUN\tNN\t_\t_\t_\t_\t_\n\n# c
 1\tc\tc\tVERB\tVB\t_\t_\t_\t_\t_\nx\td\td\tVERB\tVB\t_\t_\t_\t_\t_\n2\te\te\tVERB\tVB\t_\t_\t_\t_\t_\n"""
 
@@ -250,8 +250,9 @@ def test_lines_stay_in_their_place(write, tmp_path):
 def test_every_format_reads_what_it_writes(tmp_path, format):
     sentences = [TaggedSentence(("\u5df4\u9ece", "_", "a_b", "#", "1-2"), ("A", "B|C", "D", "#", "``"))]
     sentences += [TaggedSentence(("\U0001f600", "\u05e9\u05dc\u05d5\u05dd", "e\u0301x", "\u200d"), ("X",) * 4)]
-    if format != "conllu":  # where white space of Unicode becomes _
-        sentences += [TaggedSentence(("a\u2028b", "\u0085", "1\u00a0000"), ("X", "Y", "NUM"))]
+    sentences += [TaggedSentence(("a\u2028b", "\u0085", "1\u00a0000"), ("X", "Y", "NUM"))]
+    if format == "conllu":  # columns between tabs
+        sentences += [TaggedSentence(("h\u1ecdc sinh", " a", "b  c"), ("X", "Y", "Z"))]
     write_tagged(tmp_path / "out", sentences, format)
     assert list(read_tagged(tmp_path / "out", format)) == sentences
     write_tagged(tmp_path / "out", sentences, format, probabilities=[[0.5] * len(s.words) for s in sentences])
@@ -332,3 +333,32 @@ def test_no_features_are_a_value(write):
     source = read_tagged(path, column="feats")
     write_tagged(path.with_name("b.conllu"), source, source=source, column="feats")
     assert path.with_name("b.conllu").read_text() == path.read_text() + "\n"
+
+
+CONLL_2003 = "-DOCSTART- -X- -X- O\n\nAnn NNP I-NP I-PER\nsaw VBD I-VP O\n\n-DOCSTART-\nBob NNP I-NP I-PER\n"
+
+
+def test_the_beginning_of_a_document_is_no_sentence(write, tmp_path):
+    """With a blank line behind it and without, in as many columns as words have and in one; it stays where it stands."""
+    for format in (None, "columns"):
+        found = read_tagged(write(CONLL_2003, "eng.train"), format, 3)
+        assert list(found) == [(("Ann", "saw"), ("I-PER", "O")), (("Bob",), ("I-PER",))]
+        assert [found.line_of(0), found.line_of(1), found.num_tokens] == [3, 7, 3]
+    write_tagged(tmp_path / "out", [TaggedSentence(s.words, ("X",) * len(s.words)) for s in found], source=found)
+    assert (tmp_path / "out").read_text().split("\n") == [
+        "-DOCSTART- -X- -X- O", "", "Ann NNP I-NP X", "saw VBD I-VP X", "", "-DOCSTART-", "Bob NNP I-NP X", "", "",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("width", [10, 14, 3])
+def test_columns_that_begin_with_a_number_are_not_learned_by_it(write, width):
+    """CoNLL-X, CoNLL-2009 and others number their words; a sentence of numbers, or one that begins with 1, is none of these."""
+    rows = [["1", "Ann", "NNP"], ["2", "saw", "VBD"]]
+    text = "\n".join("\t".join((row + ["_"] * width)[:width]) for row in rows)
+    for before in ("", "-DOCSTART- -X- O\n\n" if width == 3 else ""):
+        with pytest.raises(ValueError, match="the first column numbers the words.*'conllu'"):
+            read_tagged(write(before + text, "x.txt"), "columns")
+    assert read_tagged(write("1 CD\n\n3 CD\n2 CD\n", "x.txt"), "columns").num_tokens == 3
+    assert read_tagged(write("go VB\nto TO\n\n1 CD\n2 CD\n", "x.txt"), "columns").num_tokens == 4
+    if width == 10:
+        assert read_tagged(write(text, "x.txt"), column="upos", tags="optional")[0].words == ("Ann", "saw")

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from pplseq.data import Vocabulary
+from pplseq.data.vocabulary import split_words
 
 LINES = [["b", "a", "b"], [], ["c", "b", "a"]]
 
@@ -79,7 +80,8 @@ def test_decode_refuses_foreign_ids(ids):
 
 
 @pytest.mark.parametrize(
-    ("words", "message"), [(("a", "a"), "stands twice"), (("a b",), "white space"), (("",), "white space")]
+    ("words", "message"),
+    [(("a", "a"), "stands twice"), (("",), "not empty"), *(((f"a{sign}",), "no space") for sign in " \t\r\n")],
 )
 def test_words_are_checked(words, message):
     with pytest.raises(ValueError, match=message):
@@ -126,3 +128,19 @@ def test_load_refuses(tmp_path, content, message):
     path.write_bytes(content)
     with pytest.raises(ValueError, match=message):
         Vocabulary.load(path)
+
+
+def test_words_end_at_spaces_tabs_and_line_ends_alone():
+    """Other white space is part of a word: a no-break space in a number, a line separator, a form feed."""
+    inside = [chr(number) for number in range(0x110000) if chr(number).isspace() and chr(number) not in " \t\r\n"]
+    assert len(inside) > 20
+    for sign in inside:
+        assert split_words(f" a{sign}b \t{sign}\r\nc\n") == [f"a{sign}b", sign, "c"]
+        assert Vocabulary((f"a{sign}b", sign)).encode([sign]).tolist() == [1]
+    assert split_words("\t the  cat\n\n") == ["the", "cat"] and split_words(" \n") == []
+
+
+def test_a_vocabulary_of_odd_words_is_read_as_it_was_written(tmp_path):
+    vocabulary = Vocabulary(("1\u00a0000", "a\u2028b", "\u0085", "\x0c", "<unk>", "<eos>"))
+    vocabulary.save(tmp_path / "vocab.txt")
+    assert Vocabulary.load(tmp_path / "vocab.txt") == vocabulary

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pplseq import checks
+from pplseq.data.vocabulary import split_words
 from pplseq.models.automata.automaton import Automaton
 from pplseq.models.constraints import patterns, phrases, tables
 from pplseq.models.constraints.tables import TooLarge, WordTable
@@ -200,7 +201,7 @@ class Constraint:
     def accepts(self, text: str | Sequence[str]) -> bool:
         """Whether a text, a string or words, is one of its."""
         state = 0
-        for word in text.split() if isinstance(text, str) else text:
+        for word in split_words(text) if isinstance(text, str) else text:
             state = self.table.moves[state, self.table.class_of(word)]
         return bool(self.table.accepting[state])
 

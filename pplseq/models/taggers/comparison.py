@@ -11,6 +11,7 @@ import numpy as np
 
 from pplseq.data.columns import TaggedSentence
 from pplseq.models.taggers.scores import TagScores, score_tags, training_words
+from pplseq.models.taggers.spans.schemes import in_scheme
 
 
 class Trainable(Protocol):
@@ -142,4 +143,4 @@ def _run(name, tagger, train, test, dev, words) -> SystemResult:
     trained = time.perf_counter()
     tags = tagger.tag([sentence.words for sentence in test])
     tagged = time.perf_counter()
-    return SystemResult(name, score_tags(test, tags, words), trained - began, tagged - trained)
+    return SystemResult(name, score_tags(in_scheme(tagger, test), tags, words), trained - began, tagged - trained)

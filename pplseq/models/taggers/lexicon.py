@@ -11,6 +11,7 @@ import numpy as np
 
 from pplseq import checks
 from pplseq.data.columns import TaggedSentence
+from pplseq.data.vocabulary import split_words
 from pplseq.models.taggers.features import short_shape, suffix
 
 MIN_CLASS = 5  # rare words that a class must have; smaller ones are joined
@@ -86,8 +87,8 @@ class TagDictionary:
             raise ValueError(f"lexicon: {path} is not UTF-8 text: {error}") from None
         entries: dict[str, dict[str, float]] = {}
         comments: list[tuple[str, list[str]]] = []
-        for number, line in enumerate(text.splitlines(), start=1):
-            parts, where = line.split(), f"lexicon: {path}, line {number}"
+        for number, line in enumerate(text.split("\n"), start=1):
+            parts, where = split_words(line), f"lexicon: {path}, line {number}"
             if not parts:
                 continue
             if line.startswith("# "):

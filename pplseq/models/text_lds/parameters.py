@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from pplseq.data.vocabulary import WordForms
+from pplseq.data.vocabulary import WordForms, split_words
 from pplseq.distributions.word_gaussian import precision_factor
 from pplseq.kernels.kalman import symmetric
 from pplseq.kernels.matrix_equations import (
@@ -63,7 +63,7 @@ def rewritten(x: Any, forms: WordForms) -> Any:
     """Sentences with their words rewritten, None for a missing one; anything else as it is."""
     if not holds_words(x):
         return x
-    sentences = (sentence.split() if isinstance(sentence, str) else sentence for sentence in x)
+    sentences = (split_words(sentence) if isinstance(sentence, str) else sentence for sentence in x)
     return [[None if word is None else forms(word) for word in sentence] for sentence in sentences]
 
 

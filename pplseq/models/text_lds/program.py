@@ -304,6 +304,7 @@ class TextLDS(GaussianEstimator):
         There are no standard errors: the fit matches covariances of words and ends at no maximum of the likelihood, and the
         states have no basis of their own in which single weights would mean something.
         """
+        x, lengths = self.as_text(x, lengths, known)
         total = self.score(x, lengths, **known)
         memory = torch.linalg.eigvals(self.transition.double()).abs().sort(descending=True).values
         tokens, count = observed_tokens(self, self.as_batch(x, lengths)), self.num_free_parameters

@@ -15,6 +15,7 @@ import torch
 from pplseq.data.labelled_strings import LabelledStrings, read_labelled_strings
 from pplseq.data.sources import available_lines, existing_path, listing
 from pplseq.data.tables import MissingColumn
+from pplseq.data.vocabulary import split_words
 from pplseq.files import write_text
 from pplseq.models import IOHMM
 from pplseq.models.answers import answer_sequences, why
@@ -68,7 +69,7 @@ def _parsed(
         line = line.split("\t")[0].strip()
         if line[:1] in ("+", "-") and line[:1] not in symbols:
             line = line[1:].strip()
-        string = tuple(line.split() if words or " " in line else line)
+        string = tuple(split_words(line) if words or " " in line else line)
         if strange := [symbol for symbol in string if symbol not in symbols]:
             found = f"{name}, line {number}: unknown symbol {strange[0]!r}; known: {listing(symbols)}"
             strings.append({"line": number, "error": found})

@@ -19,7 +19,7 @@ from pplseq.data.tagged import STDIN, SentenceBlock, SkippedSentence, TaggedFile
 from pplseq.files import write_text
 from pplseq.models.taggers.answers import TagQuestions, answer, unseen_tags
 from pplseq.models.taggers.scores import TagScores, TrainingWords, difference_interval, mcnemar, score_tags
-from pplseq.models.taggers.spans.schemes import are_spans, converted
+from pplseq.models.taggers.spans.schemes import are_spans, in_scheme, scheme_of
 from pplseq.models.taggers.spans.scores import SpanScore, SpanScores, score_spans
 from pplseq.report import tag_tables
 from pplseq.report.tagging import SentenceView, render_tagging_page
@@ -262,25 +262,10 @@ class Scored(NamedTuple):
     scheme: str | None = None
 
 
-def scheme_of(saved: SavedTagger, sentences: Sequence[TaggedSentence]) -> str | None:
-    """The scheme that a model writes all spans in, where the tags of a text stand for spans."""
-    scheme = getattr(saved.tagger, "spans", None)
-    return scheme if scheme and are_spans(tag for sentence in sentences for tag in sentence.tags) else None
-
-
-def in_scheme(saved: SavedTagger, sentences: Sequence[TaggedSentence]) -> Sequence[TaggedSentence]:
-    """The text with its spans in the scheme that the model writes: IOB1's I-PER begins a person, as B-PER does elsewhere.
-    Sentences that lack tags stay as they are, as their spans are not known."""
-    scheme = scheme_of(saved, sentences)
-    if scheme is None:
-        return sentences
-    return [sentence if None in sentence.tags else converted([sentence], scheme)[0] for sentence in sentences]
-
-
 def other_scheme(saved: SavedTagger, sentences: Sequence[TaggedSentence]) -> str | None:
     """A remark where the tags that are written over stand for spans in another scheme than those that are written."""
-    scheme = scheme_of(saved, sentences)
-    if scheme is None or list(in_scheme(saved, sentences)) == list(sentences):
+    scheme = scheme_of(saved.tagger, sentences)
+    if scheme is None or list(in_scheme(saved.tagger, sentences)) == list(sentences):
         return None
     return f"Note: the model writes spans in the scheme {scheme}, those of the text are in another"
 
@@ -288,7 +273,7 @@ def other_scheme(saved: SavedTagger, sentences: Sequence[TaggedSentence]) -> str
 def score(saved: SavedTagger, sentences: TaggedFile, decoder: str | None, clusters: bool = False) -> Scored:
     """Tag a text and score it; ValueError for a model of another tag set."""
     clusters = clusters or saved.system == "unsupervised"
-    gold = in_scheme(saved, sentences)
+    gold = in_scheme(saved.tagger, sentences)
     unseen = Counter() if clusters else unseen_tags(saved.tagger.tags, gold)
     began = time.perf_counter()
     words = [sentence.words for sentence in sentences]
@@ -314,7 +299,7 @@ def score(saved: SavedTagger, sentences: TaggedFile, decoder: str | None, cluste
             )
             for k, name in enumerate(names)
         }
-    scheme = scheme_of(saved, sentences)
+    scheme = scheme_of(saved.tagger, sentences)
     return Scored(score_tags(gold, tags, training), tags, unseen, seconds, agreement, spans, columns, scheme)
 
 
@@ -378,7 +363,7 @@ def errors_page(
     decoder: str | None,
 ) -> None:
     """The page of scores and of the first sentences with errors."""
-    gold_sentences = in_scheme(saved, sentences)
+    gold_sentences = in_scheme(saved.tagger, sentences)
     wrong = [
         i
         for i, (sentence, tags) in enumerate(zip(gold_sentences, result.tags, strict=True))

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from pplseq.data.text import Corpus, Text, read_text
+from pplseq.data.vocabulary import split_words
 from pplseq.files import write_text
 from pplseq.recipes.run_folder import Record, record_of
 from pplseq.recipes.run_report import page_path
@@ -64,7 +65,7 @@ def _summary(folder: Path, model: Any, settings: Any, watch: Watch) -> Any:
     sentences = settings.sentence
     if reading_of(record)["lower"]:
         sentences = [sentence.lower() for sentence in sentences]
-    unknown = sorted({word for sentence in sentences for word in sentence.split() if word not in vocabulary})
+    unknown = sorted({word for sentence in sentences for word in split_words(sentence) if word not in vocabulary})
     if unknown:
         watch.say(f"Note: unknown to the model: {', '.join(unknown)}")
     return summarise(

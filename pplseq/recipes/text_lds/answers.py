@@ -14,6 +14,7 @@ import torch
 from pplseq.baselines.loading import load_text_model
 from pplseq.data.sources import read_lines
 from pplseq.data.text import Text, load_corpus
+from pplseq.data.vocabulary import split_words
 from pplseq.files import json_line, new_file
 from pplseq.models.text_lds import answers as text_answers
 from pplseq.models.text_lds.head_difference import filter_decay
@@ -69,7 +70,7 @@ def read(model: TextLDS, source: Any, split: str | None) -> Text:
     vocabulary = model.vocabulary
     if not isinstance(source, str | Path):
         split_lines = (line.decode() if isinstance(line, bytes) else line for line in source)
-        return Text.from_lines(([model.forms(word) for word in line.split()] for line in split_lines), vocabulary)
+        return Text.from_lines(([model.forms(word) for word in split_words(line)] for line in split_lines), vocabulary)
     source = str(source)
     if source == "-" or Path(source).is_file() and split is None:
         lines = ([model.forms(word) for word in words] for words in read_lines(source))

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from pplseq.data.columns import blocks_of, decoded, read_raw_lines
 from pplseq.data.tag_formats import NO_TAG, ConlluFormat, LineError
+from pplseq.data.vocabulary import split_words
 
 NEW_PARAGRAPH = ("# newpar", "# newdoc")
 
@@ -77,7 +78,12 @@ def _tokens(lines: Iterable[str]) -> list[Token]:
 
 def raw_text(sentences: Iterable[Sentence]) -> str:
     """The text of tokens, with one space for white space."""
-    return "".join(token.text + " " * token.space_after for sentence in sentences for token in sentence).rstrip()
+    return "".join(spaced(token.text) + " " * token.space_after for sentence in sentences for token in sentence).rstrip(" ")
+
+
+def spaced(text: str) -> str:
+    """A token with one space for its spaces, tabs and ends of lines, so that it can stand in a line of columns."""
+    return " ".join(split_words(text))
 
 
 def conllu_lines(sentence: Sentence) -> list[str]:
@@ -87,7 +93,7 @@ def conllu_lines(sentence: Sentence) -> list[str]:
     for token in sentence:
         misc = NO_TAG if token.space_after else "SpaceAfter=No"
         words = token.words or (token.text,)
-        form = "_".join(token.text.split())
+        form = spaced(token.text)
         if len(words) > 1:
             lines.append("\t".join([f"{number}-{number + len(words) - 1}", form, *[NO_TAG] * 7, misc]))
         rows = [(form, misc)] if len(words) == 1 else [(word, NO_TAG) for word in words]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -109,6 +109,21 @@ def converted(sentences: Iterable[TaggedSentence], scheme: str) -> list[TaggedSe
             )
         found.append(TaggedSentence(words, tags_of(spans_of([str(tag) for tag in tags]), len(words), scheme)))
     return found
+
+
+def scheme_of(tagger: Any, sentences: Sequence[TaggedSentence]) -> str | None:
+    """The scheme that a tagger writes all spans in, where the tags of a text stand for spans; None of other taggers."""
+    scheme = getattr(tagger, "spans", None)
+    return scheme if scheme and are_spans(tag for sentence in sentences for tag in sentence.tags) else None
+
+
+def in_scheme(tagger: Any, sentences: Sequence[TaggedSentence]) -> Sequence[TaggedSentence]:
+    """A text that a tagger is scored by, with its spans in the scheme that the tagger writes: IOB1's I-PER begins a person, as
+    B-PER does elsewhere. Sentences that lack tags stay as they are, as their spans are not known."""
+    scheme = scheme_of(tagger, sentences)
+    if scheme is None:
+        return sentences
+    return [sentence if None in sentence.tags else converted([sentence], scheme)[0] for sentence in sentences]
 
 
 def all_tags(tags: Iterable[str | None], scheme: str) -> tuple[str, ...]:

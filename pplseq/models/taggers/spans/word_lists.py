@@ -7,6 +7,7 @@ from functools import cached_property
 from pathlib import Path
 
 from pplseq.data.sources import read_lines
+from pplseq.data.vocabulary import split_words
 
 
 def read_clusters(path: str | Path) -> dict[str, str]:
@@ -56,7 +57,7 @@ class Gazetteers:
         """First word -> the names that begin with it, and the lists they are in."""
         found: dict[str, dict[tuple[str, ...], str]] = {}
         for name, names in self.lists.items():
-            for words in {tuple(text.split()) for text in names} - {()}:
+            for words in {tuple(split_words(text)) for text in names} - {()}:
                 beginning = found.setdefault(words[0], {})
                 beginning[words] = "+".join(filter(None, (beginning.get(words), name)))
         return found

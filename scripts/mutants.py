@@ -1,0 +1,316 @@
+"""Faults planted one at a time, each of which some test must notice: whether the tests have power.
+
+    python scripts/mutants.py                 # all; ends with 1 where one survives
+    python scripts/mutants.py --only kalman   # those whose name holds a text
+    python scripts/mutants.py --list
+
+A thinning of the tests stands when nothing survives that died before. Every fault is planted in a copy of the project and meets
+the tests that are named beside it, those that guard the place.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+class Mutant(NamedTuple):
+    """What is wrong, where, and who should notice: ``old`` stands once in the file, and ``new`` in its place is a fault."""
+
+    name: str
+    file: str
+    old: str
+    new: str
+    tests: tuple[str, ...]
+
+
+WAYS = "tests/models/test_ways.py"
+CONTRACT = "tests/models/test_contract.py"
+
+MUTANTS = [
+    # ---- kernels
+    Mutant(
+        "scan: the wrong state's row maximum", "pplseq/kernels/scan.py",
+        "        score = message + row_max\n        top = score.amax(-1, keepdim=True)", "        score = message\n        top = score.amax(-1, keepdim=True)",
+        ("tests/kernels/test_scan.py",),
+    ),
+    Mutant(
+        "best path: the last step decides nothing", "pplseq/kernels/path_scan.py",
+        "        best = best + emit[t]\n", "        best = best + emit[t] * (t + 1 < emit.shape[0])\n",
+        ("tests/kernels", "tests/infer/discrete/test_chain.py"),
+    ),
+    Mutant(
+        "k best paths: a row without steps has as many as states", "pplseq/kernels/path_scan.py",
+        "        first = first.where(valid[0].unsqueeze(-1), nothing)\n", "",
+        ("tests/kernels", "tests/infer/discrete"),
+    ),
+    Mutant(
+        "sampled paths: padded steps are drawn too", "pplseq/kernels/path_scan.py",
+        "        position = new if valid is None else torch.where(valid[t], new, position)\n", "        position = new\n",
+        ("tests/kernels", "tests/infer/discrete"),
+    ),
+    # ---- infer
+    Mutant(
+        "kalman: half of the squares", "pplseq/infer/gaussian/chain.py",
+        "result = known - squares / 2", "result = known - squares / 4",
+        ("tests/infer/gaussian/test_gaussian_chain.py",),
+    ),
+    Mutant(
+        "kalman: unused steps count", "pplseq/infer/gaussian/chain.py",
+        "return result if flat.used is None else torch.where(flat.used, result, 0.0)", "return result",
+        ("tests/infer/gaussian/test_gaussian_chain.py", WAYS),
+    ),
+    Mutant(
+        "closed forms: a Dirichlet mode by its mean", "pplseq/infer/fit/closed_forms.py",
+        "weight = counts if concentration is None else counts + (concentration - 1.0)",
+        "weight = counts if concentration is None else counts + concentration",
+        ("tests/infer/fit", "tests/models/hmm/test_hmm_fit.py"),
+    ),
+    Mutant(
+        "closed forms: the count of a Gaussian's prior", "pplseq/infer/fit/closed_forms.py",
+        "count = weight + 1 + 2 * (prior.shape - 1) if prior else weight\n", "count = weight + 1 if prior else weight\n",
+        ("tests/infer/fit", "tests/models/hmm"),
+    ),
+    Mutant(
+        "marked sites: one scale for another", "pplseq/infer/programs/factors/elimination.py",
+        "        scale = other if scale is None else scale\n    return 1.0", "        scale = scale\n    return 1.0",
+        ("tests/infer/programs",),
+    ),
+    # ---- models, what all share
+    Mutant(
+        "forms: a frame's columns are not put in order", "pplseq/models/forms.py",
+        "    return frame[[columns[there.index(each)] for each in names]]", "    return frame[[column for column in columns if column in names]]",
+        ("tests/models/test_forms.py", "tests/models/test_row_labels.py", "tests/models/test_forecast_frames.py", "tests/models/hmm"),
+    ),
+    Mutant(
+        "row labels: dates that fall pass", "pplseq/models/row_labels.py",
+        "part.is_monotonic_decreasing and part.is_unique", "False and part.is_unique",
+        ("tests/models/test_row_labels.py",),
+    ),
+    Mutant(
+        "batch: lists come back one step too long", "pplseq/models/batch.py",
+        "return [row[:length] for row, length in zip(value, lengths, strict=True)]",
+        "return [row[: length + 1] for row, length in zip(value, lengths, strict=True)]",
+        (CONTRACT, "tests/models/test_forms.py"),
+    ),
+    Mutant(
+        "fitting: the worse half of starts goes on", "pplseq/models/fitting.py",
+        "key=values.__getitem__, reverse=True)", "key=values.__getitem__)",
+        ("tests/models/test_fitting.py",),
+    ),
+    Mutant(
+        "fitting: the last of several fits is kept", "pplseq/models/fitting.py",
+        "    _, history, best = max(found, key=lambda one: one[0])", "    _, history, best = found[-1]",
+        ("tests/models/test_fitting.py", "tests/models/hmm/test_hmm_fit.py", "tests/models/structural"),
+    ),
+    Mutant(
+        "answers: a gap may be the end word", "pplseq/models/answers.py",
+        "    if vocabulary.eos_id is not None and words[-1] == vocabulary.eos:\n        refused.append(vocabulary.eos_id)\n", "",
+        ("tests/cli", "tests/recipes"),
+    ),
+    Mutant(
+        "summary: intervals of one standard error", "pplseq/models/information.py",
+        "half = math.sqrt(2) * torch.erfinv", "half = torch.erfinv",
+        ("tests/models/test_information.py", "tests/models/lds/test_summary.py", "tests/models/iohmm/test_iohmm_summary.py"),
+    ),
+    # ---- models, family by family
+    Mutant(
+        "hmm: gaps count as observed", "pplseq/models/hmm/whole_rows.py",
+        "    return not bool((x.isnan() if x.is_floating_point() else x < 0).any())", "    return True", (WAYS,),
+    ),
+    Mutant(
+        "hmm: EM on arrays in spite of priors", "pplseq/models/hmm/short_ways.py",
+        "        if self.priors is not None or self._buffers.get(\"rows\") is not None:\n            return False\n", "", (WAYS,),
+    ),
+    Mutant(
+        "hmm: ties forgotten in log_joint", "pplseq/models/hmm/short_ways.py",
+        '        remembered = None if self._buffers.get("rows") is not None else self._plain()', "        remembered = self._plain()",
+        (WAYS,),
+    ),
+    Mutant(
+        "semi-markov: the first regime's duration is not counted", "pplseq/models/hmm/durations.py",
+        "            lasted = start + entered.sum(0)\n", "            lasted = entered.sum(0)\n",
+        ("tests/models/hmm",),
+    ),
+    Mutant(
+        "lds: a score by token is one by row", "pplseq/models/lds/at_once.py",
+        "return value / (x.shape[0] * x.shape[1] if per_token else 1)", "return value / (x.shape[0] if per_token else 1)", (WAYS,),
+    ),
+    Mutant(
+        "lds: offset moments of EM dropped", "pplseq/models/lds/at_once.py",
+        "np.column_stack([m.error_state, m.error_sum]) if seen", "np.column_stack([m.error_state, 0 * m.error_sum]) if seen", (WAYS,),
+    ),
+    Mutant(
+        "lds: a forecast without noise of the state", "pplseq/models/lds/queries.py",
+        "covariance = symmetric(matrix @ covariance @ matrix.mT + shocks)", "covariance = symmetric(matrix @ covariance @ matrix.mT)",
+        (CONTRACT,),
+    ),
+    Mutant(
+        "lds: intervals of another level", "pplseq/models/lds/queries.py",
+        "half = half * math.sqrt(2) * float(torch.erfinv(torch.tensor(level, dtype=torch.float64)))",
+        "half = half * math.sqrt(2) * float(torch.erfinv(torch.tensor(0.9, dtype=torch.float64)))",
+        ("tests/models/test_intervals.py", "tests/models/lds"),
+    ),
+    Mutant(
+        "lds: diagnostics sum lags without their weights", "pplseq/models/lds/queries.py",
+        "** 2 / (count - lag)", "** 2 / count", ("tests/models/lds", "tests/models/structural"),
+    ),
+    Mutant(
+        "iohmm: a restart that fell keeps the worse parameters", "pplseq/models/iohmm/restarts/em.py",
+        "                put(self.parameters, where, take(before.parameters, where))\n", "", ("tests/models/iohmm/test_iohmm_em.py",),
+    ),
+    Mutant(
+        "iohmm: the prior of a start does not fade", "pplseq/models/iohmm/restarts/em.py",
+        "(1 - iteration / over.clamp_min(1)).clamp_min(0), 1.0)", "1.0, 1.0)", ("tests/models/iohmm/test_iohmm_em.py",),
+    ),
+    Mutant(
+        "structural: criteria of another start", "pplseq/models/structural/program.py",
+        "count = self.num_free_parameters + len(batch.x) * self.num_states", "count = self.num_free_parameters",
+        ("tests/models/structural",),
+    ),
+    Mutant(
+        "props: the guard gives nothing back", "pplseq/models/props/guard.py",
+        "self.weight = max(self.least, (1 - self.back) * min(share, 1.0))", "self.weight = max(self.least, min(share, 1.0))",
+        ("tests/models/props",),
+    ),
+    Mutant(
+        "props: online counts without their gain", "pplseq/models/props/online_em.py",
+        "            rho[moves:fixed].reshape(-1)[:: num_states + 1] += gain", "            rho[moves:fixed].reshape(-1)[:: num_states + 1] += 1.0",
+        ("tests/models/props",),
+    ),
+    Mutant(
+        "tagger: probabilities of the n best are not normalised", "pplseq/models/taggers/probabilistic.py",
+        "value - total) for path, value in found", "value) for path, value in found", ("tests/models/taggers",),
+    ),
+    Mutant(
+        "tagger: new words as probable as words seen once", "pplseq/models/taggers/hmm.py",
+        "        new = ((totals == 1).sum() + 0.5) / (totals.sum() + 1)", "        new = ((totals == 1).sum() + 1.5) / (totals.sum() + 1)",
+        ("tests/models/taggers",),
+    ),
+    Mutant(
+        "tagger: interpolation leaves out the context", "pplseq/models/taggers/counts.py",
+        "            probs = np.where(total > 0, (count + new * probs) / np.maximum(total, 1), probs)", "            probs = np.where(total > 0, count / np.maximum(total, 1), probs)",
+        ("tests/models/taggers",),
+    ),
+    Mutant(
+        "tagger: a word with one tag counts as ambiguous", "pplseq/models/taggers/scores.py",
+        "if len(found) > 1))", "if len(found) > 0))", ("tests/models/taggers", "tests/recipes", "tests/cli/test_tag.py"),
+    ),
+    Mutant(
+        "latent tagger: no pseudo-count of other tags", "pplseq/models/taggers/latent.py",
+        "by_tag = (of_tag + overall) / (of_tag.sum(-1, keepdim=True) + 1)", "by_tag = of_tag / of_tag.sum(-1, keepdim=True)",
+        ("tests/models/taggers",),
+    ),
+    # ---- sources and baselines
+    Mutant(
+        "kneser-ney: one discount for all counts", "pplseq/baselines/kneser_ney.py",
+        "[np.minimum(counts, 3)]", "[np.minimum(counts, 1)]", ("tests/baselines",),
+    ),
+    Mutant(
+        "kneser-ney: discounts of the wrong ratio", "pplseq/baselines/kneser_ney.py",
+        "3 - 4 * y * n4 / n3)", "3 - 3 * y * n4 / n3)", ("tests/baselines",),
+    ),
+    Mutant(
+        "cache: the rest is shared by too few", "pplseq/sources/continuous_cache.py",
+        "return self.smoothing / (size + self.smoothing) / self.num_words", "return self.smoothing / (size + self.smoothing) / (self.num_words - 1)",
+        ("tests/sources",),
+    ),
+    Mutant(
+        "mixture: weights move by another step", "pplseq/sources/mixture.py",
+        "step = (self.num_steps + 1) ** -self.exponent", "step = self.num_steps ** -self.exponent", ("tests/sources",),
+    ),
+    # ---- data, runs, recipes, command
+    Mutant(
+        "vocabulary: the unknown word loses its counts", "pplseq/data/vocabulary.py",
+        "special[unknown] = sum(counts.values()) - sum(count for _, count in ranked)", "special[unknown] = 0", ("tests/data",),
+    ),
+    Mutant(
+        "vocabulary: rare words stay one count too long", "pplseq/data/vocabulary.py",
+        "if count >= min_count or word == unknown}", "if count >= min_count - 1 or word == unknown}", ("tests/data",),
+    ),
+    Mutant(
+        "batches: every epoch in the same order", "pplseq/data/batches.py",
+        "np.random.default_rng([self.seed, epoch])", "np.random.default_rng([self.seed, 0])", ("tests/data", "tests/runs"),
+    ),
+    Mutant(
+        "batches: an epoch that was resumed is not the next", "pplseq/data/batches.py",
+        "self._epoch, self._position, self._resume_at = epoch, position, position", "self._epoch, self._position, self._resume_at = epoch, position, 0",
+        ("tests/data", "tests/runs"),
+    ),
+    Mutant(
+        "evaluation: a segment forgets the one before", "pplseq/runs/evaluation.py",
+        "start=None if batch.is_first else belief)", "start=None)", ("tests/runs",),
+    ),
+    Mutant(
+        "evaluation: unknown words count as known", "pplseq/runs/evaluation.py",
+        "else scores[text.tokens != text.vocabulary.unknown_id]", "else scores", ("tests/runs",),
+    ),
+    Mutant(
+        "command: the file wins over flags", "pplseq/cli/options.py",
+        '    return {**from_file(ctx.params.get("config"), settings), **{name: ctx.params[name] for name in options}}',
+        '    return {**{name: ctx.params[name] for name in options}, **from_file(ctx.params.get("config"), settings)}',
+        ("tests/cli",),
+    ),
+]  # fmt: skip
+
+
+def plant(mutant: Mutant, root: Path) -> None:
+    """Puts the fault into the project at ``root``.
+
+    Raises:
+        ValueError: the text that it replaces does not stand there once.
+    """
+    path = root / mutant.file
+    text = path.read_text()
+    if (found := text.count(mutant.old)) != 1:
+        raise ValueError(f"{mutant.name}: expected {mutant.old!r} once in {mutant.file}, found {found} times")
+    path.write_text(text.replace(mutant.old, mutant.new))
+
+
+def dies(mutant: Mutant, root: Path = ROOT) -> bool:
+    """Whether the tests beside the fault fail once it is planted, in a copy of the project."""
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Path(folder) / "project"
+        for part in ("pplseq", "tests", "scripts"):
+            shutil.copytree(root / part, copy / part)
+        shutil.copy(root / "pyproject.toml", copy)
+        plant(mutant, copy)
+        command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *mutant.tests]
+        environment = os.environ | {"PYTHONPATH": str(copy), "OMP_NUM_THREADS": "1"}
+        ended = subprocess.run(command, cwd=copy, env=environment, capture_output=True, text=True)
+    if ended.returncode not in (0, 1):
+        raise RuntimeError(f"{mutant.name}: the tests did not run:\n{ended.stdout[-2000:]}{ended.stderr[-2000:]}")
+    return ended.returncode == 1
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default="", help="faults whose name or file holds this")
+    parser.add_argument("--list", action="store_true", help="names alone")
+    options = parser.parse_args()
+    chosen = [mutant for mutant in MUTANTS if options.only in mutant.name or options.only in mutant.file]
+    survived = []
+    for mutant in chosen:
+        if options.list:
+            print(f"{mutant.file}: {mutant.name}")
+            continue
+        began = time.perf_counter()
+        dead = dies(mutant)
+        survived += [] if dead else [mutant.name]
+        print(f"{'dies    ' if dead else 'SURVIVES'} {time.perf_counter() - began:5.0f} s  {mutant.name}", flush=True)
+    if not options.list:
+        print(f"{len(chosen) - len(survived)} of {len(chosen)} noticed")
+    return bool(survived)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
