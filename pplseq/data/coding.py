@@ -98,11 +98,12 @@ class CodedLines:
         # An article is as large as its words, so that blank lines alone make no validation text.
         word_starts = np.concatenate([[0], np.cumsum(self.lengths)])
         sizes = np.diff(word_starts[self.article_starts])
+        few = (
+            f"{self.source}: {np.count_nonzero(sizes)} lines or articles do not make {len(shares) + 1} texts{{}}; "
+            "give a folder with *train*, *valid* and *test* files, or set valid_fraction and test_fraction to 0"
+        )
         if np.count_nonzero(sizes) <= len(shares):
-            raise ValueError(
-                f"{self.source}: {np.count_nonzero(sizes)} lines or articles do not make {len(shares) + 1} texts; "
-                "give a folder with *train*, *valid* and *test* files, or set valid_fraction and test_fraction to 0"
-            )
+            raise ValueError(few.format(""))
         order = np.random.default_rng(seed).permutation(len(sizes))
         owner = np.full(len(sizes), -1)
         for number, share in enumerate(shares.values()):
@@ -113,6 +114,8 @@ class CodedLines:
                     room -= sizes[article]
             if not sizes[owner == number].any():  # all are too large: the smallest one
                 with_words = np.flatnonzero((owner < 0) & (sizes > 0))
+                if len(with_words) < 2:
+                    raise ValueError(few.format(f", as one of them has {int(sizes.max()):,} of the {sizes.sum():,} words"))
                 owner[with_words[np.argmin(sizes[with_words])]] = number
         texts = {split: self._select(owner == number) for number, split in enumerate(shares)}
         return {"train": self._select(owner == -1), **texts}
@@ -127,8 +130,13 @@ class CodedLines:
         part.article_starts = np.cumsum([0, *np.diff(self.article_starts)[chosen]])
         return part
 
-    def encode(self, vocabulary: Vocabulary) -> tuple[np.ndarray, np.ndarray]:
+    def encode(self, vocabulary: Vocabulary, *, with_unknown: bool = False) -> tuple[np.ndarray, np.ndarray]:
         """Ids of a vocabulary, `<eos>` appended to every line where it has one.
+
+        Args:
+            with_unknown: where the vocabulary has an unknown word, and all words are known, the last occurrence of the rarest
+                one (of several, the first to appear) becomes unknown, so that what learns from the text gives new words a
+                probability: that of a word seen once.
 
         Returns:
             tokens (N,) int32; line_starts (num_lines + 1,) int64.
@@ -139,6 +147,10 @@ class CodedLines:
         unknown_id = -1 if vocabulary.unknown_id is None else vocabulary.unknown_id
         new_ids = np.array([vocabulary.index.get(word, unknown_id) for word in self.words], dtype=np.int32)
         tokens = new_ids[self.ids]
+        if with_unknown and vocabulary.unknown_id is not None and not (tokens == unknown_id).any():
+            counts = np.bincount(self.ids, minlength=len(self.words))
+            rarest = np.where(counts > 1, counts, len(self.ids) + 1).argmin()
+            tokens[np.flatnonzero(self.ids == rarest)[-1]] = unknown_id
         if vocabulary.eos_id is not None and (tokens == vocabulary.eos_id).any():
             _, line = self._first(tokens == vocabulary.eos_id)
             raise ValueError(

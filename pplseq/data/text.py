@@ -57,11 +57,12 @@ class Text:
             ValueError: no words, `<eos>` in the lines, or an unknown word where the vocabulary has no `<unk>`.
         """
         coded = CodedLines(lines, name, article_starts)
-        return cls._from_coded(coded, coded.vocabulary() if vocabulary is None else vocabulary, name)
+        return cls.from_coded(coded, coded.vocabulary() if vocabulary is None else vocabulary, name)
 
     @classmethod
-    def _from_coded(cls, coded: CodedLines, vocabulary: Vocabulary, name: str) -> Text:
-        tokens, line_starts = coded.encode(vocabulary)
+    def from_coded(cls, coded: CodedLines, vocabulary: Vocabulary, name: str, *, with_unknown: bool = False) -> Text:
+        """Lines that were read before; see :meth:`~pplseq.data.coding.CodedLines.encode`."""
+        tokens, line_starts = coded.encode(vocabulary, with_unknown=with_unknown)
         return cls(tokens, line_starts, coded.article_starts, vocabulary, name)
 
     @property
@@ -125,7 +126,7 @@ def read_text(
     """
     coded = CodedLines(read_lines(path, lower=lower), "<stdin>" if str(path) == "-" else str(path))
     vocabulary = coded.vocabulary() if vocabulary is None else vocabulary
-    return Text._from_coded(coded, vocabulary, name or Path(coded.source).name)
+    return Text.from_coded(coded, vocabulary, name or Path(coded.source).name)
 
 
 def check_no_table(source: str | Path) -> None:
@@ -164,7 +165,8 @@ def load_corpus(
             one text file, split by `valid_fraction` and `test_fraction`; "-" reads it from standard input.
         vocabulary: use this one instead of building it.
         min_count: training words seen less often become `unknown_word`; default: 2 where held-out text has words that training
-            never saw and the text has no `unknown_word` of its own, else 1.
+            never saw and the text has no `unknown_word` of its own, else 1. From 2 on the vocabulary has `unknown_word`; where
+            no training word is so rare, the last occurrence of the rarest becomes it, so that it has a probability.
         max_vocabulary: keep at most this many words, `<eos>` and `unknown_word` included.
         lower: lower-case the text.
         unknown_word: the word for unknown words.
@@ -213,8 +215,13 @@ def load_corpus(
         parts = whole.split(valid_fraction, test_fraction, seed)
     parts["train"].check_trainable()
 
+    built = vocabulary is None
+
     def encoded(vocabulary: Vocabulary) -> Corpus:
-        texts = {split: Text._from_coded(coded, vocabulary, f"{name} {split}") for split, coded in parts.items()}
+        texts = {
+            split: Text.from_coded(coded, vocabulary, f"{name} {split}", with_unknown=built and split == "train")
+            for split, coded in parts.items()
+        }
         return Corpus(name, vocabulary, **texts)
 
     if vocabulary is not None:

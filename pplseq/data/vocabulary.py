@@ -74,10 +74,10 @@ class Vocabulary:
 
         Args:
             lines: sequences of words, without `eos`.
-            min_count: words seen less often are dropped.
+            min_count: words seen less often are dropped; from 2 on the vocabulary has `unknown` in any case.
             max_size: keep at most this many words, `eos` and `unknown` included; None for no limit.
             add_eos: include `eos`, counted once a line.
-            unknown: word for dropped words; it is added as soon as a word is dropped, or if it stands in the text.
+            unknown: word for dropped and new words; it is added as soon as a word is dropped, or if it stands in the text.
             eos: word that ends a line.
 
         Raises:
@@ -127,7 +127,7 @@ class Vocabulary:
         # The unknown word's own occurrences never fall under the cut.
         kept = {word: count for word, count in counts.items() if count >= min_count or word == unknown}
         room = None if max_size is None else max_size - len(special)
-        if len(kept) < len(counts) or unknown in counts or (room is not None and len(kept) > room):
+        if min_count > 1 or len(kept) < len(counts) or unknown in counts or (room is not None and len(kept) > room):
             special[unknown] = counts.get(unknown, 0)
             kept.pop(unknown, None)
             room = None if room is None else room - 1
@@ -183,8 +183,8 @@ class Vocabulary:
         """The error text for a word that cannot be encoded: where it stands and what to do."""
         return (
             f"{place}: the word {word!r} is not in the vocabulary ({len(self)} words), which has no word for unknown "
-            f"words ({self.unknown!r}); make it with min_count=2 (--min-count 2) or more, so that rare words become "
-            f"{self.unknown!r}, add a line {self.unknown!r} to a vocabulary file, or correct the text"
+            f"words ({self.unknown!r}); make it with min_count=2 (--min-count 2) or more, so that rare and new words become "
+            f"{self.unknown!r}, or correct the text"
         )
 
     def decode(self, ids: Iterable[int]) -> list[str]:

@@ -51,7 +51,8 @@ def as_texts(
         valid: held-out text, of the same kind; of a ``Corpus`` its validation text.
         vocabulary: that the model has already; words are encoded with it. Default: all words of x and ``<eos>``.
         num_words: V of ids; default: one more than the largest.
-        min_count: words rarer than this become ``<unk>``; default: 2 where held-out text has words that x has not, else 1.
+        min_count: words rarer than this become ``<unk>``; default: 2 where held-out text has words that x has not, else 1. From
+            2 on there is ``<unk>`` in any case: see :func:`~pplseq.data.text.load_corpus`.
 
     Raises:
         TypeError, ValueError: for what is no text; says where and what to do.
@@ -70,16 +71,14 @@ def as_texts(
             _check_same_words(name, text, vocabulary or x.vocabulary)
         return Texts(x, valid, True)
     if holds_words(x):
-        lines = _lines(x, "x")
+        coded = CodedLines(_lines(x, "x"), "x")
+        held_out = None if valid is None or isinstance(valid, Text) else _lines(valid, "valid")
         if isinstance(valid, Text):
             vocabulary = vocabulary or valid.vocabulary
             _check_same_words("valid", valid, vocabulary)
-        elif valid is not None:
-            held_out = _lines(valid, "valid")
-            vocabulary = vocabulary or _vocabulary(lines, held_out, min_count)
-            valid = Text.from_lines(held_out, vocabulary, name="valid")
-        vocabulary = vocabulary or _vocabulary(lines, None, min_count)
-        return Texts(Text.from_lines(lines, vocabulary, name="x"), valid, True)
+        words = vocabulary or _vocabulary(coded, held_out, min_count)
+        text = Text.from_coded(coded, words, "x", with_unknown=vocabulary is None)
+        return Texts(text, valid if held_out is None else Text.from_lines(held_out, words, name="valid"), True)
     rows = _id_rows(x, lengths, "x")
     held_out = None if valid is None else _id_rows(valid, None, "valid")
     largest = max(int(row.max()) for row in [*rows, *(held_out or [])])
@@ -164,8 +163,7 @@ def _lines(x: Any, name: str) -> list[list[str]]:
     return [split_words(sentence) if isinstance(sentence, str) else list(sentence) for sentence in x]
 
 
-def _vocabulary(lines: list[list[str]], valid: list[list[str]] | None, min_count: int | None) -> Vocabulary:
-    coded = CodedLines(lines, "x")
+def _vocabulary(coded: CodedLines, valid: list[list[str]] | None, min_count: int | None) -> Vocabulary:
     vocabulary = coded.vocabulary(min_count=1 if min_count is None else checks.count("min_count", min_count))
     if min_count is not None or valid is None or vocabulary.unknown_id is not None:
         return vocabulary

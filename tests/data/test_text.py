@@ -149,7 +149,7 @@ def test_split_loses_no_line_and_keeps_order():
     lines = [[f"w{i}"] for i in range(100)]
     vocabulary = Text.from_lines(lines).vocabulary
     parts = pplseq.data.text.CodedLines(lines, "lines").split(0.2, 0.1, seed=3)
-    texts = [Text._from_coded(part, vocabulary, "part") for part in parts.values()]
+    texts = [Text.from_coded(part, vocabulary, "part") for part in parts.values()]
     found = [[int(vocabulary.words[line[0]][1:]) for line in text.lines()] for text in texts]
     assert sorted(sum(found, [])) == list(range(100))
     assert all(numbers == sorted(numbers) for numbers in found)
@@ -216,3 +216,31 @@ def test_wikitext2_counts(data_folder):
     assert (corpus.train.num_articles, corpus.valid.num_articles) == (600, 60)
     title = corpus.vocabulary.decode(corpus.train.tokens[corpus.train.line_starts[corpus.train.article_starts[:-1]]])
     assert title[1:] == ["="] * 599
+
+
+def test_new_words_have_a_probability_where_no_word_is_rare(tmp_path):
+    """The last occurrence of the rarest word of the training text is read as unknown."""
+    lines = ["up down up", "down left up", "left up down"] * 4  # left: 8 times, the others 12 and 16
+    for name, text in (("train", lines), ("valid", lines[:3]), ("test", ["up new down"])):
+        (tmp_path / f"{name}.txt").write_text("\n".join(text) + "\n")
+    for options in ({}, {"min_count": 2}):
+        corpus = load_corpus(tmp_path, **options)
+        unknown, left = corpus.vocabulary.unknown_id, corpus.vocabulary.index["left"]
+        train = corpus.train.tokens
+        assert corpus.train.num_unknown == 1 and np.count_nonzero(train == left) == 7
+        assert np.flatnonzero(train == unknown)[0] == len(train) - 4  # "left" of the last line
+        assert corpus.valid.num_unknown == 0 and corpus.test.num_unknown == 1
+    with pytest.raises(ValueError, match="min_count=2"):
+        load_corpus(tmp_path, min_count=1)
+    (tmp_path / "test.txt").unlink()
+    assert load_corpus(tmp_path).vocabulary.unknown_id is None  # nothing new
+    given = load_corpus(tmp_path, vocabulary=corpus.vocabulary)
+    assert given.train.num_unknown == 0  # read with the words of another text, it is as it is
+
+
+def test_a_line_that_holds_nearly_all_words_cannot_be_split(tmp_path):
+    (tmp_path / "one.txt").write_text(" ".join(f"w{i % 50}" for i in range(2000)) + "\n" + "w1 w2 w3\n" * 9)
+    with pytest.raises(ValueError, match="10 lines.* do not make 3 texts, as one of them has 2,000 of the 2,027 words"):
+        load_corpus(tmp_path / "one.txt")
+    whole = load_corpus(tmp_path / "one.txt", valid_fraction=0, test_fraction=0)
+    assert whole.train.num_lines == 10

@@ -61,7 +61,7 @@ def test_encode_and_decode_are_inverse():
 def test_unknown_word_without_a_word_for_it():
     with pytest.raises(
         ValueError,
-        match="the word 'zebra' is not in the vocabulary.*min_count=2 \\(--min-count 2\\).*add a line '<unk>'",
+        match="the word 'zebra' is not in the vocabulary.*min_count=2 \\(--min-count 2\\).*new words become '<unk>'",
     ):
         Vocabulary.build(LINES).encode(["a", "zebra"])
 

@@ -183,3 +183,27 @@ def test_lines_of_a_raw_text(splitter, tmp_path):
     found = read_raw(str(tmp_path / "a.txt"), splitter.save(tmp_path / "splitter"), saved)
     assert [(sentence.words[0], found.line_of(i)) for i, sentence in enumerate(found)] == [("He", 1), ("She", 6), ("She", 7)]
     assert [bad.first_line for bad in found.skipped] == [4]
+
+
+def test_words_with_spaces_inside_keep_them(tmp_path):
+    """Vietnamese: the file that is written says the same words in its columns as in its text, and can be scored."""
+    words = [("h\u1ecdc sinh", "NOUN"), ("\u0111\u1ecdc", "VERB"), ("xe m\u00e1y", "NOUN"), ("1\u00a0000", "NUM")]
+    words += [(".", "PUNCT")]
+    rows = [
+        "\t".join([str(i), form, "_", tag, *["_"] * 5, "SpaceAfter=No" if i == 4 else "_"])
+        for i, (form, tag) in enumerate(words, start=1)
+    ]
+    text = " ".join(form for form, _ in words[:-1]) + "."
+    gold = "\n".join([f"# text = {text}", *rows, "", ""])
+    (tmp_path / "gold.conllu").write_text(gold)
+    (tmp_path / "train.conllu").write_text(gold * 40)
+    (tmp_path / "raw.txt").write_text(text.replace("m\u00e1y", "m\u00e1y\n") + "\n")
+
+    pplseq("tag", "splitter", tmp_path / "train.conllu", "--out", tmp_path / "splitter")
+    pplseq("train", "tagger", tmp_path / "train.conllu", "--system", "hmm", "--out", tmp_path / "run")
+    found = pplseq("tag", "run", tmp_path / "run", tmp_path / "raw.txt", "--splitter", tmp_path / "splitter")
+    assert found == gold
+    (tmp_path / "found.conllu").write_text(found)
+    scores = json.loads(pplseq("tag", "score", tmp_path / "gold.conllu", tmp_path / "found.conllu", "--json"))
+    assert scores["words"]["f1"] == scores["upos"]["f1"] == 1
+    assert [token.text for token in read_paragraphs(tmp_path / "found.conllu")[0][0]] == [form for form, _ in words]

@@ -201,3 +201,21 @@ def test_gazetteers_and_clusters(tmp_path):
         read_clusters(tmp_path / "bad")
     with pytest.raises(TypeError, match="expected a list of files"):
         CRFTagger(gazetteers="city.txt")
+
+
+def test_one_text_has_one_accuracy(tmp_path):
+    """Tags of another scheme than the model's say the same of a text in training, when systems are compared and in a report."""
+    from pplseq.baselines.tagging_systems import compare, train_tagger
+    from pplseq.data import write_tagged
+    from pplseq.recipes import evaluate, train
+
+    text = [
+        TaggedSentence(("Ann", "saw", "Rome"), ("I-PER", "O", "I-LOC")), TaggedSentence(("Bob", "left"), ("I-PER", "O")),
+        TaggedSentence(("we", "met", "Ann", "Lee"), ("O", "O", "I-PER", "I-PER")),
+    ] * 8  # fmt: skip
+    assert train_tagger("spans", text, text)[1]["dev_accuracy"] == 1
+    assert compare(["spans"], text, text).results[0].scores.accuracy == 1
+    write_tagged(tmp_path / "text.txt", text, "columns")
+    summary = train("tagger", tmp_path / "text.txt", folder=tmp_path / "run", system="spans", dev=str(tmp_path / "text.txt"))
+    [found] = evaluate(tmp_path / "run", tmp_path / "text.txt")
+    assert summary["dev_accuracy"] == found["all"]["accuracy"] == found["spans"]["f1"] == 1

@@ -33,31 +33,39 @@ TEMPLATES = (
 
 
 class Unit(NamedTuple):
-    """A run of letters or digits, or a sign; a letter of a script without spaces is one. start: its place in the text."""
+    """A run of letters or digits, or a sign; a letter of a script without spaces is one.
+
+    start: its place in the text. space: the white space before it.
+    """
 
     text: str
     start: int
-    spaced: bool
+    space: str
+
+    @property
+    def spaced(self) -> bool:
+        """Whether white space stands before it."""
+        return bool(self.space)
 
 
 def units_of(text: str) -> list[Unit]:
     """The units of a text; all its characters but white space are in one."""
     units: list[Unit] = []
-    spaced = False
+    space = ""
     for match in PIECES.finditer(text):
         piece = match[0]
         if piece.isspace():
-            spaced = True
+            space += piece
             continue
-        if units and not spaced and unicodedata.combining(piece[0]):
+        if units and not space and unicodedata.combining(piece[0]):
             last = units.pop()
-            units.append(Unit(last.text + piece, last.start, last.spaced))
+            units.append(Unit(last.text + piece, last.start, last.space))
             continue
         # Chinese, Thai and others write words without spaces; their letters have no case and are letters "other"
         parts = list(piece) if any(unicodedata.category(c) == "Lo" for c in piece) else [piece]
         for i, part in enumerate(parts):
-            units.append(Unit(part, match.start() + (i if len(parts) > 1 else 0), spaced and i == 0))
-        spaced = False
+            units.append(Unit(part, match.start() + (i if len(parts) > 1 else 0), space if i == 0 else ""))
+        space = ""
     return units
 
 
@@ -155,7 +163,7 @@ class TextSplitter:
                     found.append([Token(unit.text)])
                 elif tag == GOES_ON and found[-1]:
                     last = found[-1][-1]
-                    found[-1][-1] = Token(last.text + " " * unit.spaced + unit.text)
+                    found[-1][-1] = Token(last.text + unit.space + unit.text)
                 else:
                     found[-1][-1] = found[-1][-1]._replace(space_after=unit.spaced)
                     found[-1].append(Token(unit.text))

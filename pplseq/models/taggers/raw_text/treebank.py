@@ -78,10 +78,10 @@ def _tokens(lines: Iterable[str]) -> list[Token]:
 
 def raw_text(sentences: Iterable[Sentence]) -> str:
     """The text of tokens, with one space for white space."""
-    return "".join(spaced(token.text) + " " * token.space_after for sentence in sentences for token in sentence).rstrip(" ")
+    return "".join(in_a_line(token.text) + " " * token.space_after for sentence in sentences for token in sentence).rstrip(" ")
 
 
-def spaced(text: str) -> str:
+def in_a_line(text: str) -> str:
     """A token with one space for its spaces, tabs and ends of lines, so that it can stand in a line of columns."""
     return " ".join(split_words(text))
 
@@ -93,7 +93,7 @@ def conllu_lines(sentence: Sentence) -> list[str]:
     for token in sentence:
         misc = NO_TAG if token.space_after else "SpaceAfter=No"
         words = token.words or (token.text,)
-        form = spaced(token.text)
+        form = in_a_line(token.text)
         if len(words) > 1:
             lines.append("\t".join([f"{number}-{number + len(words) - 1}", form, *[NO_TAG] * 7, misc]))
         rows = [(form, misc)] if len(words) == 1 else [(word, NO_TAG) for word in words]

@@ -1,0 +1,67 @@
+"""A text as a list of its lines says what it says as a corpus: learned from, scored, told apart by criteria."""
+
+import math
+
+import pytest
+import torch
+
+from pplseq import HMM, VLHMM, TextLDS, load_corpus
+from pplseq.data import Text
+from pplseq.models import SemiMarkovHMM
+
+LINES = ["the cat sat", "the dog ran", "", "a cat ran", "the cat"] * 6
+EM = {"max_iterations": 3, "tolerance": 0.0, "seed": 0}
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("text")
+    for name in ("train", "valid", "test"):
+        (folder / f"{name}.txt").write_text("\n".join(LINES) + "\n")
+    return load_corpus(folder)
+
+
+def hmm(vocabulary, kind=HMM, **options):
+    model = kind(2, len(vocabulary), **options)
+    model.vocabulary = vocabulary
+    return model
+
+
+MODELS = {
+    "hmm": lambda corpus: hmm(corpus.vocabulary).fit(corpus.train, **EM),
+    "semi-markov": lambda corpus: hmm(corpus.vocabulary, SemiMarkovHMM, max_duration=2).fit(corpus.train, **EM),
+    "vlhmm": lambda corpus: VLHMM(num_states=8, hidden_size=4).fit(corpus, num_blocks=2, epochs=1, seed=0),
+    "text lds": lambda corpus: TextLDS(len(corpus.vocabulary), 1).fit([line for line in LINES if line] * 3, max_iterations=1),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_list_of_lines_is_scored_as_the_corpus(name, corpus):
+    model = MODELS[name](corpus)
+    lines, text = LINES, corpus.test
+    if name == "text lds":
+        lines = [line for line in LINES if line]
+        text = Text.from_lines([line.split() for line in lines], model.vocabulary)
+    words = [line.split() for line in lines]
+    wanted = model.score(text, per_token=True)
+    assert math.isfinite(wanted)
+    for x in (lines, words, [[*line, "<eos>"] for line in words]):
+        assert model.score(x, per_token=True) == pytest.approx(wanted, rel=1e-9)
+        assert model.score(x) == pytest.approx(wanted * text.num_tokens, rel=1e-9)
+        assert model.bic(x) == pytest.approx(model.bic(text), rel=1e-9)
+    assert model.score([torch.as_tensor(line).long() for line in text.lines()]) == pytest.approx(model.score(text), rel=1e-9)
+
+
+def test_a_list_of_lines_is_learned_as_the_corpus(corpus):
+    one, two = (hmm(corpus.vocabulary).fit(x, **EM) for x in (corpus.train, LINES))
+    assert one.history.log_likelihoods == pytest.approx(two.history.log_likelihoods, rel=1e-12)
+    ends = one.sample(20, seed=0).words  # drawn sentences end
+    assert all(words[-1] == "<eos>" for words in ends)
+
+
+def test_what_is_known_of_single_steps_adds_none(corpus):
+    model = MODELS["hmm"](corpus)
+    sentence, states = [["the", "cat"]], [[0, 1]]
+    known = model.score(sentence, states=states)
+    assert known == pytest.approx(model.score([model.vocabulary.encode(sentence[0]).tolist()], states=states), rel=1e-12)
+    assert [len(path) for path in model.decode(sentence)] == [2]  # questions about states are about the words that are there
