@@ -34,7 +34,7 @@ demo: $(VENV)/.core
 
 test: $(VENV)/.test
 	$(BIN)/ruff check .
-	$(BIN)/python -m pytest -q -n 2 --dist loadfile
+	$(BIN)/python -m pytest -q -n 2 --dist worksteal
 
 test-slow: $(VENV)/.test
 	$(BIN)/python -m pytest -q -m "slow"

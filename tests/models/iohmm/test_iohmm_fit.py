@@ -146,7 +146,7 @@ def test_softmax_and_least_squares_recover_a_system():
     u = torch.randn(40, 50, 1, dtype=torch.float64)
     x, states, _ = truth.sample(inputs=u, seed=1)
     model = IOHMM(2, num_inputs=1, outputs="gaussian", num_outputs=1, mealy=True)
-    model.fit(x, inputs=u, num_restarts=10, seed=0)
+    model.fit(x, inputs=u, num_restarts=3, seed=0)
     assert model.history.converged
     assert model.score(x, inputs=u) > truth.score(x, inputs=u)
     order = model.emission_network.weight[:, 1, 0].argsort(descending=True)

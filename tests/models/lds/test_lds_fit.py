@@ -321,11 +321,17 @@ def test_what_was_frozen_before_a_fit_stays_frozen():
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("offsets", ["both", "transition", "emission", "none"])
-@pytest.mark.parametrize("fixed", [(), ("emission",), ("transition", "emission"), ("state_noise", "initial_mean")])
 @pytest.mark.parametrize(
-    "noise, size", [("full", (1, 1)), ("full", (2, 1)), ("full", (2, 2)), ("full", (3, 1)), ("diagonal", (2, 1))]
-)
+    "offsets, fixed, noise, size",
+    [
+        *((offsets, (), "full", (2, 1)) for offsets in ("both", "transition", "emission", "none")),
+        *(("both", fixed, "full", (2, 1)) for fixed in (("emission",), ("transition", "emission"))),
+        *((offsets, ("state_noise", "initial_mean"), "full", (2, 1)) for offsets in ("both", "transition", "none")),
+        ("both", (), "full", (1, 1)), ("emission", ("emission",), "full", (1, 1)), ("both", (), "full", (2, 2)),
+        ("transition", ("transition", "emission"), "full", (2, 2)), ("both", (), "full", (3, 1)),
+        ("both", (), "diagonal", (2, 1)), ("none", ("emission",), "diagonal", (2, 1)),
+    ],
+)  # fmt: skip
 def test_parameters_that_coordinates_make_up_for_are_not_counted(offsets, noise, size, fixed):
     """The rank of the likelihood's dependence on the parameters, of the first and second moments of a few observations."""
     torch.manual_seed(0)
