@@ -46,17 +46,17 @@ MUTANTS = [
     Mutant(
         "best path: the last step decides nothing", "pplseq/kernels/path_scan.py",
         "        best = best + emit[t]\n", "        best = best + emit[t] * (t + 1 < emit.shape[0])\n",
-        ("tests/kernels", "tests/infer/discrete/test_chain.py"),
+        ("tests/kernels/test_time_scan.py", "tests/kernels/test_scan.py", "tests/infer/discrete/test_chain.py"),
     ),
     Mutant(
         "k best paths: a row without steps has as many as states", "pplseq/kernels/path_scan.py",
         "        first = first.where(valid[0].unsqueeze(-1), nothing)\n", "",
-        ("tests/kernels", "tests/infer/discrete"),
+        ("tests/kernels/test_time_scan.py", "tests/kernels/test_scan.py", "tests/infer/discrete/test_chain.py"),
     ),
     Mutant(
         "sampled paths: padded steps are drawn too", "pplseq/kernels/path_scan.py",
         "        position = new if valid is None else torch.where(valid[t], new, position)\n", "        position = new\n",
-        ("tests/kernels", "tests/infer/discrete"),
+        ("tests/kernels/test_time_scan.py", "tests/kernels/test_scan.py", "tests/infer/discrete/test_chain.py"),
     ),
     # ---- infer
     Mutant(
@@ -73,23 +73,23 @@ MUTANTS = [
         "closed forms: a Dirichlet mode by its mean", "pplseq/infer/fit/closed_forms.py",
         "weight = counts if concentration is None else counts + (concentration - 1.0)",
         "weight = counts if concentration is None else counts + concentration",
-        ("tests/infer/fit", "tests/models/hmm/test_hmm_fit.py"),
+        ("tests/infer/fit/test_em.py", "tests/models/hmm/test_hmm_fit.py", "tests/models/iohmm/test_iohmm_em.py"),
     ),
     Mutant(
         "closed forms: the count of a Gaussian's prior", "pplseq/infer/fit/closed_forms.py",
         "count = weight + 1 + 2 * (prior.shape - 1) if prior else weight\n", "count = weight + 1 if prior else weight\n",
-        ("tests/infer/fit", "tests/models/hmm"),
+        ("tests/infer/fit/test_em.py", "tests/models/hmm/test_hmm_fit.py"),
     ),
     Mutant(
         "marked sites: one scale for another", "pplseq/infer/programs/factors/elimination.py",
         "        scale = other if scale is None else scale\n    return 1.0", "        scale = scale\n    return 1.0",
-        ("tests/infer/programs",),
+        ("tests/infer/programs/factors",),
     ),
     # ---- models, what all share
     Mutant(
         "forms: a frame's columns are not put in order", "pplseq/models/forms.py",
         "    return frame[[columns[there.index(each)] for each in names]]", "    return frame[[column for column in columns if column in names]]",
-        ("tests/models/test_forms.py", "tests/models/test_row_labels.py", "tests/models/test_forecast_frames.py", "tests/models/hmm"),
+        ("tests/models/test_forms.py", "tests/models/hmm/test_column_names.py"),
     ),
     Mutant(
         "row labels: dates that fall pass", "pplseq/models/row_labels.py",
@@ -110,17 +110,17 @@ MUTANTS = [
     Mutant(
         "fitting: the last of several fits is kept", "pplseq/models/fitting.py",
         "    _, history, best = max(found, key=lambda one: one[0])", "    _, history, best = found[-1]",
-        ("tests/models/test_fitting.py", "tests/models/hmm/test_hmm_fit.py", "tests/models/structural"),
+        ("tests/models/test_fitting.py", "tests/models/switching"),
     ),
     Mutant(
         "answers: a gap may be the end word", "pplseq/models/answers.py",
         "    if vocabulary.eos_id is not None and words[-1] == vocabulary.eos:\n        refused.append(vocabulary.eos_id)\n", "",
-        ("tests/cli", "tests/recipes"),
+        ("tests/cli/test_questions.py", "tests/cli/test_constrained_questions.py"),
     ),
     Mutant(
         "summary: intervals of one standard error", "pplseq/models/information.py",
         "half = math.sqrt(2) * torch.erfinv", "half = torch.erfinv",
-        ("tests/models/test_information.py", "tests/models/lds/test_summary.py", "tests/models/iohmm/test_iohmm_summary.py"),
+        ("tests/models/test_information.py",),
     ),
     # ---- models, family by family
     Mutant(
@@ -139,7 +139,7 @@ MUTANTS = [
     Mutant(
         "semi-markov: the first regime's duration is not counted", "pplseq/models/hmm/durations.py",
         "            lasted = start + entered.sum(0)\n", "            lasted = entered.sum(0)\n",
-        ("tests/models/hmm",),
+        ("tests/models/hmm/test_durations.py",),
     ),
     Mutant(
         "lds: a score by token is one by row", "pplseq/models/lds/at_once.py",
@@ -158,11 +158,11 @@ MUTANTS = [
         "lds: intervals of another level", "pplseq/models/lds/queries.py",
         "half = half * math.sqrt(2) * float(torch.erfinv(torch.tensor(level, dtype=torch.float64)))",
         "half = half * math.sqrt(2) * float(torch.erfinv(torch.tensor(0.9, dtype=torch.float64)))",
-        ("tests/models/test_intervals.py", "tests/models/lds"),
+        ("tests/models/test_intervals.py",),
     ),
     Mutant(
         "lds: diagnostics sum lags without their weights", "pplseq/models/lds/queries.py",
-        "** 2 / (count - lag)", "** 2 / count", ("tests/models/lds", "tests/models/structural"),
+        "** 2 / (count - lag)", "** 2 / count", ("tests/models/lds/test_summary.py", "tests/models/lds/test_lds.py", "tests/models/structural"),
     ),
     Mutant(
         "iohmm: a restart that fell keeps the worse parameters", "pplseq/models/iohmm/restarts/em.py",
@@ -180,85 +180,85 @@ MUTANTS = [
     Mutant(
         "props: the guard gives nothing back", "pplseq/models/props/guard.py",
         "self.weight = max(self.least, (1 - self.back) * min(share, 1.0))", "self.weight = max(self.least, min(share, 1.0))",
-        ("tests/models/props",),
+        ("tests/models/props/test_guard.py",),
     ),
     Mutant(
         "props: online counts without their gain", "pplseq/models/props/online_em.py",
         "            rho[moves:fixed].reshape(-1)[:: num_states + 1] += gain", "            rho[moves:fixed].reshape(-1)[:: num_states + 1] += 1.0",
-        ("tests/models/props",),
+        ("tests/models/props/test_online_em.py",),
     ),
     Mutant(
         "tagger: probabilities of the n best are not normalised", "pplseq/models/taggers/probabilistic.py",
-        "value - total) for path, value in found", "value) for path, value in found", ("tests/models/taggers",),
+        "value - total) for path, value in found", "value) for path, value in found", ("tests/models/taggers/test_tagger_contract.py",),
     ),
     Mutant(
         "tagger: new words as probable as words seen once", "pplseq/models/taggers/hmm.py",
         "        new = ((totals == 1).sum() + 0.5) / (totals.sum() + 1)", "        new = ((totals == 1).sum() + 1.5) / (totals.sum() + 1)",
-        ("tests/models/taggers",),
+        ("tests/models/taggers/test_hmm_tagger.py",),
     ),
     Mutant(
         "tagger: interpolation leaves out the context", "pplseq/models/taggers/counts.py",
         "            probs = np.where(total > 0, (count + new * probs) / np.maximum(total, 1), probs)", "            probs = np.where(total > 0, count / np.maximum(total, 1), probs)",
-        ("tests/models/taggers",),
+        ("tests/models/taggers/test_tag_counts.py", "tests/models/taggers/test_hmm_tagger.py"),
     ),
     Mutant(
         "tagger: a word with one tag counts as ambiguous", "pplseq/models/taggers/scores.py",
-        "if len(found) > 1))", "if len(found) > 0))", ("tests/models/taggers", "tests/recipes", "tests/cli/test_tag.py"),
+        "if len(found) > 1))", "if len(found) > 0))", ("tests/models/taggers/test_tag_scores.py",),
     ),
     Mutant(
         "latent tagger: no pseudo-count of other tags", "pplseq/models/taggers/latent.py",
         "by_tag = (of_tag + overall) / (of_tag.sum(-1, keepdim=True) + 1)", "by_tag = of_tag / of_tag.sum(-1, keepdim=True)",
-        ("tests/models/taggers",),
+        ("tests/models/taggers/test_latent_tagger.py",),
     ),
     # ---- sources and baselines
     Mutant(
         "kneser-ney: one discount for all counts", "pplseq/baselines/kneser_ney.py",
-        "[np.minimum(counts, 3)]", "[np.minimum(counts, 1)]", ("tests/baselines",),
+        "[np.minimum(counts, 3)]", "[np.minimum(counts, 1)]", ("tests/baselines/test_kneser_ney.py",),
     ),
     Mutant(
         "kneser-ney: discounts of the wrong ratio", "pplseq/baselines/kneser_ney.py",
-        "3 - 4 * y * n4 / n3)", "3 - 3 * y * n4 / n3)", ("tests/baselines",),
+        "3 - 4 * y * n4 / n3)", "3 - 3 * y * n4 / n3)", ("tests/baselines/test_kneser_ney.py",),
     ),
     Mutant(
         "cache: the rest is shared by too few", "pplseq/sources/continuous_cache.py",
         "return self.smoothing / (size + self.smoothing) / self.num_words", "return self.smoothing / (size + self.smoothing) / (self.num_words - 1)",
-        ("tests/sources",),
+        ("tests/sources/test_adaptive_sources.py",),
     ),
     Mutant(
         "mixture: weights move by another step", "pplseq/sources/mixture.py",
-        "step = (self.num_steps + 1) ** -self.exponent", "step = self.num_steps ** -self.exponent", ("tests/sources",),
+        "step = (self.num_steps + 1) ** -self.exponent", "step = self.num_steps ** -self.exponent", ("tests/sources/test_stream_sources.py",),
     ),
     # ---- data, runs, recipes, command
     Mutant(
         "vocabulary: the unknown word loses its counts", "pplseq/data/vocabulary.py",
-        "special[unknown] = sum(counts.values()) - sum(count for _, count in ranked)", "special[unknown] = 0", ("tests/data",),
+        "special[unknown] = sum(counts.values()) - sum(count for _, count in ranked)", "special[unknown] = 0", ("tests/data/test_vocabulary.py",),
     ),
     Mutant(
         "vocabulary: rare words stay one count too long", "pplseq/data/vocabulary.py",
-        "if count >= min_count or word == unknown}", "if count >= min_count - 1 or word == unknown}", ("tests/data",),
+        "if count >= min_count or word == unknown}", "if count >= min_count - 1 or word == unknown}", ("tests/data/test_vocabulary.py", "tests/data/test_text.py"),
     ),
     Mutant(
         "batches: every epoch in the same order", "pplseq/data/batches.py",
-        "np.random.default_rng([self.seed, epoch])", "np.random.default_rng([self.seed, 0])", ("tests/data", "tests/runs"),
+        "np.random.default_rng([self.seed, epoch])", "np.random.default_rng([self.seed, 0])", ("tests/data/test_batches.py",),
     ),
     Mutant(
         "batches: an epoch that was resumed is not the next", "pplseq/data/batches.py",
         "self._epoch, self._position, self._resume_at = epoch, position, position", "self._epoch, self._position, self._resume_at = epoch, position, 0",
-        ("tests/data", "tests/runs"),
+        ("tests/data/test_batches.py",),
     ),
     Mutant(
         "evaluation: a segment forgets the one before", "pplseq/runs/evaluation.py",
-        "start=None if batch.is_first else belief)", "start=None)", ("tests/runs",),
+        "start=None if batch.is_first else belief)", "start=None)", ("tests/runs/test_evaluation.py",),
     ),
     Mutant(
         "evaluation: unknown words count as known", "pplseq/runs/evaluation.py",
-        "else scores[text.tokens != text.vocabulary.unknown_id]", "else scores", ("tests/runs",),
+        "else scores[text.tokens != text.vocabulary.unknown_id]", "else scores", ("tests/runs/test_evaluation.py",),
     ),
     Mutant(
         "command: the file wins over flags", "pplseq/cli/options.py",
         '    return {**from_file(ctx.params.get("config"), settings), **{name: ctx.params[name] for name in options}}',
         '    return {**{name: ctx.params[name] for name in options}, **from_file(ctx.params.get("config"), settings)}',
-        ("tests/cli",),
+        ("tests/cli/test_train.py", "tests/cli/test_iohmm_command.py"),
     ),
 ]  # fmt: skip
 
