@@ -24,8 +24,47 @@ MARKED = {"enumerate": "parallel"}
 MOST = 260  # joint assignments of a row
 EMISSIONS = (
     "bernoulli", "bernoulli of data", "bernoulli logits", "categorical", "categorical of data", "poisson", "normal",
-    "normal of tones", "normal of data", "events", "code", "both steps", "factor", "one table", "tensor code",
+    "normal of tones", "normal of data", "events", "code", "both steps", "factor", "one table", "tensor code", "weights",
+    "late",
 )  # fmt: skip
+
+
+class Late(dist.transforms.Transform):
+    """A shift looked up when it is asked for."""
+
+    domain = codomain = dist.constraints.real
+    bijective = True
+
+    def __init__(self, table, state):
+        super().__init__()
+        self.table, self.state = table, state
+
+    def _call(self, x):
+        return x + self.table[self.state]
+
+    def _inverse(self, y):
+        return y - self.table[self.state]
+
+    def log_abs_det_jacobian(self, x, y):
+        return torch.zeros_like(x)
+
+
+class Mixed(dist.TorchDistribution):
+    """Two parts whose weights have another shape than it says, and may."""
+
+    arg_constraints = {}
+    support = dist.constraints.real
+
+    def __init__(self, weights, scale):
+        self.weights, self.scale = weights, scale
+        super().__init__(scale.shape, validate_args=False)
+
+    def expand(self, batch_shape, _instance=None):
+        return Mixed(self.weights, self.scale.expand(batch_shape))
+
+    def log_prob(self, value):
+        parts = [dist.Normal(mean, 0.5 + self.scale.sigmoid()).log_prob(value) for mean in (-1.0, 1.0)]
+        return (self.weights.log_softmax(-1) + torch.stack(parts, -1)).logsumexp(-1)
 
 
 class Marked:
@@ -57,6 +96,9 @@ class Marked:
         self.all_seen = self.flat and self.num_chains == 2 and rng.random() < 0.15
         self.latent = rng.random() < 0.2
         self.emits = rng.choices(EMISSIONS, k=rng.choice([1, 1, 2]))
+        self.hides = rng.choice([None, None, "now", "before", "kind"])  # whose value masks the first emission
+        self.expand, self.percent = rng.random() < 0.2, rng.random() < 0.2
+        self.infer = {**MARKED, "expand": True} if self.expand else MARKED
         self.chances()
         self.lengths = self.missing = None
         if rng.random() < 0.5:
@@ -98,7 +140,7 @@ class Marked:
             shapes = {
                 "bernoulli of data": (K, 2, self.tones), "categorical": (K, self.tones, V), "categorical of data": (K, 2, V),
                 "both steps": (K, K, self.tones), "one table": (*sizes, self.tones), "poisson": (K,), "factor": (K,),
-                "normal of data": (K, 2), "code": (K,), "tensor code": (K, self.tones),
+                "normal of data": (K, 2), "code": (K,), "tensor code": (K, self.tones), "weights": (K, 1, 2), "late": (K,),
             }  # fmt: skip
             self.parts.append((what, self.draw(*shapes.get(what, (K, self.tones))), self.draw(K, self.tones)))
         grid = (self.rows, self.steps, self.tones)
@@ -148,11 +190,11 @@ class Marked:
         kinds = []
         with poutine.scale(scale=self.scale):
             if self.global_kind:
-                kinds.append(pyro.sample("kind", dist.Categorical(logits=self.kinds[0]), infer=MARKED))
+                kinds.append(pyro.sample("kind", dist.Categorical(logits=self.kinds[0]), infer=self.infer))
             tones_plate = pyro.plate("tones", self.tones, dim=-1)
             with pyro.plate("rows", self.rows, dim=-2) as rows:
                 if self.own_kind:
-                    kinds.append(pyro.sample("own", dist.Categorical(logits=self.kinds[-1]), infer=MARKED))
+                    kinds.append(pyro.sample("own", dist.Categorical(logits=self.kinds[-1]), infer=self.infer))
                 if self.flat:
                     self.flat_body(steps, rows, tones_plate, kinds, theta)
                     return
@@ -163,9 +205,9 @@ class Marked:
                         for chain in range(self.num_chains):
                             seen = self.seen_states.get(t) if chain == 0 and isinstance(t, int) else None
                             law = self.next_state(chain, t, before, new, kinds)
-                            new.append(pyro.sample(f"x{chain}_{t}", law, obs=seen, infer=MARKED))
+                            new.append(pyro.sample(f"x{chain}_{t}", law, obs=seen, infer=self.infer))
                         for number, part in enumerate(self.parts):
-                            self.emit(f"y{number}_{t}", part, t, rows, tones_plate, new, before, theta)
+                            self.emit(number, part, t, rows, tones_plate, new, before, theta, kinds)
                     before = [(*past[1:], x) for past, x in zip(before, new, strict=True)]
 
     def flat_body(self, steps, rows, tones_plate, kinds, theta):
@@ -175,25 +217,25 @@ class Marked:
             with nullcontext() if self.lengths is None else poutine.mask(mask=t < self.lengths):
                 now = [table[t] if self.per_step else table for table in tables]
                 if self.num_chains == 1:
-                    old, x = x, pyro.sample(f"x0_{t}", self.law(at(now[0], (*kinds, x))), infer=MARKED)
+                    old, x = x, pyro.sample(f"x0_{t}", self.law(at(now[0], (*kinds, x))), infer=self.infer)
                     states = [x]
                 else:
                     seen = self.states[rows, t] if self.all_seen else None
-                    new = pyro.sample(f"x0_{t}", self.law(at(now[0], (*kinds, w))), obs=seen, infer=MARKED)
+                    new = pyro.sample(f"x0_{t}", self.law(at(now[0], (*kinds, w))), obs=seen, infer=self.infer)
                     given = (x,) if not self.coupled else (w, x) if self.coupled == 1 else (w, x, new)
-                    old, x = x, pyro.sample(f"x1_{t}", self.law(at(now[1], (*kinds, *given))), infer=MARKED)
+                    old, x = x, pyro.sample(f"x1_{t}", self.law(at(now[1], (*kinds, *given))), infer=self.infer)
                     w = new
                     states = [w, x]
                 for number, part in enumerate(self.parts):
-                    self.emit(f"y{number}_{t}", part, t, rows, tones_plate, states, [(old,)], theta)
+                    self.emit(number, part, t, rows, tones_plate, states, [(old,)], theta, kinds)
                 del old  # which the next step does not read
 
     def open_table(self, chain):
         table, shut = self.tables[chain]
         return table.masked_fill(shut, -math.inf) if self.closed else table
 
-    def emit(self, name, part, t, rows, tones_plate, new, before, theta):
-        what, table, scales = part
+    def emit(self, number, part, t, rows, tones_plate, new, before, theta, kinds):
+        name = self.name(f"y{number}_", t)
         x, shift = new[-1], 0.0 if theta is None else 0.3 * theta
         if self.kind == "one hot":
             x = x.argmax(-1)
@@ -203,6 +245,13 @@ class Marked:
         past = past.argmax(-1) if self.kind == "one hot" and past.dim() else past.long()
         bits, words, numbers = self.bits[rows, t], self.words[rows, t], self.numbers[rows, t]
         missing = None if self.missing is None else poutine.mask(mask=~self.missing[rows, t])
+        by_state = {"now": x, "before": past, "kind": kinds[-1] if kinds else x}.get(self.hides if number == 0 else None)
+        with nullcontext() if by_state is None else poutine.mask(mask=by_state != 1):
+            self.emission(name, part, (t, rows, tones_plate), (x, past, new), shift, (bits, words, numbers), missing)
+
+    def emission(self, name, part, place, states, shift, data, missing):
+        (bits, words, numbers), (t, rows, tones_plate), (x, past, new) = data, place, states
+        what, table, scales = part
         flat = x.squeeze(-1) if x.dim() else x
         if what == "factor":
             with nullcontext() if self.missing is None or self.missing.shape[-1] > 1 else missing:
@@ -226,9 +275,17 @@ class Marked:
                 "normal of tones": lambda: (dist.Normal(table[flat] + shift, 0.7), numbers),
                 "normal of data": lambda: (dist.Normal(table[x, bits], 0.9), numbers),
                 "code": lambda: (dist.Normal(table.tanh()[x] * (x + 1) + shift, 0.7), numbers),
+                # a sum over two parts in no plate of its own, whose weights the state chooses
+                "weights": lambda: (Mixed(table.squeeze(-2)[x], scales[0, 0].expand(numbers.shape)), numbers),
+                "late": lambda: (
+                    dist.TransformedDistribution(dist.Normal(shift + 0 * numbers, 1.0), [Late(table, x)]), numbers,
+                ),
                 "tensor code": lambda: (dist.Laplace(table[flat] + shift, 0.5 + x.double()), numbers),
             }[what]()  # fmt: skip
             pyro.sample(name, law, obs=obs)
+
+    def name(self, what, t):
+        return what + "%d" % t if self.percent else f"{what}{t}"  # noqa: UP031
 
     def indices(self, new):
         return [x.argmax(-1) if self.kind == "one hot" else x.long() for x in new]

@@ -213,7 +213,9 @@ class BlockedEnum(ChainMessenger):
                 chain.prepare()  # parameters are read in any case: here, in the program's own context
                 log_prob = chain.log_prob() if self.factor else None
             self.state_names[recording.name] = [step.name for step in recording.steps]
-            if log_prob is not None:
+            if log_prob is not None and self.enumeration is not None and log_prob.dim() > self.enumeration.nesting:
+                self.enumeration.record_factor(recording.name, log_prob, recording.frames, recording.scale)
+            elif log_prob is not None:
                 emit_factor(recording.name, recording.frames, recording.scale, log_prob)
         if self._eager is not None:
             chain = self.chains[self._eager.name] = self._eager.lower(self.check)
@@ -239,7 +241,10 @@ class BlockedEnum(ChainMessenger):
                 "the loop and call them in it"
             )
         batch = broadcast_shapes(steps[0].state.batch_shape, emissions[0].batch_shape)
+        masks = [mask for step in steps for mask in (step.mask, step.obs_mask) if isinstance(mask, Tensor)]
         plates = plate_shape(recording.frames, batch)
+        wide = [mask.shape for mask in masks if mask.dim() > len(plates)]  # by sites that are enumerated in tensor code
+        plates = broadcast_shapes(plates, *wide)
         stack = functools.partial(stack_steps, steps, plates)
         like = next((step.obs for step in steps if step.obs is not None), None)
         event = emission.event_shape

@@ -206,8 +206,9 @@ class _Collector(Messenger):
         msg["value"], msg["done"] = values, True
         frames, plates = self._plate_symbols(msg)
         mask = None
-        if msg["mask"] is not None and msg["mask"] is not True:
-            mask = self._over_plates(torch.as_tensor(msg["mask"], device=values.device), frames)
+        said = msg["mask"]  # one that depends on discrete sites is no padding
+        if said is not None and said is not True and not (isinstance(said, Tensor) and said.dim() > self.nesting):
+            mask = self._over_plates(torch.as_tensor(said, device=values.device), frames)
         symbol = opt_einsum.get_symbol(len(self._order))
         variable = _Variable(msg["name"], symbol, plates, values.reshape(-1), mask)
         self._order.append(variable)
@@ -217,13 +218,21 @@ class _Collector(Messenger):
         if site_is_subsample(msg):
             return
         fn, own = msg["fn"], next((v for v in self._order if v.name == msg["name"]), None)
-        score = fn.log_prob(msg["value"])
+        score, mask = fn.log_prob(msg["value"]), msg["mask"]
+        if isinstance(mask, Tensor) and mask.dim() > self.nesting:  # it depends on discrete sites, too
+            score = score if own is not None else torch.where(mask, score, 0.0)
+            mask = None
+        scale = msg["scale"]
+        if isinstance(scale, Tensor) and scale.dim() > self.nesting:
+            raise ValueError(
+                f"site {msg['name']!r}: a scale may not depend on a discrete site, got shape {tuple(scale.shape)}; write "
+                "pyro.factor(name, scale * law.log_prob(value))"
+            )
         if own is None and score.dim() <= self.nesting:
             return  # touches no discrete site
         self._take_scale(msg)
         frames, plates = self._plate_symbols(msg)
         value, variables = self._pack(score, frames)
-        mask = msg["mask"]
         if mask is not None and mask is not True:
             mask = self._over_plates(torch.as_tensor(mask, device=value.device), frames)
             mask = mask.reshape(*mask.shape, *(1,) * len(variables))
@@ -244,8 +253,6 @@ class _Collector(Messenger):
 
     def _over_plates(self, value: Tensor, frames) -> Tensor:
         """The plate dimensions of a tensor, from left to right, at their full sizes."""
-        if value.dim() > self.nesting:
-            raise ValueError("a mask may not depend on a discrete site")
         value = value.reshape((1,) * (self.nesting - value.dim()) + tuple(value.shape))
         sizes = [1] * self.nesting
         for frame in frames:

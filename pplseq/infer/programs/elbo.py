@@ -54,7 +54,7 @@ class TraceBlockedEnum_ELBO(Trace_ELBO):
     ``TraceEnum_ELBO`` takes over, for everything but our own words.
 
     Args:
-        vectorize: let ``pplseq.markov`` run loop bodies once for all steps.
+        vectorize: let ``pplseq.markov`` run loop bodies once for all steps; False from the first run on in which that failed.
         **options: those of ``pyro.infer.TraceEnum_ELBO``.
     """
 
@@ -67,8 +67,17 @@ class TraceBlockedEnum_ELBO(Trace_ELBO):
     def _get_trace(self, model, guide, args, kwargs):
         nesting = None if math.isinf(self.max_plate_nesting) else int(self.max_plate_nesting)
         handler = BlockedEnum(vectorize=self.vectorize, max_plate_nesting=nesting)
-        handler.guided = True
-        return super()._get_trace(handler(model), _NoEnumeration()(guide), args, kwargs)
+        handler.guided, state = True, get_rng_state() if self.vectorize else None
+        try:
+            return super()._get_trace(handler(model), _NoEnumeration()(guide), args, kwargs)
+        except GuideSite:
+            raise
+        except Exception:
+            if not handler.at_once:
+                raise
+        self.vectorize = False  # a loop's body cannot stand for all steps at once, or fails step by step as well
+        set_rng_state(state)
+        return self._get_trace(model, guide, args, kwargs)
 
     def _run(self, what: str, model, guide, args, kwargs):
         if self._generic is None:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.distributions import Distribution
 
 from pplseq import checks
 from pplseq.infer.discrete.chain import Chain
 from pplseq.infer.discrete.dense import FactorChain
 from pplseq.infer.discrete.results import Factors
+from pplseq.infer.programs.factors.enumeration import PLATE_DIMS, log_prob_shape
 from pplseq.infer.programs.markov import check_place, plates_of
 
-PLATE_DIMS = 8  # room for plates; states are enumerated left of it
 NUM_DIMS = 37  # each state has a dimension of its own for that many steps, so that a longer memory than one step shows
 
 
@@ -47,6 +48,11 @@ class EagerChain:
             raise ValueError(
                 f"site {msg['name']!r}: supports must have equal sizes, got {ids.shape[-1]} after {self._ids[0].shape[-1]}"
             )
+        if isinstance(msg["mask"], Tensor) and msg["mask"].dim() > PLATE_DIMS:
+            raise ValueError(
+                f"site {msg['name']!r}: the mask of a state with infer={{'support': ids}} is padding and may depend on no "
+                'state; mark the sites infer={"enumerate": "parallel"} instead'
+            )
         right = NUM_DIMS + PLATE_DIMS - self._axis(len(self._ids)) - 1
         value = ids.movedim(-1, 0)
         value = value.reshape(value.shape[0], *(1,) * (right - value.dim() + 1), *value.shape[1:])
@@ -57,8 +63,8 @@ class EagerChain:
         msg["value"] = value
 
     def depends(self, msg) -> bool:
-        """Whether a site's distribution depends on enumerated states."""
-        return len(getattr(msg["fn"], "batch_shape", ())) > PLATE_DIMS
+        """Whether what a site says depends on enumerated states."""
+        return isinstance(msg["fn"], Distribution) and len(log_prob_shape(msg, msg["value"], PLATE_DIMS)[0]) > PLATE_DIMS
 
     def add_observation(self, msg) -> None:
         if not msg["is_observed"]:

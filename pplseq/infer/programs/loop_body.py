@@ -7,7 +7,7 @@ import functools
 import re
 import sys
 from collections.abc import Mapping
-from inspect import CO_COROUTINE, CO_GENERATOR
+from inspect import CO_COROUTINE, CO_GENERATOR, CO_OPTIMIZED
 from typing import Any, NamedTuple
 
 from pyro.poutine.condition_messenger import ConditionMessenger
@@ -88,7 +88,9 @@ class Body:
         """
         loop, now = self.loop, self.frame.f_locals
         step = None if loop is None else now.get(loop.variable)
-        if loop is None or loop.sets_elsewhere or loop.draws or type(step) is not int or step != self.first_step:
+        if loop is None or loop.sets_elsewhere or loop.draws or loop.names_by_percent:
+            return True
+        if type(step) is not int or step != self.first_step:
             return True  # the loop's next value is not the step alone: zip, enumerate, a loop in another function
         if any(name not in self.before and not isinstance(now.get(name), SYMBOLS) for name in loop.read_first & now.keys()):
             return True
@@ -102,6 +104,10 @@ class Body:
                 if new is not value and not isinstance(new, SYMBOLS) and not _is_same(new, value):
                     return True
         return False
+
+    def left(self) -> dict[str, Any]:
+        """The local variables that anybody reads before the body sets them again."""
+        return {name: value for name, value in self.frame.f_locals.items() if self.loop is None or name in self.loop.read_later}
 
     def other_sites(self) -> list[str]:
         """Sites that no handler eliminated."""
@@ -128,20 +134,28 @@ _DRAWS = frozenset((
 ))  # fmt: skip
 
 
+_NUMBER_IN_TEXT = re.compile(r"%[-+ #0-9.]*[diouxXeEfFgGc]")
+_NAMESPACES = frozenset(("locals", "vars", "eval", "exec"))
+
+
 class _Loop(NamedTuple):
     """What the code of a ``for`` loop says.
 
     variable: what it sets to its next value. read_first: variables that the body reads, in its text, before it sets
-    them. globals: global variables that it reads. sets_elsewhere: whether it sets global variables or attributes. measures,
-    draws: whether it asks for lengths, and for random numbers of its own.
+    them. read_later: these, and all that code outside of the body may read. globals: global variables that it reads.
+    sets_elsewhere: whether it sets global variables or attributes. measures, draws: whether it asks for lengths, and for random
+    numbers of its own. names_by_percent: whether it puts numbers into texts, as ``"z_%d" % t``, for which Python takes numbers
+    alone.
     """
 
     variable: str
     read_first: frozenset[str]
+    read_later: frozenset[str]
     globals: frozenset[str]
     sets_elsewhere: bool
     measures: bool
     draws: bool
+    names_by_percent: bool
 
 
 @functools.lru_cache(maxsize=256)
@@ -166,9 +180,16 @@ def _loop_at(code, position: int) -> _Loop | None:
             first.setdefault(name, reads)
     reads = frozenset(name for name, is_read in first.items() if is_read and name != index)
     elsewhere = any(i.opname in ("STORE_ATTR", "DELETE_ATTR", "STORE_GLOBAL", "DELETE_GLOBAL") for i in body)
+    rest = [i for i in instructions if not instructions[at].offset <= i.offset < end]
+    read_outside = {name for i in rest for name, is_read in _uses(i) if is_read}.union(code.co_cellvars, code.co_freevars)
+    if not code.co_flags & CO_OPTIMIZED or not _NAMESPACES.isdisjoint(code.co_names):  # by name, as in a notebook's cell
+        read_outside.update(first)
     outside = frozenset(i.argval for i in body if i.opname in ("LOAD_GLOBAL", "LOAD_NAME"))
     called = {i.argval for i in body if i.opname.startswith("LOAD_") and i.opname != "LOAD_CONST"}
-    return _Loop(index, reads, outside, elsewhere, "len" in outside, not called.isdisjoint(_DRAWS))
+    texts = [i.argval for i in body if i.opname == "LOAD_CONST" and isinstance(i.argval, str)]
+    percent = any(map(_NUMBER_IN_TEXT.search, texts)) and any(i.opname == "BINARY_OP" and "%" in i.argrepr for i in body)
+    draws = not called.isdisjoint(_DRAWS)
+    return _Loop(index, reads, reads | read_outside, outside, elsewhere, "len" in outside, draws, percent)
 
 
 def _uses(instruction) -> list[tuple[str, bool]]:

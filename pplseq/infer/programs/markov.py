@@ -22,7 +22,7 @@ from torch import Tensor
 from pplseq.distributions.state import broadcast_shapes
 from pplseq.distributions.timed import Timed
 from pplseq.infer.programs.loop_body import Body, asks_for_loop, first_value, values_of
-from pplseq.infer.programs.time_index import TimeIndex
+from pplseq.infer.programs.time_index import ADVICE, TimeIndex
 from pplseq.kernels import twice
 
 
@@ -33,6 +33,7 @@ class ChainMessenger(Messenger):
     Attributes:
         vectorize: whether ``pplseq.markov`` may run a loop's body once for all steps.
         time_index: the vectorised index while such a body runs, else None. first_step: the number of a loop's first step.
+        at_once: whether some loop's body was run for all steps. left: whether one was left in such a run, as by an error.
         hidden, others: names of the sites that were eliminated, and of those that came by (which may be hidden ones).
         chains: name of each chain's first site -> the chain, after the program has run. state_names: its sites.
         how_chains_start: for who asks for a chain that there is not.
@@ -41,6 +42,8 @@ class ChainMessenger(Messenger):
     vectorize: bool = True
     time_index: TimeIndex | None = None
     first_step: int | None = None
+    at_once: bool = False
+    left: bool = False
     how_chains_start: ClassVar[str]
 
     def __enter__(self):
@@ -49,6 +52,7 @@ class ChainMessenger(Messenger):
         self.chains, self.time_index = Chains(self.how_chains_start), None
         self.state_names: dict[str, list[str]] = {}
         self.hidden, self.others = [], []
+        self.at_once = self.left = False
         return super().__enter__()
 
     def hide(self, msg: dict) -> None:
@@ -70,6 +74,9 @@ class ChainMessenger(Messenger):
         try:
             if exc_type is None:
                 self._eliminate()
+            elif self.left and exc.args and isinstance(exc.args[0], str) and "vectorize=False" not in exc.args[0]:
+                why = f"this was in a loop whose body stands for all steps at once; {ADVICE}"
+                exc.args = (f"{exc.args[0]}\n{why}", *exc.args[1:])
         finally:
             for recording in self._recordings:
                 # states refer to their recording and its steps to states: left as it is, the cycle would keep a whole
@@ -94,7 +101,8 @@ class ChainMessenger(Messenger):
         return True
 
     def loop_ends(self, steps: range, index: TimeIndex, before: dict[str, Any], now: dict[str, Any]) -> None:
-        """Called after a body was run for all other steps; before, now: its local variables around that run."""
+        """Called after a body was run for all other steps; before, now: local variables around that run, now those that are
+        read again."""
 
     def check_start(self, msg: dict) -> None:
         """Raises where a chain would start at every step of a vectorised loop."""
@@ -296,15 +304,17 @@ def _steps(iterable, history: int, vectorize: bool, is_direct: bool):
     next(loop)
     index, before = TimeIndex(iterable[1], iterable[-1] + 1), dict(body.frame.f_locals)
     for handler in handlers:
-        handler.time_index = index
+        handler.time_index, handler.at_once, handler.left = index, True, True
     try:
         yield index
+        for handler in handlers:
+            handler.left = False
     finally:
         for handler in handlers:
             handler.time_index = None
         loop.close()
     for handler in handlers:
-        handler.loop_ends(iterable[1:], index, before, body.frame.f_locals)
+        handler.loop_ends(iterable[1:], index, before, body.left())
     others = body.other_sites()
     if others:
         raise ValueError(

@@ -50,6 +50,11 @@ def infer_states(model: Callable, mode: str = "viterbi") -> Callable:
         for site in [name for name, node in nodes.items() if node["type"] != "sample" or node["is_observed"]]:
             states.remove_node(site)
         for name, sites in handler.state_names.items():
+            if handler.enumeration is not None and any(site.name == name for site in handler.enumeration.sites):
+                raise ValueError(
+                    f"chain {name!r} depends on enumerated sites, which choose its states together with it; mark its states "
+                    'infer={"enumerate": "parallel"} too, or give these sites values (poutine.condition)'
+                )
             chain = handler.chains[name]
             path = chain.viterbi()[0] if mode == "viterbi" else chain.sample(1)[0]
             for site, value in zip(sites, path.movedim(-1, 0), strict=True):

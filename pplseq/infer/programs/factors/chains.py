@@ -74,6 +74,9 @@ class MarkedChain(FactorChain):
     def valid(self) -> Tensor | None:  # type: ignore[override]
         """(T, *B) False where a step's states are masked; or None."""
         own = {table.site.own.number: table.site.mask for table in self._component.tables if table.site and table.site.own}
+        # a state's own distribution sums to one, whatever other states a mask of it depends on
+        nesting = len(self._component.shape)
+        own = {number: None if torch.is_tensor(mask) and mask.dim() > nesting else mask for number, mask in own.items()}
         masks = [[own.get(variable.number) for variable in some] for some in self._variables]
         if all(mask is None or mask is True for some in masks for mask in some):
             return None

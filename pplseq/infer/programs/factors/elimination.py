@@ -182,7 +182,8 @@ def _scale(some: list[Variable], tables: list[Table]):
         other = table.site.scale
         if isinstance(other, Tensor) and other.dim():
             raise ValueError(
-                f"site {table.site.name!r}: enumerated sites take a scalar poutine.scale, got shape {tuple(other.shape)}"
+                f"site {table.site.name!r}: enumerated sites take a scalar poutine.scale, got shape {tuple(other.shape)}; "
+                "write an observation's own weight as pyro.factor(name, weight * law.log_prob(value))"
             )
         if scale is not None and other is not scale and float(other) != float(scale):
             raise ValueError(

@@ -15,8 +15,11 @@ from pyro.poutine.replay_messenger import ReplayMessenger
 from pyro.poutine.runtime import _PYRO_STACK
 from pyro.poutine.substitute_messenger import SubstituteMessenger
 from pyro.poutine.util import site_is_subsample
+from pyro.util import get_rng_state, set_rng_state
 from torch import Tensor
+from torch.distributions import Distribution
 
+from pplseq.distributions.affine import GaussianVar
 from pplseq.distributions.state import StateCategorical, StateEmission, StateVar
 from pplseq.infer.programs.factors.lookups import Memo, StateValue
 from pplseq.infer.programs.markov import plates_of
@@ -57,7 +60,8 @@ class Site:
     """A site that is enumerated, or that depends on one that is.
 
     variables: the enumerated dimensions that its log-probability may have -> variable, from right to left. whole: of a step of
-    a vectorised loop, the site of all its steps and this one's place among them.
+    a vectorised loop, the site of all its steps and this one's place among them. score: its log-probability before masks,
+    where that had to be evaluated for its shape.
     """
 
     name: str
@@ -69,6 +73,63 @@ class Site:
     variables: dict[int, Variable]
     own: Variable | None = None
     whole: tuple[Site, int] | None = None
+    score: Tensor | None = None
+
+
+# distributions whose batch shape shows all that the ones inside depend on
+_WRAPPERS = (dist.Independent, dist.MaskedDistribution, dist.ExpandedDistribution, dist.OneHotCategorical)
+
+
+def _shape_tells(fn) -> bool:
+    """Whether the batch shape of a distribution is that of its log-probabilities. Of mixtures, of transforms that get their
+    parameters later and of classes of the program's own nothing is known before these are evaluated."""
+    if type(fn) is dist.Delta:  # its log density may have any shape
+        return False
+    if not type(fn).__module__.startswith(("torch.distributions.", "pyro.distributions.")):
+        return any(isinstance(value, StateVar | GaussianVar) for value in vars(fn).values())  # words about symbols
+    for value in vars(fn).values():
+        if isinstance(value, Distribution):
+            if type(fn) not in _WRAPPERS or not _shape_tells(value):
+                return False
+        elif value is not None and not isinstance(value, (Tensor, int, float, str, tuple)):
+            return False
+    return True
+
+
+def log_prob_shape(msg: Any, value: Any, nesting: int) -> tuple[torch.Size, Tensor | None]:
+    """The shape of what a site says about the density, mask and scale included, and its log-probability where that had to be
+    evaluated. Shapes that take no more than the ``nesting`` dimensions of plates are left out.
+
+    Args:
+        value: the site's; None where it is not known yet.
+    """
+    fn, score = msg["fn"], None
+    shapes = [fn.batch_shape, *(part.shape for part in (msg["mask"], msg["scale"]) if isinstance(part, Tensor))]
+    if isinstance(value, Tensor):
+        shapes.append(value.shape[: value.dim() - len(fn.event_shape)])
+    if not _shape_tells(fn):
+        score = fn.log_prob(value) if isinstance(value, Tensor) else _of_any_value(msg["name"], fn)
+        shapes += [] if score is None else [score.shape]
+    wide = [shape for shape in shapes if len(shape) > nesting]
+    return torch.broadcast_shapes(*wide) if wide else torch.Size(), score
+
+
+def _of_any_value(name: str, fn) -> Tensor | None:
+    """The log-probability of some value, as if none had been drawn; None where none can be."""
+    state = get_rng_state()
+    try:
+        with torch.no_grad():
+            return fn.log_prob(fn.sample())
+    except NotImplementedError:
+        return None
+    except RuntimeError as error:
+        raise ValueError(
+            f"site {name!r} is not observed, and no value can be drawn from its {type(fn).__name__} of batch shape "
+            f"{tuple(fn.batch_shape)}, as for one whose parts depend on enumerated states that this shape does not show: "
+            "observe it, or leave it out where it is missing"
+        ) from error
+    finally:
+        set_rng_state(state)
 
 
 def outside_value(name: str):
@@ -135,14 +196,20 @@ class Enumeration(EnumMessenger):
                 return
             outside = None
         if marked and outside is None and not msg["is_observed"]:
-            msg["infer"]["enumerate"] = "parallel"
+            if msg["infer"].get("num_samples") is not None:
+                raise ValueError(
+                    f"site {msg['name']!r} is marked with num_samples, draws in the place of its values: sums are exact "
+                    "here; leave num_samples out, or use Pyro's TraceTMC_ELBO"
+                )
+            # values are the same in all rows: with expand=True Pyro would copy them
+            msg["infer"] = {**msg["infer"], "enumerate": "parallel", "expand": False}
             super()._pyro_sample(msg)
             self._record_variable(msg)
         else:
             infer, msg["infer"] = msg["infer"], {**msg["infer"], "enumerate": None}
             super()._pyro_sample(msg)
             msg["infer"] = infer
-            self._record_dependent(msg, given=outside is not None)
+            self._record_dependent(msg, outside)
 
     def _pyro_post_sample(self, msg: Any):
         if not self.variables:
@@ -164,14 +231,14 @@ class Enumeration(EnumMessenger):
             if shape[dim] > 1:
                 if dim not in ids or ids[dim] not in self.variables:
                     raise ValueError(
-                        f"site {msg['name']!r}: its distribution has shape {tuple(shape)}, of which dimension {dim} belongs to "
-                        "no plate and to no enumerated site that is in reach: pyro.markov hands dimensions out again, so a "
+                        f"site {msg['name']!r}: its log-probability has shape {tuple(shape)}, of which dimension {dim} belongs "
+                        "to no plate and to no enumerated site that is in reach: pyro.markov hands dimensions out again, so a "
                         "site may depend on no more than `history` steps before it; write pyro.markov(..., history=n)"
                     )
                 found[dim] = self.variables[ids[dim]]
         return found
 
-    def _record(self, msg, variables: dict[int, Variable], own: Variable | None = None) -> None:
+    def _record(self, msg, variables: dict[int, Variable], score: Tensor | None, own: Variable | None = None) -> None:
         frames = plates_of(msg)
         plates = frozenset((frame.dim, frame.name) for frame in frames)
         for variable in variables.values():
@@ -182,8 +249,23 @@ class Enumeration(EnumMessenger):
                     "that plate"
                 )
         place = msg["mask"], msg["scale"], frames
-        self.sites.append(Site(msg["name"], msg["fn"], msg["value"], *place, variables, own))
+        self.sites.append(Site(msg["name"], msg["fn"], msg["value"], *place, variables, own, score=score))
         msg["done"] = msg["stop"] = True  # hidden from everything outside
+
+    def record_factor(self, name: str, log_prob: Tensor, frames: tuple, scale) -> None:
+        """A factor, computed after the program, whose dimensions left of all plates are those of enumerated sites."""
+        msg: Any = {"name": name, "fn": dist.Unit(log_prob), "value": log_prob.new_zeros((*log_prob.shape, 0)), "mask": None}
+        variables = {}
+        for dim in range(-1 - self.nesting, -1 - log_prob.dim(), -1):
+            if log_prob.shape[dim] > 1:
+                found = [variable for variable in self.every if variable.dim == dim]
+                if len(found) != 1:
+                    raise ValueError(
+                        f"chain {name!r} depends on sites that are enumerated in a loop, or elsewhere; mark its states "
+                        'infer={"enumerate": "parallel"} too'
+                    )
+                variables[dim] = found[0]
+        self._record({**msg, "scale": scale, "cond_indep_stack": frames}, variables, log_prob)
 
     def _record_variable(self, msg: Any) -> None:
         infer, fn, value = msg["infer"], msg["fn"], msg["value"]
@@ -192,25 +274,24 @@ class Enumeration(EnumMessenger):
         dim = infer["_enumerate_dim"]
         number = infer["_dim_to_id"][dim]
         values = value.reshape(-1, *fn.event_shape)
-        variables = self._variables(msg, fn.batch_shape)
+        shape, score = log_prob_shape(msg, value, self.nesting)
+        if len(shape) >= -dim:  # its own dimension, which the parameters may have by mistake
+            given = fn.batch_shape[dim] if len(fn.batch_shape) >= -dim else 1
+            shape = torch.Size((*shape[:dim], given, *shape[len(shape) + dim + 1 :]))
+        variables = self._variables(msg, shape)
         variable = Variable(len(self.every), msg["name"], dim, values, plates_of(msg))
         self.every.append(variable)
         self.variables[number] = variable
-        self._record(msg, {**variables, dim: variable}, variable)
+        self._record(msg, {**variables, dim: variable}, score, variable)
         if type(fn) is dist.Categorical and value.is_contiguous():
             msg["value"] = StateValue.of(value, self.memo, variable)
 
-    def _record_dependent(self, msg, given: bool) -> None:
-        fn, shape = msg["fn"], msg["fn"].batch_shape
-        if isinstance(msg["value"], Tensor):
-            value = msg["value"].shape[: msg["value"].dim() - len(fn.event_shape)]
-            shape = torch.broadcast_shapes(shape, value) if len(value) > self.nesting else shape
-        if len(shape) <= self.nesting:
-            return
+    def _record_dependent(self, msg, outside: tuple[Any, Any] | None) -> None:
+        shape, score = log_prob_shape(msg, msg["value"] if outside is None else outside[1], self.nesting)
         variables = self._variables(msg, shape)
         if not variables:
             return
-        if given:
+        if outside is not None:
             raise GuideSite(msg["name"])
         if not msg["is_observed"]:
             names = ", ".join(repr(variable.name) for variable in variables.values())
@@ -219,4 +300,4 @@ class Enumeration(EnumMessenger):
                 'value (a guide, pyro.condition), mark it infer={"enumerate": "parallel"} if its support is finite, or leave '
                 "it out where it is missing"
             )
-        self._record(msg, variables)
+        self._record(msg, variables, score)

@@ -75,7 +75,7 @@ def canonical(value: Tensor, dims: list[int], nesting: int, event: int = 0) -> T
         rest = [d for d in range(-len(lead), -nesting) if d not in order]
         ranks = [d - event for d in (*rest, *order)]
         value = value.permute(*ranks, *range(-nesting - event, 0))
-    return value.reshape(*sizes, *tail)
+    return value.reshape((*sizes, *tail))
 
 
 def narrow(value: Tensor, event: int = 0) -> Tensor:
@@ -319,7 +319,7 @@ class _Part:
             return found
         score = self._binary()
         if score is None:
-            score = in_float32(site.fn.log_prob(site.value))
+            score = in_float32(site.fn.log_prob(site.value) if site.score is None else site.score)
         mask, late = (None if site.own is not None else site.mask), None
         if mask is False:
             score = torch.zeros_like(score)

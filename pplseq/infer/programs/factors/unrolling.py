@@ -72,7 +72,7 @@ class Loop:
         del enumeration.sites[self.begin + len(self.first) :], enumeration.every[number:]
         later = {variable.number: first for first, variable in partner.items()}
         last = {first: enumeration.every[first] for first in partner}  # by the number of the first step's variable
-        values = [(_unbind(site.value), _unbind(site.mask), _split(site.fn, len(steps))) for site in timed]
+        values = [(*map(_unbind, (site.value, site.mask, site.score)), _split(site.fn, len(steps))) for site in timed]
         for place, step in enumerate(steps):
             text, now = str(step), {}
             for variable in own:
@@ -80,7 +80,7 @@ class Loop:
                 name = variable.name.replace(index, text)
                 now[later[variable.number]] = Variable(number, name, variable.dim, variable.values, frames)
                 number += 1
-            for site, (value, mask, laws) in zip(timed, values, strict=True):
+            for site, (value, mask, score, laws) in zip(timed, values, strict=True):
                 variables = {}
                 for dim, variable in site.variables.items():
                     if variable.number in later:
@@ -91,7 +91,7 @@ class Loop:
                 name, fn = site.name.replace(index, text), laws[place]
                 frames, own_now = _frames(site.frames, index, text), None if site.own is None else now[later[site.own.number]]
                 placed = value(place), mask(place), site.scale, frames, variables, own_now
-                enumeration.sites.append(Site(name, fn, *placed, (site, place)))
+                enumeration.sites.append(Site(name, fn, *placed, (site, place), score(place)))
             enumeration.every += now.values()
             last.update(now)
         for key, variable in list(enumeration.variables.items()):

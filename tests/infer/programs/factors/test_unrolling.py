@@ -203,12 +203,12 @@ def test_what_a_body_carries_runs_step_by_step():
 
 
 def test_steps_that_do_not_look_back_alike_are_refused():
-    def program(y, kind):
+    def program(y, kind, markov=markov):
         trans, emit = table("trans", K, K), table("emit", K, D, event=0)
         w = x = before = 0
         with pyro.plate("rows", B, dim=-1):
             for t in markov(range(T)):
-                old = x
+                old = x  # which nobody reads after the loop
                 w = pyro.sample(f"w_{t}", dist.Categorical(trans[w]), infer=MARKED)
                 x = pyro.sample(f"x_{t}", dist.Categorical(trans[x]), infer=MARKED)
                 pyro.sample(f"y_{t}", dist.Bernoulli(emit[x] * emit[w]).to_event(1), obs=y[:, t])
@@ -218,9 +218,10 @@ def test_steps_that_do_not_look_back_alike_are_refused():
                     before = old
         return before
 
-    for kind, what in (("swapped", "look back alike"), ("two back", "variable 'before' holds the state 'x_0'")):
-        with pytest.raises(ValueError, match=what):
-            log_prob(lambda y, kind=kind: program(y, kind), notes())
+    with pytest.raises(ValueError, match="variable 'before' holds the state 'x_0'"):
+        log_prob(lambda y: program(y, "two back"), notes())
+    swapped = [log_prob(lambda y, loop=loop: program(y, "swapped", loop), notes()) for loop in (markov, pyro.markov)]
+    torch.testing.assert_close(*swapped)
 
     def other_names(y):
         with pyro.plate("rows", B, dim=-1):
@@ -251,3 +252,53 @@ def test_logits_chosen_by_data_of_every_step():
 
     losses = [TraceBlockedEnum_ELBO(max_plate_nesting=2).loss(model, no_guide, loop) for loop in (markov, pyro.markov)]
     assert losses[0] == pytest.approx(losses[1], rel=1e-12)
+
+
+def test_what_cannot_be_said_for_all_steps_goes_step_by_step():
+    """Numbers in names (which Python wants as numbers), and what only the bound finds out when it happens."""
+    trans = torch.tensor([[0.8, 0.2], [0.3, 0.7]], dtype=F64)
+
+    def percent(loop, y):
+        with pyro.plate("rows", B):
+            x = torch.tensor(0)
+            for t in loop(range(T)):
+                x = pyro.sample("x_%d" % t, dist.Categorical(trans[x]), infer=MARKED)  # noqa: UP031
+                pyro.sample("y_%02d" % t, dist.Bernoulli(trans[x, 0]), obs=y[:, t, 0])  # noqa: UP031
+
+    def format_spec(loop, y):
+        with pyro.plate("rows", B):
+            x = torch.tensor(0)
+            for t in loop(range(T)):
+                x = pyro.sample(f"x_{t:02d}", dist.Categorical(trans[x]), infer=MARKED)
+                pyro.sample(f"y_{t:02d}", dist.Bernoulli(trans[x, 0]), obs=y[:, t, 0])
+
+    def table_of_rows_and_steps(loop, y):
+        tables = torch.linspace(0.1, 0.9, B * T * 2, dtype=F64).reshape(B, T, 2)
+        with pyro.plate("rows", B) as row:
+            x = torch.tensor(0)
+            for t in loop(range(T)):
+                x = pyro.sample(f"x_{t}", dist.Categorical(trans[x]), infer=MARKED)
+                pyro.sample(f"y_{t}", dist.Bernoulli(Vindex(tables)[row, t, x]), obs=y[:, t, 0])
+
+    y = notes()
+    for program in (percent, format_spec, table_of_rows_and_steps):
+        wanted = TraceEnum_ELBO(max_plate_nesting=1).loss(program, lambda *a: None, pyro.markov, y)
+        elbo = TraceBlockedEnum_ELBO(max_plate_nesting=1)
+        for _ in range(2):
+            assert elbo.loss(program, lambda *a: None, markov, y) == pytest.approx(wanted), program.__name__
+        if program is table_of_rows_and_steps:
+            with pytest.raises(TypeError, match=r"vectorize=False"), BlockedEnum():
+                program(markov, y)
+        else:
+            with BlockedEnum() as posterior:
+                program(markov, y)
+            assert len(next(iter(posterior.chains.values())).sites) == T
+
+    def fails(y):
+        for t in markov(range(T)):
+            x = pyro.sample(f"x_{t}", dist.Categorical(trans[0]), infer=MARKED)
+            pyro.sample(f"y_{t}", dist.Bernoulli(trans[x]), obs=y[0, t, 0])
+        raise KeyError("of its own")
+
+    with pytest.raises(KeyError, match="^'of its own'$"):
+        BlockedEnum()(lambda: fails(y))()
