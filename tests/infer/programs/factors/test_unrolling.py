@@ -297,7 +297,7 @@ def test_what_cannot_be_said_for_all_steps_goes_step_by_step():
     def fails(y):
         for t in markov(range(T)):
             x = pyro.sample(f"x_{t}", dist.Categorical(trans[0]), infer=MARKED)
-            pyro.sample(f"y_{t}", dist.Bernoulli(trans[x]), obs=y[0, t, 0])
+            pyro.sample(f"y_{t}", dist.Bernoulli(trans[x, 0]), obs=y[0, t, 0])
         raise KeyError("of its own")
 
     with pytest.raises(KeyError, match="^'of its own'$"):
