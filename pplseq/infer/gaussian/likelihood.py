@@ -24,8 +24,8 @@ from pplseq.kernels.matrix_table import MatrixIndex, apply_matrices, recursion
 
 def row_log_probs(chain) -> Tensor | None:
     """(R,) log p(y) of a chain whose gradients come from the smoother; None where it has neither compiled loops nor one
-    covariance path for all rows."""
-    if twice.transformed() or torch._C._get_tracing_state() is not None:
+    covariance path for all rows, or noise of each step's own."""
+    if twice.transformed() or torch._C._get_tracing_state() is not None or chain.flat.noise.shape[:2] != (1, 1):
         return None
     with torch.no_grad():
         if chain.loops is None and not chain.is_lean:

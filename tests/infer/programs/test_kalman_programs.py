@@ -7,9 +7,11 @@ import torch
 from pyro import poutine
 
 from pplseq.distributions.linear_gaussian import LinearGaussian
+from pplseq.infer.oracles.gaussian import GaussianSequence, kalman_loop
 from pplseq.infer.programs.kalman_collapse import KalmanCollapse
 from pplseq.infer.programs.markov import markov
 
+F64 = torch.float64
 close = torch.testing.assert_close
 H, N, B, T = 3, 2, 4, 5
 EYE = torch.eye(H, dtype=torch.float64)
@@ -250,3 +252,52 @@ def test_deterministic_notes_and_one_dtype(vectorize):
         run(C.float(), False, y)
     with pytest.raises(TypeError, match="site 'y_0': the observation is torch.float32"):
         run(C, False, y.float())
+
+
+@pytest.mark.parametrize("vectorize", [True, False])
+@pytest.mark.parametrize("seen", [[1, 1, 1, 1], [1, 0, 0, 1], [0, 1, 1, 0], [0, 0, 0, 0]], ids=str)
+@pytest.mark.parametrize("by_step", ["noise", "matrix", "offset", "emission", "spread", "constant", "all"])
+def test_gradients_of_what_each_step_has(by_step, seen, vectorize):
+    """As many numbers as states, all rows alike: one covariance path."""
+    torch.manual_seed(0)
+    size, rows, num_steps = 2, 2, len(seen)
+
+    def draw(name):
+        kind = "vector" if name in ("offset", "constant") else "noise" if name in ("noise", "spread") else "matrix"
+        shape = (num_steps if by_step in (name, "all") else 1, size, *([] if kind == "vector" else [size]))
+        value = torch.randn(shape, dtype=F64)
+        value = value @ value.mT + 0.1 * torch.eye(size, dtype=F64) if kind == "noise" else 0.5 * value
+        return value.requires_grad_()
+
+    names = ("noise", "matrix", "offset", "emission", "spread", "constant")
+    leaves, eye = {name: draw(name) for name in names}, torch.eye(size, dtype=F64)
+    y, mask = torch.randn(rows, num_steps, size, dtype=F64), torch.tensor(seen, dtype=torch.bool)
+
+    def at(name, t):
+        return leaves[name][t] if len(leaves[name]) > 1 else leaves[name][0]
+
+    with KalmanCollapse(vectorize=vectorize) as posterior, pyro.plate("rows", rows):
+        x = None
+        for t in markov(range(num_steps)):
+            law = LinearGaussian(None, None, eye)
+            if x is not None:
+                law = LinearGaussian(x, at("matrix", t), at("noise", t), at("offset", t))
+            x = pyro.sample(f"x_{t}", law)
+            with poutine.mask(mask=mask[t]):
+                pyro.sample(f"y_{t}", LinearGaussian(x, at("emission", t), at("spread", t), at("constant", t)), obs=y[:, t])
+    every, later = range(num_steps), range(1, num_steps)
+    moves = [[at(name, t) for t in later] for name in ("matrix", "noise", "offset")]
+    gives = [[at(name, t) for t in every] for name in ("emission", "spread", "constant")]
+    wanted = torch.zeros((), dtype=F64)
+    for row in y:
+        numbers = [row[t] if seen[t] else None for t in every]
+        wanted = wanted + kalman_loop(GaussianSequence(torch.zeros(size, dtype=F64), eye, *moves, *gives, numbers)).log_prob
+    found = posterior.chains["x_0"].log_prob().sum()
+    close(found, wanted)
+    held = list(leaves.values())
+    grads = [torch.autograd.grad(value, held, allow_unused=True) if any(seen) else held for value in (found, wanted)]
+    for name, one, other in zip(names, *grads, strict=True):
+        one, other = (torch.zeros_like(leaves[name]) if g is None else g for g in (one, other))
+        if name in ("noise", "spread"):  # of which only the symmetric part is defined
+            one, other = one + one.mT, other + other.mT
+        close(one, other, msg=lambda m, name=name: f"{name}: {m}")
