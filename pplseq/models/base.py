@@ -26,6 +26,10 @@ if TYPE_CHECKING:
     from pplseq.infer.gaussian.chain import GaussianChain
 
 
+class NoChain(RuntimeError, AttributeError):
+    """A model was asked for the chain of its last call before it was called."""
+
+
 class Sizes(TypedDict, total=False):
     """How much is generated, or how much data stand for.
 
@@ -272,10 +276,15 @@ class SequenceModel(checks.NamedArguments, PyroModule):
             self.check_start(start, shape[0])
         return Given(shape, x, values, observed, lengths=lengths, states=states, num_total=num_total)
 
+    def __getattr__(self, name: str):
+        # a property raised AttributeError, for which Python asks here: what it said is kept
+        own = getattr(type(self), name, None)
+        return own.fget(self) if isinstance(own, property) and own.fget is not None else super().__getattr__(name)
+
     @property
     def config(self) -> dict:
         """Arguments that rebuild the model, JSON-able; tensors come from the state dict."""
-        raise NotImplementedError
+        raise AttributeError(f"config: a {type(self).__name__} says no arguments that rebuild it; write a property config")
 
     @classmethod
     def from_config(cls, config: dict, tensors: dict[str, Tensor]) -> Self:
@@ -296,10 +305,14 @@ class SequenceModel(checks.NamedArguments, PyroModule):
 
     @property
     def chain(self) -> Chain:
-        """The chain (a ``GaussianChain`` under ``KalmanCollapse``) of the last call."""
+        """The chain (a ``GaussianChain`` under ``KalmanCollapse``) of the last call.
+
+        Raises:
+            NoChain: before any call; a RuntimeError, and an AttributeError, as a model has none then.
+        """
         chains = vars(self).get("_chains")
         if not chains:
-            raise RuntimeError("no chain yet: call the model (or posterior) on observations first")
+            raise NoChain("no chain yet: call the model (or posterior) on observations first")
         return next(iter(chains.values()))
 
     @contextlib.contextmanager

@@ -2,9 +2,11 @@
 
 import inspect
 import math
+from unittest.mock import create_autospec
 
 import pytest
 import torch
+from pyro.infer.inspect import get_model_relations
 from support.model_cases import CASES, DISCRETE, EVERYTHING, LENGTHS, ROWS, STEPS
 from torch import Tensor
 
@@ -46,6 +48,25 @@ def parts_of(answer):
 
 
 # ------------------------------------------------------------------------------------------------ what there is
+def test_what_asks_for_all_attributes_gets_an_answer(case):
+    """``inspect``, mocks and completion ask for every property: one that has no answer is none (AttributeError)."""
+    model = case.model()
+    assert not hasattr(model, "chain") and "fit" in dict(inspect.getmembers(model))
+    create_autospec(model)
+    with pytest.raises(AttributeError, match="no chain yet"):
+        model.chain  # noqa: B018
+
+
+def test_pyro_draws_its_graph(case):
+    """What ``pyro.render_model`` asks for, of all models that can be drawn from (not of a diffuse start)."""
+    model = case.model()
+    if isinstance(model, pplseq.StructuralModel):
+        pytest.skip("states of no variance, or an infinite one, have no draws")
+    found = get_model_relations(model, (case.data(),), case.known)["sample_sample"]
+    for t in range(1, STEPS):
+        assert found[f"z_{t}"] == [f"z_{t - 1}"] and found[f"x_{t}"] == [f"z_{t}"]
+
+
 def call(verb, case, model):
     x = case.data()
     ahead = {"future_inputs": case.known["inputs"][:, :2]} if "inputs" in case.known else {}

@@ -90,7 +90,10 @@ class BlockedEnum(ChainMessenger):
         posterior.chains["z_0"].viterbi()
     """
 
-    how_chains_start = "A chain starts at an unobserved transition(None), or transition(belief)"
+    how_chains_start = (
+        "A chain starts at an unobserved transition(None), or transition(belief); of marked sites that form none, "
+        "TraceBlockedEnum_ELBO.compute_marginals tells"
+    )
 
     def __init__(
         self, vectorize: bool = True, check: bool = True, factor: bool = True, max_plate_nesting: int | None = None
@@ -108,7 +111,7 @@ class BlockedEnum(ChainMessenger):
         self._loop: Loop | None = None
         outer = any(isinstance(handler, EnumMessenger) for handler in _PYRO_STACK)  # which takes marked sites itself
         entered = super().__enter__()
-        self.enumeration = None if outer else Enumeration(-1 - self.max_plate_nesting, self.guided)
+        self.enumeration = None if outer or self.shows_all else Enumeration(-1 - self.max_plate_nesting, self.guided)
         if self.enumeration is not None:
             self.enumeration.__enter__()
         return entered

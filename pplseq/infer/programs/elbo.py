@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import math
+from collections import OrderedDict
 from types import FunctionType
 
+import pyro.distributions as dist
+from pyro import poutine
 from pyro.infer import Trace_ELBO, TraceEnum_ELBO, traceenum_elbo
 from pyro.infer.util import Dice
 from pyro.poutine.messenger import Messenger
 from pyro.util import get_rng_state, set_rng_state
+from torch import Tensor
+from torch.distributions import Distribution
 
 from pplseq.infer.programs.blocked_enum import BlockedEnum
+from pplseq.infer.programs.factors.elimination import marginals
 from pplseq.infer.programs.factors.enumeration import GuideSite
+from pplseq.infer.programs.factors.tables import unwrap
+from pplseq.infer.programs.states import infer_states
 
 
 class _NoEnumeration(Messenger):
@@ -65,11 +73,15 @@ class TraceBlockedEnum_ELBO(Trace_ELBO):
         self._options = {**options, "strict_enumeration_warning": False}
 
     def _get_trace(self, model, guide, args, kwargs):
+        return self._traces(model, guide, args, kwargs)[:2]
+
+    def _traces(self, model, guide, args, kwargs):
+        """(trace of the model, of the guide, the handler that enumerated)"""
         nesting = None if math.isinf(self.max_plate_nesting) else int(self.max_plate_nesting)
         handler = BlockedEnum(vectorize=self.vectorize, max_plate_nesting=nesting)
         handler.guided, state = True, get_rng_state() if self.vectorize else None
         try:
-            return super()._get_trace(handler(model), _NoEnumeration()(guide), args, kwargs)
+            return *super()._get_trace(handler(model), _NoEnumeration()(guide), args, kwargs), handler
         except GuideSite:
             raise
         except Exception:
@@ -77,13 +89,14 @@ class TraceBlockedEnum_ELBO(Trace_ELBO):
                 raise
         self.vectorize = False  # a loop's body cannot stand for all steps at once, or fails step by step as well
         set_rng_state(state)
-        return self._get_trace(model, guide, args, kwargs)
+        return self._traces(model, guide, args, kwargs)
 
     def _run(self, what: str, model, guide, args, kwargs):
         if self._generic is None:
             state = get_rng_state()
             try:
-                return getattr(super(), what)(model, guide, *args, **kwargs)
+                own = getattr(self, f"_{what}", None) or getattr(super(), what)
+                return own(model, guide, *args, **kwargs)
             except GuideSite:
                 set_rng_state(state)
                 self._generic = _TraceEnum(**self._options)
@@ -100,3 +113,52 @@ class TraceBlockedEnum_ELBO(Trace_ELBO):
 
     def loss_and_grads(self, model, guide, *args, **kwargs):
         return self._run("loss_and_grads", model, guide, args, kwargs)
+
+    def compute_marginals(self, model, guide, *args, **kwargs) -> dict[str, Distribution]:
+        """Site -> its posterior distribution over its plates, of all marked sites: exact, given what the guide sampled.
+
+        Of a site with other values than 0, 1, .. (``dist.Binomial`` aside), numbers of its support. Chains in our own words are
+        asked themselves, ``BlockedEnum.chains``.
+
+        Raises:
+            NotImplementedError: for several particles, or a guide that enumerates.
+            ValueError: if what was observed is impossible.
+        """
+        return self._run("compute_marginals", model, guide, args, kwargs)
+
+    def _compute_marginals(self, model, guide, *args, **kwargs):
+        self._one_particle("compute_marginals")
+        _, _, handler = self._traces(model, guide, args, kwargs)
+        enumeration = handler.enumeration
+        if enumeration is None or not enumeration.variables:
+            return OrderedDict()
+        laws = {site.name: unwrap(site.fn)[0] for site in enumeration.sites if site.own is not None}
+        return OrderedDict((name, _law(laws[name], probs)) for name, probs in marginals(enumeration).items())
+
+    def sample_posterior(self, model, guide, *args, **kwargs):
+        """What the model returns, with its hidden states (marked ones and those in our own words) drawn from their joint
+        posterior, given what the guide sampled; ``poutine.trace`` around it reads them.
+
+        Raises:
+            NotImplementedError: for several particles, or a guide that enumerates.
+        """
+        return self._run("sample_posterior", model, guide, args, kwargs)
+
+    def _sample_posterior(self, model, guide, *args, **kwargs):
+        self._one_particle("sample_posterior")
+        with poutine.block():
+            given = poutine.trace(_NoEnumeration()(guide)).get_trace(*args, **kwargs)
+        program = getattr(model, "model", model)  # of a model of ours, which would run under a handler of its own
+        return infer_states(poutine.replay(program, trace=given), "sample")(*args, **kwargs)
+
+    def _one_particle(self, what: str) -> None:
+        if self.num_particles != 1:
+            raise NotImplementedError(f"{what} takes one particle, got num_particles={self.num_particles}")
+
+
+def _law(fn, probs: Tensor) -> Distribution:
+    """The distribution of a site's kind with probabilities (*plates, K)."""
+    logits = probs.log()
+    if type(fn) is dist.Bernoulli:
+        return dist.Bernoulli(logits=logits[..., 1] - logits[..., 0])
+    return type(fn)(logits=logits) if type(fn) is dist.OneHotCategorical else dist.Categorical(logits=logits)

@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 
 import pyro
 import torch
+from pyro.infer.inspect import TrackProvenance
 from pyro.nn import PyroModule
 from pyro.poutine.messenger import Messenger
 from pyro.poutine.replay_messenger import ReplayMessenger
@@ -33,6 +34,7 @@ class ChainMessenger(Messenger):
     Attributes:
         vectorize: whether ``pplseq.markov`` may run a loop's body once for all steps.
         time_index: the vectorised index while such a body runs, else None. first_step: the number of a loop's first step.
+        shows_all: whether it lets everything by.
         at_once: whether some loop's body was run for all steps. left: whether one was left in such a run, as by an error.
         hidden, others: names of the sites that were eliminated, and of those that came by (which may be hidden ones).
         chains: name of each chain's first site -> the chain, after the program has run. state_names: its sites.
@@ -42,18 +44,25 @@ class ChainMessenger(Messenger):
     vectorize: bool = True
     time_index: TimeIndex | None = None
     first_step: int | None = None
+    shows_all: bool = False
     at_once: bool = False
     left: bool = False
     how_chains_start: ClassVar[str]
 
     def __enter__(self):
         twice.refuse_jit()
+        # pyro.render_model asks what depends on what: all sites are shown to it, and nothing is eliminated
+        self.shows_all = any(isinstance(handler, TrackProvenance) for handler in _PYRO_STACK)
         self._recordings: list = []
         self.chains, self.time_index = Chains(self.how_chains_start), None
         self.state_names: dict[str, list[str]] = {}
         self.hidden, self.others = [], []
         self.at_once = self.left = False
         return super().__enter__()
+
+    def _process_message(self, msg):
+        if not self.shows_all:
+            super()._process_message(msg)
 
     def hide(self, msg: dict) -> None:
         """Keeps a site from everything outside."""
@@ -287,7 +296,7 @@ def _steps(iterable, history: int, vectorize: bool, is_direct: bool):
     handlers = [m for m in _PYRO_STACK if isinstance(m, ChainMessenger)]
     simple = isinstance(iterable, range) and iterable.step == 1 and len(iterable) > 1 and history == 1
     loop = pyro.markov(iterable, history=history)
-    if not handlers or not all(h.vectorize for h in handlers) or not vectorize or not simple:
+    if not handlers or not all(h.vectorize and not h.shows_all for h in handlers) or not vectorize or not simple:
         yield from loop
         return
     body = Body(sys._getframe(1), handlers, iterable[0], is_direct)

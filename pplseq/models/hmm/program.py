@@ -172,7 +172,8 @@ class HMM(Constrainable, StateLanguages, ShortWays):
         if parameters and (self.num_words is not None or isinstance(self.emissions, GaussianTable)):
             known = ["initial", "transition", *(["emission"] if self.num_words else ["loc", "covariance", "precision"])]
             raise TypeError(f"HMM has no parameter {next(iter(parameters))!r}.{checks.nearest(next(iter(parameters)), known)}")
-        self._need(self.num_words is None, next(iter(values)), "emission")
+        if self.num_words is not None:
+            raise TypeError(f"{next(iter(values))}: this {type(self).__name__} has other emissions; see emission")
         if isinstance(self.emissions, GaussianTable):
             values = {"loc": self.loc} | values
             if covariance is None and precision is None:

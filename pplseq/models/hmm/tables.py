@@ -109,8 +109,8 @@ class StateTables(Estimator):
         return self.emissions.covariances().detach()
 
     def _need(self, holds: bool, name: str, instead: str) -> None:
-        if not holds:  # not AttributeError: nn.Module would swallow it
-            raise TypeError(f"{name}: this {type(self).__name__} has other emissions; see {instead}")
+        if not holds:
+            raise AttributeError(f"{name}: this {type(self).__name__} has other emissions; see {instead}")
 
     @torch.no_grad()
     def _set_tables(self, **tables) -> None:

@@ -399,7 +399,7 @@ class LDSTensors(GaussianEstimator):
     @property
     def diagonal_noises(self) -> frozenset[str]:
         own = self._own
-        return frozenset([name for name in ("state_noise", "emission_noise") if own[name].dim() == 1])
+        return frozenset([name for name in ("state_noise", "emission_noise") if name in own and own[name].dim() == 1])
 
     @property
     def _own(self) -> dict[str, Any]:

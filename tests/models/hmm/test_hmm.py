@@ -299,7 +299,7 @@ def test_queries_leave_pyros_parameter_store_alone():
         (lambda: vectors_model().fit([[[1.0, np.inf]]]), ValueError, "finite"),
         (lambda: vectors_model().fit(np.zeros((4, D + 1))), ValueError, r"\(B, T, D\)"),
         (lambda: vectors_model().fit([[[1.0, 2.0]]]), ValueError, "at least as many observations"),
-        (lambda: vectors_model().emission, TypeError, "loc and covariances"),
+        (lambda: vectors_model().emission, AttributeError, "loc and covariances"),
         (lambda: words_model().set_parameters(transition=np.ones((Z, Z))), ValueError, "sum to 1"),
         (lambda: words_model().set_parameters(initial=[1.0]), ValueError, "initial must have shape"),
     ],

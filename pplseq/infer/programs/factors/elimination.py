@@ -67,17 +67,20 @@ class Elimination:
     roots: list[Component] = field(default_factory=list)
 
 
-def eliminate(enumeration: Enumeration, *, maximise: bool = False, draw: bool = False) -> Elimination:
+def eliminate(
+    enumeration: Enumeration, *, maximise: bool = False, draw: bool = False, tables: list[Table] | None = None
+) -> Elimination:
     """Sums (or maximises) over everything that was enumerated.
 
     Args:
         maximise, draw: what :func:`choose_states` is to find; masked states then take one value.
+        tables: what is summed in the place of the tables of all sites.
 
     Raises:
         ValueError: for crossing plates, different scales, or tables that are too large; names the sites.
     """
     nesting = enumeration.nesting
-    pending = make_tables(enumeration.sites, nesting, padding=maximise or draw)
+    pending = make_tables(enumeration.sites, nesting, padding=maximise or draw) if tables is None else tables
     variables = enumeration.every
     found = Elimination()
     sizes = _plate_sizes(enumeration)
@@ -226,6 +229,40 @@ def _outer(component: Component, value: Tensor, sizes, nesting: int) -> Table:
 
 
 # ------------------------------------------------------------------------------------------------ states
+def marginals(enumeration: Enumeration) -> dict[str, Tensor]:
+    """Site -> (*plates, K) p(value | everything observed) of all enumerated sites, over the plates of the site.
+
+    They are the derivatives of the log of the sum in log-weights of the values; where these have gradients, marginals have.
+    """
+    nesting, sizes = enumeration.nesting, _plate_sizes(enumeration)
+    groups: dict[tuple, list[Variable]] = {}
+    for variable in enumeration.every:
+        groups.setdefault((variable.plates, variable.size), []).append(variable)
+    weights, more = [], []
+    tables = make_tables(enumeration.sites, nesting)
+    like = sum((table.stack.values.new_zeros(()) for table in tables), start=torch.zeros((), dtype=torch.float32))
+    with torch.enable_grad():
+        for (plates, size), some in groups.items():
+            shape = [1] * nesting
+            for plate in plates:
+                shape[plate[0]] = sizes[plate]
+            weights.append(like.new_zeros(len(some), *shape, size, requires_grad=True))
+            stack = Stack(weights[-1])
+            more += [Table(stack, place, (variable,), plates) for place, variable in enumerate(some)]
+        roots = eliminate(enumeration, tables=[*tables, *more]).roots
+        for root in roots:
+            if not bool(root.log_sum.isfinite().all()):
+                raise ValueError(f"site {root.name!r}: what was observed is impossible, so its values have no posterior")
+        total = torch.stack([root.log_sum.sum() for root in roots]).sum()
+    found = torch.autograd.grad(total, weights, create_graph=torch.is_grad_enabled())
+    result = {}
+    for probs, (plates, _), some in zip(found, groups, groups.values(), strict=True):
+        depth = max((-dim for dim, _ in plates), default=0)
+        probs = probs.reshape(len(some), *probs.shape[1 + nesting - depth :])
+        result |= {variable.name: value for variable, value in zip(some, probs.unbind(0), strict=True)}
+    return {variable.name: result[variable.name] for variable in enumeration.every}
+
+
 def choose_states(enumeration: Enumeration, *, sample: bool) -> dict[str, Tensor]:
     """The jointly most probable values of all enumerated sites, or a draw from their posterior: site -> its value.
 

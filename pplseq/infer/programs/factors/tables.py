@@ -88,7 +88,7 @@ def narrow(value: Tensor, event: int = 0) -> Tensor:
     return value
 
 
-def _unwrap(fn) -> tuple:
+def unwrap(fn) -> tuple:
     """The distribution inside ``Independent`` and how many dimensions that adds to its events; None for a mask."""
     extra = 0
     while type(fn) is dist.Independent:
@@ -125,7 +125,7 @@ class _Part:
         kept = {dim for dim, _ in self.keep}
         self.summed = tuple(dim for dim in range(-nesting, 0) if self.sizes[dim] != 1 and dim not in kept)
         self.variables = tuple(involved)
-        fn, self.extra = _unwrap(site.fn)
+        fn, self.extra = unwrap(site.fn)
         found = None if torch.is_tensor(site.mask) and site.mask.dim() > nesting else _parameter(fn)
         mask = site.mask
         self.mask = None
@@ -244,7 +244,7 @@ class _Part:
         fn = self.site.fn
         if not getattr(fn, "_validate_args", False):
             return
-        inner, _ = _unwrap(fn)
+        inner, _ = unwrap(fn)
         if isinstance(inner, dist.Categorical):
             fine = (value >= 0) & (value < inner.param_shape[-1]) & (value == value.floor())
         else:
