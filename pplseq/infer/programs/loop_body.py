@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dis
 import functools
+import itertools
 import re
 import sys
 from collections.abc import Mapping
@@ -15,7 +16,8 @@ from pyro.poutine.do_messenger import DoMessenger
 from pyro.poutine.replay_messenger import ReplayMessenger
 from pyro.poutine.runtime import _PYRO_STACK
 
-from pplseq.infer.programs.snapshots import SYMBOLS, has_changed, snapshot
+from pplseq.infer.programs.factors.lookups import StateValue
+from pplseq.infer.programs.snapshots import CONTAINERS, SYMBOLS, has_changed, snapshot
 
 
 def values_of(handler) -> Mapping[str, Any]:
@@ -99,7 +101,7 @@ class Body:
                 new = there.get(name)
                 if name == loop.variable or name not in there:
                     continue
-                if new is value and has_changed(old, new, loop.measures):
+                if new is value and (has_changed(old, new, loop.measures) or name in loop.looks_into and _has_states(new)):
                     return True
                 if new is not value and not isinstance(new, SYMBOLS) and not _is_same(new, value):
                     return True
@@ -122,6 +124,12 @@ class Body:
         return any(first_value(values, parts, steps[1:]) is not None for values in given for parts in hidden)
 
 
+def _has_states(container) -> bool:
+    """Whether states of marked sites, whose values a program may ask for, were put into a container."""
+    items = container.values() if isinstance(container, dict) else container if isinstance(container, CONTAINERS) else ()
+    return any(isinstance(item, StateValue) for item in items)
+
+
 def _is_same(new, value) -> bool:
     """Whether two objects are one number, text or truth value."""
     return type(new) is type(value) and isinstance(new, (int, float, complex, str, bytes)) and new == value
@@ -134,6 +142,7 @@ _DRAWS = frozenset((
 ))  # fmt: skip
 
 
+_OF_KEYS = ("LOAD_", "FORMAT_", "BUILD_STRING", "CONVERT_VALUE", "PUSH_NULL", "PRECALL", "CALL")  # t, str(t), f"{t}"
 _NUMBER_IN_TEXT = re.compile(r"%[-+ #0-9.]*[diouxXeEfFgGc]")
 _NAMESPACES = frozenset(("locals", "vars", "eval", "exec"))
 
@@ -142,7 +151,9 @@ class _Loop(NamedTuple):
     """What the code of a ``for`` loop says.
 
     variable: what it sets to its next value. read_first: variables that the body reads, in its text, before it sets
-    them. read_later: these, and all that code outside of the body may read. globals: global variables that it reads.
+    them. read_later: these, and all that code outside of the body may read. looks_into: variables that are read, by the body or
+    by code outside of it, otherwise than as ``states.append(..)``, ``states[..] = x`` and ``states[-1]``. globals: global
+    variables that it reads.
     sets_elsewhere: whether it sets global variables or attributes. measures, draws: whether it asks for lengths, and for random
     numbers of its own. names_by_percent: whether it puts numbers into texts, as ``"z_%d" % t``, for which Python takes numbers
     alone.
@@ -151,6 +162,7 @@ class _Loop(NamedTuple):
     variable: str
     read_first: frozenset[str]
     read_later: frozenset[str]
+    looks_into: frozenset[str]
     globals: frozenset[str]
     sets_elsewhere: bool
     measures: bool
@@ -189,7 +201,21 @@ def _loop_at(code, position: int) -> _Loop | None:
     texts = [i.argval for i in body if i.opname == "LOAD_CONST" and isinstance(i.argval, str)]
     percent = any(map(_NUMBER_IN_TEXT.search, texts)) and any(i.opname == "BINARY_OP" and "%" in i.argrepr for i in body)
     draws = not called.isdisjoint(_DRAWS)
-    return _Loop(index, reads, reads | read_outside, outside, elsewhere, "len" in outside, draws, percent)
+    own = {name for k, i in enumerate(body[:-1], 1) for name, is_read in _uses(i) if is_read and _looks_into(body[k : k + 8])}
+    looks = frozenset(own | read_outside | outside)
+    return _Loop(index, reads, reads | read_outside, looks, outside, elsewhere, "len" in outside, draws, percent)
+
+
+def _looks_into(after: list) -> bool:
+    """Whether a container, behind whose variable some instructions stand, is read: not in ``.append``, ``[..] =``, ``[-1]``."""
+    if after[0].opname in ("LOAD_METHOD", "LOAD_ATTR"):
+        return after[0].argval != "append"
+    key = list(itertools.takewhile(lambda i: i.opname.startswith(_OF_KEYS), after))
+    then = after[len(key)] if len(key) < len(after) else None
+    if then is not None and then.opname == "STORE_SUBSCR":
+        return False
+    is_item = then is not None and "SUBSCR" in then.opname + then.argrepr
+    return not (is_item and [i.argval for i in key] == [-1])
 
 
 def _uses(instruction) -> list[tuple[str, bool]]:

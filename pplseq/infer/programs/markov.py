@@ -262,7 +262,7 @@ def stack_steps(steps: list, batch: torch.Size, part, event=(), like: Tensor | N
 
 
 # ------------------------------------------------------------------------------------------------ the loop
-def markov(iterable, history: int = 1, *, vectorize: bool = True):
+def markov(fn=None, history: int = 1, keep: bool = False, *, vectorize: bool = True):
     """A drop-in for ``pyro.markov`` that ``BlockedEnum`` and ``KalmanCollapse`` may run once for all steps.
 
     Under such a handler the body runs twice: for the first step, and for a :class:`TimeIndex` that stands for all others.
@@ -275,11 +275,14 @@ def markov(iterable, history: int = 1, *, vectorize: bool = True):
     else the loop is ``pyro.markov``'s.
 
     Args:
-        iterable: usually ``range(T)``.
+        fn: usually ``range(T)``; a function to decorate, or None for a context manager, are ``pyro.markov``'s, step by step.
         history: steps back a step may depend on; vectorised for 1 only.
+        keep: whether branches may depend on each other, as in ``pyro.markov``; then step by step.
         vectorize: False to always run step by step.
     """
-    return _Loop(iterable, history, vectorize)
+    if fn is None or callable(fn) or keep:
+        return pyro.markov(fn, history=history, keep=keep)
+    return _Loop(fn, history, vectorize)
 
 
 class _Loop:

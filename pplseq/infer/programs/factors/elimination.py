@@ -80,6 +80,7 @@ def eliminate(
         ValueError: for crossing plates, different scales, or tables that are too large; names the sites.
     """
     nesting = enumeration.nesting
+    enumeration.memo.check_unchanged()
     pending = make_tables(enumeration.sites, nesting, padding=maximise or draw) if tables is None else tables
     variables = enumeration.every
     found = Elimination()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import weakref
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyro.distributions as dist
 import torch
@@ -25,6 +27,17 @@ from pplseq.infer.programs.factors.lookups import Memo, StateValue
 from pplseq.infer.programs.markov import plates_of
 
 PLATE_DIMS = 8  # room for plates where nobody says how many there are
+ROOM = 30  # dimensions for sites in loops, so that code that looks further back than its loop says is seen, and right
+MOST_DIMS = 58  # a tensor has 64; some are for events and tables
+_WINDOW = "__window"  # under this name Pyro's bookkeeping has the dimensions that are in use here
+
+
+class _Use(NamedTuple):
+    """Who has a dimension: number of its use; what tells the value that the program got, or None of it once nobody holds it;
+    None itself for sites outside of loops, which keep theirs."""
+
+    number: int
+    value: Callable[[], Any] | None
 
 
 class GuideSite(ValueError):
@@ -167,6 +180,9 @@ class Enumeration(EnumMessenger):
         self.variables: dict[int, Variable] = {}  # by Pyro's number of a dimension's use
         self.every: list[Variable] = []  # in the order of the program
         self.memo = Memo()
+        self._uses: dict[int, _Use] = {}  # dimension -> its last use, the oldest first
+        self._again: set[int] = set()  # dimensions of several uses, one after the other
+        self._taken: set[int] = set()  # those that were taken from values that somebody held
 
     def _pyro_sample(self, msg: Any):
         fn = msg["fn"]
@@ -203,7 +219,7 @@ class Enumeration(EnumMessenger):
                 )
             # values are the same in all rows: with expand=True Pyro would copy them
             msg["infer"] = {**msg["infer"], "enumerate": "parallel", "expand": False}
-            super()._pyro_sample(msg)
+            self._enumerate(msg)
             self._record_variable(msg)
         else:
             infer, msg["infer"] = msg["infer"], {**msg["infer"], "enumerate": None}
@@ -223,19 +239,63 @@ class Enumeration(EnumMessenger):
             self._markov_depths[msg["name"]] = msg["infer"]["_markov_depth"]
         self._value_dims[msg["name"]] = {}
 
+    def _enumerate(self, msg: Any) -> None:
+        """Gives a marked site its values, in a dimension that none of the last sites has."""
+        scope, in_scope = msg["infer"].get("_markov_scope"), self._in_scope(msg)
+        loose = [dim for dim, use in self._uses.items() if use.value is not None]
+        if scope is not None and len(loose) >= ROOM:
+            free = [dim for dim in loose if dim not in in_scope]
+            unheld = [dim for dim in free if (value := self._uses[dim].value) is not None and value() is None]
+            for dim in (unheld or free)[:1]:
+                self._again.add(dim)
+                self._taken.update(() if unheld else (dim,))
+                del self._uses[dim]
+        self._value_dims[_WINDOW] = {dim: use.number for dim, use in self._uses.items()}
+        self._markov_depths[_WINDOW] = 0
+        infer = msg["infer"] = {"_markov_depth": 0, **msg["infer"], "_markov_scope": {**(scope or {}), _WINDOW: 0}}
+        super()._pyro_sample(msg)
+        if infer["_enumerate_dim"] < -MOST_DIMS:
+            raise ValueError(
+                f"site {msg['name']!r}: more than {len(self._uses)} sites are enumerated, each in a dimension of its own, and "
+                "a tensor has 64; write loops over time as `for t in pyro.markov(range(T))`, which uses dimensions again"
+            )
+        if scope is None:
+            del infer["_markov_scope"], infer["_markov_depth"]
+        else:
+            infer["_markov_scope"] = scope
+
+    def _in_scope(self, msg) -> dict[int, int]:
+        """The dimensions, and numbers of their uses, that pyro.markov says a site may depend on."""
+        found = {}
+        for name, depth in (msg["infer"].get("_markov_scope") or {}).items():
+            if self._markov_depths[name] == depth:
+                found |= self._value_dims[name]
+        return found
+
+    def _variable(self, dim: int, in_scope: dict[int, int]) -> Variable | None:
+        """Whose values run along a dimension; None where that may be another site's that had it before."""
+        found = self.variables.get(in_scope.get(dim, -1))
+        use = self._uses.get(dim)
+        if found is not None or use is None:
+            return found
+        is_held = use.value is None or use.value() is not None
+        sure = dim not in self._again or is_held and dim not in self._taken
+        return self.variables.get(use.number) if sure else None
+
     def _variables(self, msg, shape: torch.Size) -> dict[int, Variable]:
         """The enumerated dimensions of a tensor at a site, from right to left."""
-        ids = self._param_dims[msg["name"]]
-        found = {}
+        in_scope, found = self._in_scope(msg), {}
         for dim in range(-1 - self.nesting, -1 - len(shape), -1):
             if shape[dim] > 1:
-                if dim not in ids or ids[dim] not in self.variables:
+                variable = self._variable(dim, in_scope)
+                if variable is None:
                     raise ValueError(
                         f"site {msg['name']!r}: its log-probability has shape {tuple(shape)}, of which dimension {dim} belongs "
-                        "to no plate and to no enumerated site that is in reach: pyro.markov hands dimensions out again, so a "
-                        "site may depend on no more than `history` steps before it; write pyro.markov(..., history=n)"
+                        "to no plate and to no enumerated site that is in reach: pyro.markov hands dimensions out again, so in "
+                        "a long loop a site may depend on no more than `history` steps before it; write pyro.markov(..., "
+                        "history=n), keep the states themselves in variables, or put independent rows into a pyro.plate"
                     )
-                found[dim] = self.variables[ids[dim]]
+                found[dim] = variable
         return found
 
     def _record(self, msg, variables: dict[int, Variable], score: Tensor | None, own: Variable | None = None) -> None:
@@ -285,6 +345,10 @@ class Enumeration(EnumMessenger):
         self._record(msg, {**variables, dim: variable}, score, variable)
         if type(fn) is dist.Categorical and value.is_contiguous():
             msg["value"] = StateValue.of(value, self.memo, variable)
+        else:
+            msg["value"] = value.view(value.shape)  # which nobody holds but the program
+        is_loose = infer.get("_markov_scope") is not None
+        self._uses[dim] = _Use(number, weakref.ref(msg["value"]) if is_loose else None)
 
     def _record_dependent(self, msg, outside: tuple[Any, Any] | None) -> None:
         shape, score = log_prob_shape(msg, msg["value"] if outside is None else outside[1], self.nesting)

@@ -38,7 +38,20 @@ IN_PLACE = (
 
 
 class Memo(dict):
-    """What was looked up or computed already, by what it came from; it lives as long as one run of a program."""
+    """What was looked up or computed already, by what it came from; it lives as long as one run of a program.
+
+    made: lookups whose tensors somebody has.
+    """
+
+    def __init__(self):
+        super().__init__()
+        self.made: list[Lookup] = []
+
+    def check_unchanged(self) -> None:
+        """Raises where a tensor of a lookup was changed through a view of it."""
+        for lookup in self.made:
+            lookup.check_unchanged()
+        self.made.clear()
 
 
 class Entry(NamedTuple):
@@ -257,11 +270,16 @@ class Lookup(Tensor):
         """How many dimensions of the table are not looked up."""
         return self.table.dim() - len(self.entries)
 
-    def value(self) -> Tensor:
-        """The tensor itself."""
+    def check_unchanged(self) -> None:
+        """Raises where the tensor was changed through a view of it."""
         found = self.done.get("value")
         if found is not None and _version(found) != self.done["version"]:
-            raise RuntimeError(IN_PLACE)  # through a view
+            raise RuntimeError(IN_PLACE)
+
+    def value(self) -> Tensor:
+        """The tensor itself."""
+        self.check_unchanged()
+        found = self.done.get("value")
         if found is None:
             if self.table.requires_grad and not self.connected and not torch.is_grad_enabled():
                 raise TypeError(
@@ -272,6 +290,7 @@ class Lookup(Tensor):
             found = found.expand(*self.lead, *self.table.shape[len(self.entries) :])
             if found.requires_grad == self.table.requires_grad:  # else it was asked for in the middle of an autograd function
                 self.done["value"], self.done["version"] = found, _version(found)
+                self.memo.made.append(self)
         return found
 
     def __repr__(self, *, tensor_contents=None) -> str:
