@@ -62,7 +62,7 @@ MUTANTS = [
     Mutant(
         "kalman: half of the squares", "pplseq/infer/gaussian/chain.py",
         "result = known - squares / 2", "result = known - squares / 4",
-        ("tests/infer/gaussian/test_gaussian_chain.py",),
+        (WAYS,),
     ),
     Mutant(
         "kalman: unused steps count", "pplseq/infer/gaussian/chain.py",

@@ -121,17 +121,16 @@ def summarize(model: Estimator, batch: Batch) -> Summary:
     unit = information.diagonal().rsqrt().where(own, 1.0)
     values, vectors = torch.linalg.eigh(unit * information * unit.unsqueeze(-1))
     known = values > SMALLEST * values.abs().max()
-    wrong = values < -SMALLEST * values.abs().max()
     inverse = torch.where(known, 1 / values.where(known, 1.0), 0.0)
     jacobian = (jacobian * unit) @ vectors
     covariance = (jacobian * inverse) @ jacobian.T
-    scale = jacobian.square().sum(-1).clamp_min(1e-300)
-    lost = (jacobian[:, wrong].square().sum(-1) > 1e-6 * scale) if bool(wrong.any()) else scale.new_zeros(len(scale)).bool()
-    # a direction in which nothing is known, and which the estimate depends on
-    flat_ways = ~known & ~wrong
-    lost = lost | (jacobian[:, flat_ways].square().sum(-1) > 1e-6 * scale)
+    # directions in which nothing is known, or the likelihood still rises, as towards a bound: an estimate that depends on one
+    # is lost, unless the direction, known as well as it is curved, would add hardly anything to its variance
+    scale, shares = jacobian.square().sum(-1, keepdim=True).clamp_min(1e-300), jacobian.square()[:, ~known]
+    added = shares / values[~known].abs().clamp_min(1e-300)
+    lost = ((shares > 1e-6 * scale) & (added > 0.01 * covariance.diagonal().unsqueeze(-1))).any(-1)
     unknown = torch.tensor(hidden, device=lost.device)
-    lost = lost & (jacobian.square().sum(-1) > 0) & ~unknown & ~held
+    lost = lost & ~unknown & ~held
     errors = torch.where(lost | held | unknown, torch.nan, covariance.diagonal().clamp_min(0).sqrt())
     if bool(lost.any()):
         which = ", ".join(name for name, gone in zip(names, lost.tolist(), strict=True) if gone)

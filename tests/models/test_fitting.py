@@ -171,3 +171,14 @@ def test_the_better_half_of_several_starts_goes_on(order):
         for start in left:
             model.load_state_dict(start)
             assert model.score(text) > -15  # of equal states: -120 log 2 = -83
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_the_best_of_several_fits_is_kept(order):
+    text, model = [torch.tensor([0] * 20 + [1] * 20)] * 3, HMM(2, 2)
+    starts = []
+    for emission in ([[0.5, 0.5], [0.5, 0.5]], [[0.9, 0.1], [0.1, 0.9]]):  # EM does not leave the first
+        model.set_parameters(initial=[0.5, 0.5], transition=[[0.6, 0.4], [0.4, 0.6]], emission=emission)
+        starts.append({name: value.clone() for name, value in model.state_dict().items()})
+    history = fitting.fit_best(model, [model.as_batch(text)], "em", {"max_iterations": 30}, starts[::order])
+    assert model.score(text) == pytest.approx(history.log_likelihoods[-1], rel=1e-3) and model.score(text) > -15

@@ -113,3 +113,27 @@ def test_errors_are_those_of_finite_differences(case):
     assert int(seen.sum()) >= min(4, len(names) - 2)
     assert torch.equal(~found.errors[moved].isnan(), seen[moved]), (dict(zip(names, lost.tolist(), strict=True)), found.errors)
     torch.testing.assert_close(found.errors[seen], errors[seen], rtol=2e-3, atol=1e-6)
+
+
+@pytest.mark.parametrize("seed", [12, 20])
+def test_a_direction_that_says_nothing_takes_no_error_from_others(seed):
+    """Fits that end a little before the maximum, where the likelihood is not quite flat in the scale of the state."""
+    truth = LDS(1, 1, offsets="none", initial="stationary").set_parameters(
+        transition=[[0.8]], state_noise=[[0.5]], emission=[[1.0]], emission_noise=[[0.3]]
+    )
+    x = truth.sample(50, 20, seed=seed).x
+    table = truth.fit(x, warm_start=True).summary(x)
+    errors = dict(zip(table.names, table.errors.tolist(), strict=True))
+    assert errors["transition[0][0]"] == pytest.approx(0.028, abs=0.004)  # results/standard_errors.json: a spread of .030
+    assert np.isnan(errors["emission[0][0]"]) and np.isnan(errors["state_noise[0][0]"])
+
+
+def test_intervals_hold_what_they_say():
+    model, x = HMM(2, 3), torch.randint(3, (4, 60), generator=torch.Generator().manual_seed(0))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        table = model.fit(x, seed=0).summary(x)
+    for level, deviations in ((0.95, 1.959964), (0.9, 1.644854), (0.6826895, 1.0)):
+        low, high = table.intervals(level).unbind(-1)
+        torch.testing.assert_close(high - table.estimates, deviations * table.errors, rtol=1e-6, atol=0, equal_nan=True)
+        torch.testing.assert_close(table.estimates - low, deviations * table.errors, rtol=1e-6, atol=0, equal_nan=True)
