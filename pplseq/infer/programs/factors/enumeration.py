@@ -27,7 +27,7 @@ from pplseq.infer.programs.factors.lookups import Memo, StateValue
 from pplseq.infer.programs.markov import plates_of
 
 PLATE_DIMS = 8  # room for plates where nobody says how many there are
-ROOM = 30  # dimensions for sites in loops, so that code that looks further back than its loop says is seen, and right
+ROOM = 12  # dimensions for sites in loops, so that code that looks further back than its loop says is seen, and right
 MOST_DIMS = 58  # a tensor has 64; some are for events and tables
 _WINDOW = "__window"  # under this name Pyro's bookkeeping has the dimensions that are in use here
 
