@@ -217,6 +217,13 @@ def device(name: Any) -> Any:
     return found
 
 
+def not_masked(name: str, value: Any) -> None:
+    """Raises ValueError for a masked array of numpy, or a list with one, that hides values: tensors would bare them."""
+    parts = value if isinstance(value, (list, tuple)) else [value]
+    if any(hasattr(part, "filled") and hasattr(part, "mask") and part.mask.any() for part in parts):
+        raise ValueError(f"{name}: some of its values are masked, and all must be there; give them by {name}.filled(...)")
+
+
 def finite(name: str, value: Any, hint: str = "check how it is computed") -> Any:
     """The value, a number, array or tensor without NaN and infinity."""
     is_finite = abs(value) < math.inf  # False for NaN

@@ -164,6 +164,8 @@ def _noting(method: Callable) -> Callable:
 
     @functools.wraps(method)
     def set_parameters(self, *args, **kwargs):
+        for name, value in kwargs.items():
+            checks.not_masked(name, value)
         before = self._stamps()
         result = method(self, *args, **kwargs)
         left, now = vars(self).get("_drawn"), self._stamps()

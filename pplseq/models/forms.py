@@ -4,6 +4,7 @@
 |---|---|
 | a list of sequences, (T_i,) words or (T_i, D) vectors, or frames | those sequences |
 | an array of objects | numbers, missing where it holds None; or the sequences that it holds |
+| a masked array of numpy | what is masked is missing |
 | an array or series of strings | sentences, split at white space; with ``lengths``, which sum to N, words |
 | an array or tensor (B, T) of words, (B, T, D) of vectors; ``lengths`` (B,) | padded rows |
 | an array, frame or series (N,) of words, (N, D) of vectors | one sequence; with ``lengths``, which sum to N, several |
@@ -21,6 +22,7 @@ from typing import Any
 
 import numpy as np
 
+from pplseq import checks
 from pplseq.data.text import Text
 from pplseq.data.vocabulary import split_words
 
@@ -45,7 +47,8 @@ def in_form(x: Any, lengths: Any = None, *, num_features: int | None, name: str 
         return list(x.lines()), lengths
     if lengths is not None and np.ndim(lengths) == 0:
         raise TypeError(f"lengths: expected the number of steps of each sequence, such as [3, 2], got {lengths!r}")
-    x = as_frame(given := x, name)
+    checks.not_masked("lengths", lengths)
+    x = as_frame(given := unmasked(x, words=num_features is None), name)
     of_bytes = isinstance(x, (list, tuple)) and len(x) > 0 and isinstance(x[0], bytes)
     if of_bytes or isinstance(x, np.ndarray) and x.dtype.kind == "S":
         raise TypeError(f"{name}: got bytes; make text of them: [row.decode() for row in {name}]")
@@ -115,6 +118,7 @@ def states_in_form(states: Any, lengths: Any = None, name: str = "states") -> An
     Raises:
         TypeError: for names of states.
     """
+    states = unmasked(states, words=True)
     is_list = isinstance(states, (list, tuple))
     several = any(np.ndim(row) or is_table(row) for row in states) if is_list else np.ndim(states) > 1
     refuse_texts(states, "states", name)
@@ -134,6 +138,26 @@ def refuse_texts(x: Any, what: str, name: str) -> None:
                 f"{name}: expected the numbers 0, 1, ... of {what}, -1 where one is not known, got the text {str(text)!r}; "
                 "number them"
             )
+
+
+def unmasked(x: Any, *, words: bool = False) -> Any:
+    """What numpy masks, alone or in lists, as missing: NaN, -1 in words, None among texts; anything else as it is."""
+    if isinstance(x, (list, tuple)):
+        if not any(isinstance(row, (np.ma.MaskedArray, list, tuple)) for row in x):
+            return x
+        rows = [unmasked(row, words=words) for row in x]
+        return rows if any(row is not own for row, own in zip(rows, x, strict=True)) else x
+    if not isinstance(x, np.ma.MaskedArray):
+        return x
+    if x is np.ma.masked:
+        return None
+    hidden, values = np.ma.getmaskarray(x), np.ma.getdata(x)
+    if not hidden.any():
+        return np.asarray(values)
+    if values.dtype.kind not in "biuf":
+        return np.where(hidden, None, values.astype(object))
+    numbers = np.where(hidden, np.nan, values if values.dtype.kind == "f" else values.astype(float))
+    return _whole(numbers) if words else numbers
 
 
 def is_frame(x: Any) -> bool:
@@ -396,7 +420,8 @@ def _missing(value: Any) -> bool:
     return value is None or type(value).__name__ == "NAType" or value != value
 
 
-def _holds_none(step: Any) -> bool:
+def holds_none(step: Any) -> bool:
+    """Whether a step, or one of its numbers, is None."""
     return step is None or isinstance(step, (list, tuple)) and any(value is None for value in step)
 
 
@@ -414,7 +439,7 @@ def _row(row: Any, num_features: int | None, name: str) -> Any:
     """One sequence of a list."""
     if is_frame(row := as_frame(row, name)):
         row = numbers_of(row, num_features, name)
-    elif isinstance(row, (list, tuple)) and any(_holds_none(step) for step in row):
+    elif isinstance(row, (list, tuple)) and any(holds_none(step) for step in row):
         row = of_objects(np.asarray(row, dtype=object), num_features, name)
     if num_features == 1 and not isinstance(row, str) and len(row) and np.ndim(row[0]) == 0:
         return row[:, None] if hasattr(row, "shape") else [[value] for value in row]

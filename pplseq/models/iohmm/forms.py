@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from pplseq.models.forms import as_frame, in_form, is_frame, is_table, numbers_of, of_objects
+from pplseq import checks
+from pplseq.models.forms import as_frame, holds_none, in_form, is_frame, is_table, numbers_of, of_objects, unmasked
 from pplseq.models.row_labels import check_rising, check_rows_together
 
 Sizes = Mapping[str, int | None]  # part -> U of its inputs, None for symbols; "" for all parts
@@ -50,7 +51,8 @@ def in_pairs(
     Raises:
         ValueError: for what could be one sequence or many of one step. TypeError: for tables without numbers.
     """
-    x = without_frames(x, num_features, "x")
+    checks.not_masked("lengths", lengths)
+    x, states = without_frames(x, num_features, "x"), unmasked(states, words=True)
     for part, value in parts_of(inputs).items():
         one = value[0] if isinstance(value, (list, tuple)) and len(value) else value
         if sizes.get(part) == 0 and np.shape(one)[-1:] != (0,):
@@ -77,8 +79,15 @@ def in_pairs(
 
 def without_frames(value: Any, size: int | None, name: str) -> Any:
     """Frames and series, alone or in a list, as arrays (N, D), (N,) where there is one column; objects as what they hold."""
+    value = unmasked(value, words=size is None)
     if isinstance(value, (list, tuple)) and any(is_table(row) for row in value):
         return [without_frames(row, size, name) for row in value]
+    if isinstance(value, (list, tuple)) and any(step is None for step in value):
+        value = np.asarray(value, dtype=object)
+    elif isinstance(value, (list, tuple)):
+        holes = [isinstance(row, (list, tuple)) and any(map(holds_none, row)) for row in value]
+        pairs = zip(value, holes, strict=True)
+        value = [of_objects(np.asarray(row, dtype=object), size, name) if hole else row for row, hole in pairs]
     if isinstance(value, np.ndarray) and value.dtype == object:
         return of_objects(value, size, name)
     value = as_frame(value, name)

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from pplseq import checks
+from pplseq.models.forms import unmasked
 from pplseq.models.props.drift import NEVER, SurpriseDetector, detector_from, detector_of
 from pplseq.models.props.guard import SourceGuard, guard_of
 from pplseq.models.props.program import PROPS, SOURCE_SHARE
@@ -182,6 +183,7 @@ class PROPSLearner(checks.NamedArguments):
 
     def _encoded(self, y):
         """The token's id, or the vector; the unknown word's id for what is outside of the vocabulary."""
+        y = unmasked(y)
         if self.unknown_id is None:
             return self.state.emissions.check(y)
         word = word_id(y)
