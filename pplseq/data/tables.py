@@ -8,10 +8,11 @@ import datetime
 import difflib
 import io
 import math
+import warnings
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -264,8 +265,15 @@ class _Reader:
                     f"{self.name}: column {self.order_by!r} holds times that cannot be compared; expected numbers alone, or "
                     "dates alone, all or none of them with a time zone"
                 ) from None
-            sorted_cells.append(([inputs[n] for n in order], [outputs[n] for n in order]))
-            sorted_numbers.append([rows[n] for n in order])
+            cells, rows = ([inputs[n] for n in order], [outputs[n] for n in order]), [rows[n] for n in order]
+            fill = self.allow_missing and not self.inputs
+            places = places_of([own[n] for n in order], f"{self.name}: column {self.order_by!r}", fill=fill)
+            if places is not None:
+                own_cells, steps = dict(zip(places.tolist(), cells[1], strict=True)), range(int(places[-1]) + 1)
+                cells = [[]] * len(steps), [own_cells.get(step, [None] * len(self.outputs)) for step in steps]
+                rows = [rows[int(np.searchsorted(places, step, side="right")) - 1] for step in steps]
+            sorted_cells.append(cells)
+            sorted_numbers.append(rows)
         return sorted_cells, sorted_numbers
 
     def _time(self, cell: Any, row: int) -> Any:
@@ -423,6 +431,109 @@ def expanded_names(
         for name in names
         for part in ([f"{name}={level}" for level in symbols[name][1:]] if name in symbols and name not in coded else [name])
     )
+
+
+class EvenSteps(NamedTuple):
+    """Which step each of some times is of, (N,) from 0, where steps are ``size`` units long: "month", "business day", "day" or
+    "nanosecond"."""
+
+    steps: np.ndarray
+    size: int
+    unit: str
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether there is a time of each step."""
+        return int(self.steps[-1]) == len(self.steps) - 1
+
+    def __str__(self) -> str:
+        size, unit = self.size, self.unit
+        if unit == "nanosecond":
+            sizes = (("hour", 3600 * 10**9), ("minute", 60 * 10**9), ("second", 10**9), ("millisecond", 10**6))
+            unit, parts = next((pair for pair in sizes if size % pair[1] == 0), ("nanosecond", 1))
+            size //= parts
+        return f"{'an' if unit == 'hour' else 'a'} {unit}" if size == 1 else f"{size} {unit}s"
+
+
+def even_steps(times: np.ndarray) -> EvenSteps | None:
+    """The steps that rising times are of, where it is clear how long one is: times are whole numbers of steps apart, most often
+    one, and at least a quarter of all steps are there. None where it is not.
+
+    Args:
+        times: (N,) datetime64 of wall clocks, timedelta64, or whole numbers, in strictly rising order.
+    """
+    if len(times) < 3:
+        return None
+    if times.dtype.kind == "M":
+        days = times.astype("M8[D]")
+        if ((times - days) == (times - days)[0]).all():
+            found = _even(_months(days), "month")
+            weekdays = bool(np.is_busday(days).all())
+            found = found or (_even(np.busday_count(days[0], days), "business day") if weekdays else None)
+            return found or _even(days.astype(np.int64), "day")
+    found = _even(times.astype(np.int64), "nanosecond")
+    if found is None or times.dtype.kind not in "mM":
+        return found
+    return found._replace(size=found.size * int(np.timedelta64(1, np.datetime_data(times.dtype)[0]) / np.timedelta64(1, "ns")))
+
+
+def places_of(dates: Sequence[Any], what: str, *, fill: bool = True) -> np.ndarray | None:
+    """(N,) which step each of some dates in order is of, where steps are clear and some are not there, with a warning; None
+    where rows are to be taken as they stand.
+
+    Args:
+        dates: dates or times of day; anything else has no steps. what: they are of, for errors. fill: whether rows of what is
+            not there can be made.
+
+    Raises:
+        ValueError: for a date that is there twice.
+    """
+    if not dates or not all(isinstance(date, (datetime.date, np.datetime64)) for date in dates):
+        return None
+    if twice := next((one for one, other in zip(dates, dates[1:], strict=False) if one == other), None):
+        raise ValueError(
+            f"{what}: {twice} is there more than once in a sequence; leave one of its rows out, or take their mean, or say by "
+            "another column which sequence each is of"
+        )
+    if len({getattr(date, "utcoffset", lambda: None)() for date in dates}) > 1:  # hours are those of the world
+        dates = [date.astimezone(datetime.UTC) for date in dates]
+    wall = [date.replace(tzinfo=None) if isinstance(date, datetime.datetime) else date for date in dates]
+    found = even_steps(np.array(wall, dtype="M8[ns]"))
+    if len(dates) < 3 or found is not None and found.is_whole:
+        return None
+    if found is None:
+        warnings.warn(f"{what}: times are in no even steps, and rows are taken for equal steps", stacklevel=2)
+        return None
+    number = int(found.steps[-1]) + 1
+    done = "they are taken as missing" if fill else "rows are taken for equal steps, as inputs of others are not known"
+    lacking = number - len(dates)
+    warnings.warn(f"{what}: {lacking} of {number} steps of {found} are not there, behind {dates[0]}; {done}", stacklevel=2)
+    return found.steps if fill else None
+
+
+def _even(places: np.ndarray | None, unit: str) -> EvenSteps | None:
+    if places is None:
+        return None
+    between = np.diff(places)
+    size = int(np.gcd.reduce(between))
+    if size == 0:
+        return None
+    sizes, counts = np.unique(between, return_counts=True)
+    steps = (places - places[0]) // size
+    is_clear = sizes[counts.argmax()] == size and counts.max() > 1 and 4 * len(steps) > int(steps[-1])
+    return EvenSteps(steps, size, unit) if is_clear else None
+
+
+def _months(days: np.ndarray) -> np.ndarray | None:
+    """Numbers of months, of days that stand alike in theirs: the same day, or the first or last one, also at work."""
+    months = days.astype("M8[M]")
+    first, behind = months.astype("M8[D]"), (months + 1).astype("M8[D]")
+    alike = (
+        days - first, behind - days, np.busday_count(first, days), np.busday_count(days, behind)
+    )  # fmt: skip
+    if (np.diff(months.astype(np.int64)) < 1).any() or not any((each == each[0]).all() for each in alike):
+        return None
+    return months.astype(np.int64)
 
 
 def _missing(cell: Any, words: set[str] = EMPTY) -> bool:

@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 
 from pplseq import checks
+from pplseq.data.tables import places_of
 from pplseq.data.text import Text
 from pplseq.data.vocabulary import split_words
 
@@ -339,7 +340,8 @@ def sequences_by(
     Args:
         frame: of pandas or polars. by: that column, or several that say it together; equal values need not stand together.
             columns: what to read, a name or several; None for all others. order_by: the column of times by which rows of a
-            sequence are sorted, those of one time as they stand; None: all as they stand.
+            sequence are sorted, those of one number as they stand; None: all as they stand. Steps that its dates lack are
+            missing, with a warning, where it is clear how long a step is.
 
     Returns:
         A list of (T_i, D) float arrays, or (T_i,) where ``columns`` is one name, missing values NaN; of one column of integers,
@@ -348,7 +350,8 @@ def sequences_by(
 
     Raises:
         KeyError: for a column that the frame lacks. TypeError: for what is no frame, and columns that hold no numbers.
-        ValueError: for two columns of one of the names, no columns, and rows of no sequence, or of no time.
+        ValueError: for two columns of one of the names, no columns, rows of no sequence, or of no time, and a date that a
+            sequence has twice.
     """
     frame = as_frame(frame, "frame")
     if not is_frame(frame) or not hasattr(frame, "columns"):
@@ -372,18 +375,32 @@ def sequences_by(
         if any(map(_missing, parts)):
             raise ValueError(f"frame: row {place} has no {by!r}, so that it is of no sequence; leave it out")
         places.setdefault(key, []).append(place)
+    steps: dict[Any, Any] = {}
     if order_by is not None:
         times = list(frame[order_by])
         places = {key: _by_time(times, rows, order_by) for key, rows in places.items()}
+        steps = {key: places_of([times[row] for row in rows], f"order_by: column {order_by!r}") for key, rows in places.items()}
     chosen = frame[names if isinstance(names, str) else list(names)]
     if isinstance(names, str) and any(isinstance(value, str) for value in chosen):
         words = [None if _missing(value) else value for value in chosen]
-        return Sequences([[words[row] for row in rows] for rows in places.values()], list(places), None, str(by))
+        told = [_put(np.asarray(words, dtype=object)[rows], steps.get(key), None).tolist() for key, rows in places.items()]
+        return Sequences(told, list(places), None, str(by))
     numbers = numbers_of(chosen, num_features=0)
     if isinstance(names, str) and not any(_missing(value) or isinstance(value, float) for value in chosen):
         numbers = _whole(numbers)  # may be words
     known = _as_texts([names] if isinstance(names, str) else list(names), "frame")
-    return Sequences([numbers[rows] for rows in places.values()], list(places), known, str(by))
+    nothing = -1 if numbers.dtype.kind == "i" else np.nan
+    told = [_put(numbers[rows], steps.get(key), nothing) for key, rows in places.items()]
+    return Sequences(told, list(places), known, str(by))
+
+
+def _put(rows: np.ndarray, steps: np.ndarray | None, nothing: Any) -> np.ndarray:
+    """Rows at their steps, and what is missing between them."""
+    if steps is None:
+        return rows
+    whole = np.full((int(steps[-1]) + 1, *rows.shape[1:]), nothing, dtype=rows.dtype)
+    whole[steps] = rows
+    return whole
 
 
 def _by_time(times: list[Any], rows: list[int], name: str) -> list[int]:

@@ -1,5 +1,7 @@
 """Data as people hold them: every form of the same sequences gives the same answer; what is ambiguous says so."""
 
+import datetime
+
 import numpy as np
 import pytest
 import torch
@@ -82,6 +84,24 @@ def test_frames_by_a_column(name):
         sequences_by(frame, "tour")
     with pytest.raises(TypeError, match="column 'trip' must hold numbers, got str"):
         VECTORS.score(frame)
+
+
+@pytest.mark.parametrize("name", modules())
+def test_dates_of_sequences_that_lack_steps(name):
+    library, day = pytest.importorskip(name), datetime.datetime(2024, 1, 1)
+    days = [day + datetime.timedelta(days=number) for number in (0, 5, 2, 1, 0, 1, 2)]
+    table = {"trip": list("aaaabbb"), "day": days, "v": [0, 5, 2, 1, 7, 8, 9], "w": list("abcdefg")}
+    frame = library.DataFrame(table)
+    for columns, wanted in (
+        ("v", [[0, 1, 2, -1, -1, 5], [7, 8, 9]]), ("w", [["a", "d", "c", None, None, "b"], list("efg")]),
+        (["v"], [[[0.0], [1.0], [2.0], [np.nan], [np.nan], [5.0]], [[7.0], [8.0], [9.0]]]),
+    ):  # fmt: skip
+        with pytest.warns(UserWarning, match="order_by: column 'day': 2 of 6 steps of a day are not there"):
+            found = sequences_by(frame, "trip", columns, order_by="day")
+        for one, other in zip(found, wanted, strict=True):
+            np.testing.assert_array_equal(np.asarray(one), np.asarray(other))
+    with pytest.raises(ValueError, match="order_by: column 'day': 2024-01-01 .*is there more than once"):
+        sequences_by(library.DataFrame(table | {"trip": ["a"] * 7}), "trip", "v", order_by="day")
 
 
 def test_pandas_missing_integers_and_texts():

@@ -9,7 +9,7 @@ import numpy as np
 
 from pplseq import checks
 from pplseq.models.forms import as_frame, holds_none, in_form, is_frame, is_table, numbers_of, of_objects, unmasked
-from pplseq.models.row_labels import check_rising, check_rows_together
+from pplseq.models.row_labels import check_rows_together, in_steps
 
 Sizes = Mapping[str, int | None]  # part -> U of its inputs, None for symbols; "" for all parts
 
@@ -25,16 +25,26 @@ def part_name(part: str) -> str:
     return f"inputs[{part!r}]" if part else "inputs"
 
 
-def check_steps(x: Any, inputs: Any, states: Any, lengths: Any) -> None:
-    """Raises ValueError where frames and series say that inputs or states are of other steps than outputs, or of steps that go
-    back in time."""
+def put_to_steps(x: Any, inputs: Any, states: Any, lengths: Any, *, fill: bool) -> tuple[Any, Any, Any]:
+    """Outputs, states and lengths, with missing ones at steps that their dates lack; see
+    :func:`~pplseq.models.row_labels.in_steps`.
+
+    Args:
+        fill: False where outputs and inputs come in one frame, of which no row may be missing.
+
+    Raises:
+        ValueError: where frames and series say that inputs or states are of other steps than outputs, of steps that are in no
+            order of time, or that inputs lack some.
+    """
     check_rows_together(x, inputs)
     check_rows_together(x, states, "states")
     parts = parts_of(inputs)
     for part, value in parts.items():
-        check_rising(value, lengths, part_name(part))
-    if isinstance(x, (list, tuple)) or not parts:  # else outputs may be one target a sequence
-        check_rising(x, lengths)
+        in_steps(value, lengths, part_name(part), fill=False)
+    given = lengths
+    if isinstance(x, (list, tuple)) or not any(isinstance(value, (list, tuple)) for value in parts.values()):
+        x, lengths = in_steps(x, given, fill=fill)  # else outputs may be one target a sequence
+    return x, in_steps(states, given, "states")[0], lengths
 
 
 def in_pairs(

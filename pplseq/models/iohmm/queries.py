@@ -69,7 +69,7 @@ class IOHMMQueries(StateLanguages, IOParameters):
 
     def as_batch(self, x, lengths=None, *, states=None, inputs=None) -> Batch:
         """Data as checked tensors: see :meth:`~pplseq.models.iohmm.data.IOFormat.batch`; frames are read by ``formulas``."""
-        self.check_labels(x, lengths, inputs, states)
+        x, states, lengths = self.put_to_steps(x, lengths, inputs, states)
         if self.formulas is not None:
             x, inputs, lengths = self.formulas.data_of(x, inputs, lengths)
         return self.format.batch(by_names(x, self.column_names), lengths, states=states, inputs=self.inputs_by_name(inputs))
@@ -81,6 +81,8 @@ class IOHMMQueries(StateLanguages, IOParameters):
     def results_like(self, x, *, inputs=None, **known):
         if self.formulas is not None and self.formulas.sequence_id is not None:
             x, inputs, _ = self.formulas.data_of(x, inputs)
+        elif isinstance(x, (list, tuple)):
+            x = self.put_to_steps(x, None, inputs, None)[0]
         if isinstance(inputs, Mapping):
             inputs = next(iter(inputs.values()), None)
         given = inputs if isinstance(inputs, (list, tuple)) else x
