@@ -83,6 +83,17 @@ class NotFittedError(RuntimeError):
 
 
 # ------------------------------------------------------------------------------------------------ numbers and names
+def shown(value: Any, size: int = 60) -> str:
+    """A value as an error writes it, on one line and cut short: of arrays, tensors and frames what they are."""
+    dims = getattr(value, "shape", None)
+    if dims is not None and hasattr(dims, "__len__") and len(dims):
+        return f"a {type(value).__name__} of shape {tuple(dims)}"
+    if hasattr(value, "__len__") and not isinstance(value, (str, bytes)) and len(value) > size:  # nothing of it is written out
+        return f"a {type(value).__name__} of length {len(value)}"
+    text = " ".join(repr(value).split())
+    return text if len(text) <= size else f"{text[: size - 3]}..."
+
+
 def count(name: str, value: Any, least: int = 1) -> int:
     """The value as an int: a whole number of at least ``least``."""
     if not isinstance(value, Integral) or isinstance(value, bool):

@@ -7,6 +7,7 @@ import csv
 import datetime
 import difflib
 import io
+import itertools
 import math
 import warnings
 from collections.abc import Generator, Mapping, Sequence
@@ -16,11 +17,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from pplseq import checks
 from pplseq.data.sources import existing_path, listing, opened
 
-EMPTY = {"", "na", "nan"}
+EMPTY = {"", "na", "nan", "n/a", "#n/a", "#n/a n/a", "#na", "<na>", "-nan"}  # with those below, what pandas takes for missing
 LARGEST = 1e100  # of numbers, whose squares are added up
-EMPTY_NUMBERS = EMPTY | {"null", "none"}  # which may well be the name of a symbol
+EMPTY_NUMBERS = EMPTY | {"null", "none", "-1.#ind", "1.#ind", "-1.#qnan", "1.#qnan"}  # which may well be the name of a symbol
 
 
 class MissingColumn(ValueError):
@@ -116,7 +118,8 @@ def read_table(
     """Read a table whose first row names its columns.
 
     Args:
-        path: .csv, .tsv (both plain, .gz or .xz) or .parquet; "-" reads CSV from standard input.
+        path: .csv, .tsv (both plain, .gz or .xz) or .parquet; "-" reads CSV from standard input. Where the first row has the
+            columns only when it is cut at semicolons (or tabs), cells stand between these, and numbers may have decimal commas.
         sequence_id: column that says which sequence a row is of; its rows need not stand together. None: all are one.
         order_by: column of numbers or dates by which the rows of a sequence are sorted. None: as they stand.
         inputs, outputs: columns. An empty output (or NA, NaN) is a missing one; an input must be there.
@@ -149,7 +152,7 @@ class _Reader:
     def __init__(
         self, path, sequence_id, order_by, inputs, outputs, symbols, *, allow_missing, leave_out, most_indicators
     ) -> None:
-        self.most = most_indicators
+        self.most, self._numbers = most_indicators, _Decimals()
         self.name = "<stdin>" if str(path) == "-" else str(path)
         self.path, self.sequence_id, self.order_by, self.symbols = path, sequence_id, order_by, symbols
         self.inputs, self.outputs, self.allow_missing = inputs, outputs, allow_missing
@@ -283,10 +286,8 @@ class _Reader:
             raise ValueError(f"{where}: empty; every row must say when it was, or leave it out")
         if isinstance(cell, datetime.date):
             return cell if isinstance(cell, datetime.datetime) else datetime.datetime.combine(cell, datetime.time())
-        try:
-            return float(cell)
-        except (TypeError, ValueError):
-            pass
+        with contextlib.suppress(TypeError, ValueError):
+            return self._numbers.read(cell)
         try:
             return datetime.datetime.fromisoformat(str(cell))
         except ValueError:
@@ -375,22 +376,23 @@ class _Reader:
                 return math.nan
             raise ValueError(f"{where}: {self._side(column)} is empty or NaN; fill it in, or leave the row out")
         try:
-            if isinstance(cell, str) and "_" in cell:
-                raise ValueError  # Python's 1_000 is no number elsewhere
-            value = float(cell)
-        except (TypeError, ValueError):
-            raise NotANumber(f"{where}: expected a number, got {cell!r}; make one of it", column) from None
+            value = self._numbers.read(cell)
+        except (TypeError, ValueError) as error:
+            beside = f" {error}" if str(error).startswith("beside") else ""
+            raise NotANumber(f"{where}: expected a number, got {checks.shown(cell)}{beside}; make one of it", column) from None
         if not math.isfinite(value):
             raise ValueError(f"{where}: expected a finite number, got {cell!r}")
         return value
 
     def _text_rows(self) -> Generator[list[Any], None, None]:
-        delimiter = "\t" if ".tsv" in Path(self.name).suffixes else ","
         try:
             with opened(self.path, "a .csv, .tsv or .parquet file") as (_, stream):
                 text = io.TextIOWrapper(stream, encoding="utf-8-sig", newline="")
                 try:
-                    for row in csv.reader(text, delimiter=delimiter, strict=True):
+                    first = text.readline()
+                    delimiter = self._delimiter(first)
+                    self._numbers.has_commas = delimiter == ";"
+                    for row in csv.reader(itertools.chain([first], text) if first else [], delimiter=delimiter, strict=True):
                         yield [cell.strip() for cell in row]
                 finally:
                     text.detach()  # which would close standard input with itself
@@ -400,6 +402,42 @@ class _Reader:
             ) from None
         except csv.Error as error:
             raise ValueError(f"{self.name}: not a table that can be read ({error})") from None
+
+    def _delimiter(self, header: str) -> str:
+        """What stands between cells: the usual one, unless with another the first row has all columns that are asked for."""
+        usual = "\t" if ".tsv" in Path(self.name).suffixes else ","
+        asked = {*self.inputs, *self.outputs, *self._named_columns()}
+        for delimiter in (usual, ";", "\t", ","):
+            with contextlib.suppress(csv.Error, StopIteration):  # a name may go on in the next line
+                if asked <= {cell.strip() for cell in next(csv.reader([header], delimiter=delimiter, strict=True))}:
+                    return delimiter
+        return usual
+
+
+class _Decimals:
+    """How a table writes numbers: cells are between semicolons where numbers may have commas for points, all of them or none.
+
+    Attributes:
+        has_commas: whether they may. seen: a number of the first kind that was met, and its mark.
+    """
+
+    def __init__(self) -> None:
+        self.has_commas, self.seen = False, ("", "")
+
+    def read(self, cell: Any) -> float:
+        """ValueError for what is no number."""
+        if not isinstance(cell, str):
+            return float(cell)
+        if "_" in cell:
+            raise ValueError  # Python's 1_000 is no number elsewhere
+        if not self.has_commas:
+            return float(cell)
+        mark = next((each for each in ",." if each in cell), "")
+        if mark and self.seen[1] not in ("", mark):
+            raise ValueError(f"beside {self.seen[0]!r}, so that its mark could be of thousands")
+        value = float(cell.replace(",", "."))
+        self.seen = (cell, mark) if mark else self.seen
+        return value
 
 
 def _parquet_rows(path: str | Path) -> Generator[list[Any], None, None]:
@@ -498,7 +536,7 @@ def places_of(dates: Sequence[Any], what: str, *, fill: bool = True) -> np.ndarr
     if len({getattr(date, "utcoffset", lambda: None)() for date in dates}) > 1:  # hours are those of the world
         dates = [date.astimezone(datetime.UTC) for date in dates]
     wall = [date.replace(tzinfo=None) if isinstance(date, datetime.datetime) else date for date in dates]
-    found = even_steps(np.array(wall, dtype="M8[ns]"))
+    found = even_steps(np.array(wall, dtype="M8[us]"))
     if len(dates) < 3 or found is not None and found.is_whole:
         return None
     if found is None:

@@ -157,6 +157,37 @@ def test_rows_by_their_times(tmp_path, times):
     assert table.outputs[0][:, 0].tolist() == [10, 30] and "row 2, column 'when': empty" in table.errors["a"]
 
 
+@pytest.mark.parametrize("cell", ["", "NA", "N/A", "n/a", "#N/A", "#NA", "<NA>", "NaN", "-nan", "null", "None", "1.#IND"])
+def test_what_pandas_takes_for_missing(tmp_path, cell):
+    (tmp_path / "table.csv").write_text(f"u,y\n1,1\n2,{cell}\n")
+    table = read_table(tmp_path / "table.csv", sequence_id=None, outputs=["y"])
+    assert np.array_equal(table.outputs[0][:, 0], [1, np.nan], equal_nan=True)
+    pandas = pytest.importorskip("pandas")
+    assert cell == "None" or pandas.read_csv(tmp_path / "table.csv")["y"].isna().tolist() == [False, True]
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["day;y;u\n1;1,5;-0,25\n2;2;1e3\n", "day\ty\tu\n1\t1.5\t-0.25\n2\t2\t1e3\n", '"day";"y";u\n1;"1,5";-0,25\n2;2;1e3'],
+)
+def test_cells_between_semicolons(tmp_path, content):
+    (tmp_path / "table.csv").write_text(content)
+    table = read_table(tmp_path / "table.csv", sequence_id=None, order_by="day", outputs=["y", "u"])
+    assert table.outputs[0].tolist() == [[1.5, -0.25], [2, 1000]]
+
+
+def test_marks_of_thousands_are_refused(tmp_path):
+    for second in ("1.234", "1.234,5"):
+        (tmp_path / "table.csv").write_text(f"y;u\n1,5;2\n{second};3\n")
+        with pytest.raises(ValueError, match=f"row 3, column 'y': expected a number, got '{second}'"):
+            read_table(tmp_path / "table.csv", sequence_id=None, outputs=["y"])
+    (tmp_path / "table.csv").write_text("y;u\n1.5;2\n2.5;3\n")
+    assert read_table(tmp_path / "table.csv", sequence_id=None, outputs=["y"]).outputs[0].tolist() == [[1.5], [2.5]]
+    (tmp_path / "table.csv").write_text("y,u\n\"1,5\",2\n")
+    with pytest.raises(ValueError, match="expected a number, got '1,5'"):
+        read_table(tmp_path / "table.csv", sequence_id=None, outputs=["y"])
+
+
 def test_steps_that_dates_lack(tmp_path):
     (tmp_path / "table.csv").write_text("when,u,y\n2024-01-01,0,1\n2024-01-02,0,2\n2024-01-03,0,3\n2024-01-06,0,6\n")
     with pytest.warns(UserWarning, match="column 'when': 2 of 6 steps of a day are not there, .* they are taken as missing"):
