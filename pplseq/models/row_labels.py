@@ -20,10 +20,11 @@ TIMES = "mM"  # kinds of numbers of dates and durations
 def indexes_of(x: Any) -> list[Any]:
     """Of each frame or series its index, with all steps from its first to its last, None of what has none; x: one of them, or
     a list."""
-    return [_of_all_steps(index)[0] for index in _own_indexes(x)]
+    return [_of_all_steps(index)[0] for index in own_indexes(x)]
 
 
-def _own_indexes(x: Any) -> list[Any]:
+def own_indexes(x: Any) -> list[Any]:
+    """As :func:`indexes_of`, of the rows that are there."""
     if not isinstance(x, (list, tuple)):
         return [_index_of(x)]
     return [None] * len(x) if len(x) and isinstance(x[0], (int, float, str)) else [_index_of(row) for row in x]
@@ -44,7 +45,7 @@ def check_rows_together(x: Any, given: Any, name: str = "inputs") -> None:
     if isinstance(x, Sequences) and isinstance(given, Sequences):
         _check_same_ids(x, given, name)
     here, there = indexes_of(x), indexes_of(given)
-    for place, (whole, own) in enumerate(zip(here, _own_indexes(x), strict=True)):
+    for place, (whole, own) in enumerate(zip(here, own_indexes(x), strict=True)):
         if whole is own:
             continue
         several = isinstance(x, (list, tuple))
@@ -76,7 +77,7 @@ def in_steps(x: Any, lengths: Any = None, name: str = "x", *, fill: bool = True)
             any order: they often are the places of rows in a table that was turned round.
     """
     if isinstance(x, (list, tuple)):
-        if not any(index is not None for index in _own_indexes(x)):
+        if not any(index is not None for index in own_indexes(x)):
             return x, lengths
         rows = [in_steps(row, None, f"{name}[{place}]", fill=fill)[0] for place, row in enumerate(x)]
         return (rows if any(row is not own for row, own in zip(rows, x, strict=True)) else x), lengths
@@ -100,7 +101,7 @@ def in_steps(x: Any, lengths: Any = None, name: str = "x", *, fill: bool = True)
         elif size is None and fill:
             warnings.warn(
                 f"{name}: its times are in no even steps ({part[0]}, {part[1]}, {part[2]}, ...), and its rows are taken for "
-                f"equal steps; resample or reindex them, give a StructuralModel the times, or write {name}.to_numpy()",
+                f"equal steps; resample or reindex them, give a StructuralModel times='index', or write {name}.to_numpy()",
                 stacklevel=2,
             )
         rows.append(own)
@@ -210,7 +211,7 @@ def check_rows_ahead(
     one = lengths is None or isinstance(x, (list, tuple))
     pasts = indexes_of(x) if one else [_of_all_steps(part)[0] for part in _parts(_index_of(x), lengths)]
     in_steps(future, None, name, fill=False)
-    ahead = _own_indexes(future)
+    ahead = own_indexes(future)
     if isinstance(future, (list, tuple)) and len(ahead) == len(pasts):
         pairs = [([one], other, f"{name}[{k}]") for k, (one, other) in enumerate(zip(pasts, ahead, strict=True))]
     else:
@@ -272,7 +273,7 @@ def labels_ahead(x: Any, future: Any, num_steps: int, rows: int) -> tuple[Any, .
     steps says it."""
     if isinstance(future, Mapping):
         future = next(iter(future.values()), None)
-    known, came = index_ahead(x, num_steps), _own_indexes(future)
+    known, came = index_ahead(x, num_steps), own_indexes(future)
     if known is not None and len(known) != rows:  # one frame of several sequences
         known = None
     found = tuple(came if len(came) == rows else came * rows)
