@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
+import warnings
 from collections.abc import Sequence
 from typing import Any, Self
 
@@ -12,6 +14,7 @@ from torch import Tensor, nn
 from pplseq import checks
 from pplseq.distributions.gaussian_types import GaussianBelief
 from pplseq.infer.fit.em import ROUNDING, Batch
+from pplseq.infer.fit.gradients import maximize_by_lbfgs
 from pplseq.infer.gaussian.results import StateMoments
 from pplseq.models.batch import as_given
 from pplseq.models.estimator import Estimator
@@ -24,8 +27,15 @@ from pplseq.models.structural.components import components_of, partial_weights, 
 
 STARTS = ("wide", "diffuse")
 NEAR = 0.01  # nats between a variance that ended near 0 and one of 0
+FIRST_STEPS = 15
 FEWER = "make it of waves, few harmonics=... of each season"
-STEPS = {"level": 0.3, "slope": 0.03, "seasonal": 0.1, "cycle": 0.3, "ar": 0.3}  # of the spread of a step, where fits start
+STARTS_OF_FITS = ("likely", "still", "shaken", "turning", "random")
+# deviations of shocks and noise, of the spread of a step, where fits start: the likelihood may have several maxima
+STEPS = {
+    "still": {"level": 0.3, "slope": 0.03, "seasonal": 0.1, "cycle": 0.3, "ar": 0.3, "noise": 0.5},
+    "shaken": {"level": 1.0, "slope": 0.3, "seasonal": 0.3, "cycle": 0.3, "ar": 0.3, "noise": 0.05},
+    "turning": {"level": 0.03, "slope": 1.0, "seasonal": 0.03, "cycle": 1.0, "ar": 1.0, "noise": 0.05},
+}
 WIDE = 1e6  # variance of the first state, of the mean square of the data
 
 
@@ -75,7 +85,7 @@ class StructuralModel(LDS):
 
     name = "structural"
     methods = ("lbfgs", "sgd")  # sums over states lose the small variances that EM would find
-    starts = ()
+    starts = turns = STARTS_OF_FITS
 
     def __init__(
         self, *, level: str = "stochastic", trend: str | None = None, seasonal: float | Sequence[float] | None = None,
@@ -279,7 +289,7 @@ class StructuralModel(LDS):
 
     # ---------------------------------------------------------------- fit
     def fit(self, x, lengths=None, *, fixed=(), method: str | None = None, **options) -> Self:
-        """See :meth:`~pplseq.models.estimator.Estimator.fit`."""
+        """See :meth:`~pplseq.models.estimator.Estimator.fit`; ``initialization``: see :meth:`initialize`."""
         if fixed:
             raise ValueError("fixed: give the components shocks, or none, by the options level and trend")
         if method in (None, "lbfgs"):
@@ -287,8 +297,13 @@ class StructuralModel(LDS):
         return super(LDS, self).fit(x, lengths, method=method, **options)
 
     @torch.no_grad()
-    def initialize(self, batch: Batch, how: str = "") -> None:
-        """Shocks of components of a tenth of the spread of a step; a wide first state, of the data's own size."""
+    def initialize(self, batch: Batch, how: str = "likely") -> None:
+        """Shocks of components and noise of the size of the data's steps; a wide first state, of the data's own size.
+
+        Args:
+            how: "still": shocks of a tenth of the spread of a step. "shaken": of all of it. "turning": of the slope, the cycle
+                and the autoregression. "likely": the one of these that a few steps of L-BFGS take furthest. "random".
+        """
         known = ~batch.x.isnan()
         if batch.lengths is not None:  # what stands behind the end of a row is no data
             known &= (torch.arange(batch.x.shape[1], device=batch.x.device) < batch.lengths.unsqueeze(-1)).unsqueeze(-1)
@@ -298,11 +313,38 @@ class StructuralModel(LDS):
             spread /= math.sqrt(float(batch.gaps[batch.gaps > 0].mean()))
         spread = spread if spread > 0 else 1.0
         self.width.fill_(WIDE * float(seen.square().mean().clamp_min(1e-300)))
-        self.log_scales.copy_(torch.tensor([STEPS[name.partition("_")[0]] for name in self.variances]).log())
-        self.log_scales += torch.tensor(spread).log()
-        self.log_noise.fill_(float(torch.tensor(0.5 * spread).log()))
         if self.num_inputs:
             self.emission_inputs.zero_()
+        if how != "likely":
+            self._start_at(how, spread)
+            return
+        found = []
+        for way in STEPS:
+            self._start_at(way, spread)
+            with contextlib.suppress(ValueError, ArithmeticError), warnings.catch_warnings(), torch.enable_grad():
+                warnings.simplefilter("ignore")  # what is remarkable is said of the start that goes on
+                maximize_by_lbfgs(self, [batch], num_steps=FIRST_STEPS)
+                value = float(self.log_prob(batch.x, batch.lengths, **batch.known).sum())
+                found.append((value, {name: part.detach().clone() for name, part in self.named_parameters()}))
+        if found:
+            self.load_state_dict(max(found, key=lambda one: one[0])[1], strict=False)
+
+    def _start_at(self, way: str, spread: float) -> None:
+        shares = STEPS["still" if way == "random" else way]
+        names = [*(name.partition("_")[0] for name in self.variances), "noise"]
+        logs = torch.tensor([shares[name] * spread for name in names], dtype=torch.float64).log()
+        if way == "random":
+            logs += 1.5 * torch.randn(len(logs), dtype=torch.float64)
+        self.log_scales.copy_(logs[:-1])
+        self.log_noise.copy_(logs[-1:])
+        if self._config["cycle"]:
+            self.raw_frequency.fill_(-1.0)
+            self.raw_damping.fill_(2.0)
+            if way == "random":
+                self.raw_frequency.add_(torch.randn(1).to(self.raw_frequency))
+        if self._config["ar"]:
+            self.raw_ar.fill_(0.0)
+            self.raw_ar[0] = 0.5
 
     # ---------------------------------------------------------------- queries
     def forecast(  # pyright: ignore[reportIncompatibleMethodOverride]
