@@ -299,7 +299,7 @@ class NeuralLanguageModel(checks.NamedArguments, nn.Module):
         kind = str(header.get("model"))
         if kind not in NETWORKS or not issubclass(NETWORKS[kind], cls):
             expected = getattr(cls, "name", None) or " or ".join(NETWORKS)
-            raise ValueError(f"{folder}: expected a model of kind {expected!r}, got {kind!r}")
+            raise ValueError(f"{folder}: expected a model of kind {expected!r}, got {checks.shown(kind)}")
         check_finite(tensors, folder)
         try:
             model = NETWORKS[kind](words.vocabulary, **header["config"])

@@ -140,7 +140,9 @@ def read_table(
     """
     for name, value in (("inputs", inputs), ("outputs", outputs), ("symbols", symbols)):
         if isinstance(value, str):
-            raise TypeError(f"{name} must be names of columns, such as [{value!r}]; got the string {value!r}")
+            raise TypeError(
+                f"{name} must be names of columns, such as [{checks.shown(value)}]; got the string {checks.shown(value)}"
+            )
     reader = _Reader(
         path, sequence_id, order_by, tuple(inputs), tuple(outputs), frozenset(symbols), allow_missing=allow_missing_outputs,
         leave_out=leave_out, most_indicators=most_indicators,
@@ -291,7 +293,7 @@ class _Reader:
         try:
             return datetime.datetime.fromisoformat(str(cell))
         except ValueError:
-            raise ValueError(f"{where}: expected a number, or a date like 2024-01-31 18:00, got {cell!r}") from None
+            raise ValueError(f"{where}: expected a number, or a date like 2024-01-31 18:00, got {checks.shown(cell)}") from None
 
     def _id(self, cell: Any, row: int) -> str:
         if _missing(cell):
@@ -381,7 +383,7 @@ class _Reader:
             beside = f" {error}" if str(error).startswith("beside") else ""
             raise NotANumber(f"{where}: expected a number, got {checks.shown(cell)}{beside}; make one of it", column) from None
         if not math.isfinite(value):
-            raise ValueError(f"{where}: expected a finite number, got {cell!r}")
+            raise ValueError(f"{where}: expected a finite number, got {checks.shown(cell)}")
         return value
 
     def _text_rows(self) -> Generator[list[Any], None, None]:

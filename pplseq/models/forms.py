@@ -47,7 +47,7 @@ def in_form(x: Any, lengths: Any = None, *, num_features: int | None, name: str 
     if isinstance(x, Text):
         return list(x.lines()), lengths
     if lengths is not None and np.ndim(lengths) == 0:
-        raise TypeError(f"lengths: expected the number of steps of each sequence, such as [3, 2], got {lengths!r}")
+        raise TypeError(f"lengths: expected the number of steps of each sequence, such as [3, 2], got {checks.shown(lengths)}")
     checks.not_masked("lengths", lengths)
     x = as_frame(given := unmasked(x, words=num_features is None), name)
     of_bytes = isinstance(x, (list, tuple)) and len(x) > 0 and isinstance(x[0], bytes)
@@ -72,7 +72,8 @@ def in_form(x: Any, lengths: Any = None, *, num_features: int | None, name: str 
     if isinstance(x, (list, tuple)):
         if num_features is not None and (text := _first_text(x)) is not None:
             raise TypeError(
-                f"{name}: expected numbers, vectors of {num_features} a step, got the text {text!r}; make numbers of "
+                f"{name}: expected numbers, vectors of {num_features} a step, got the text {checks.shown(text)}; make numbers "
+                "of "
                 "it, or take a model of words"
             )
         if num_features is None and len(x) > 1 and all(isinstance(row, str) and len(split_words(row)) == 1 for row in x):
@@ -360,7 +361,9 @@ def sequences_by(
     keys = list(by) if isinstance(by, (list, tuple)) and by not in there else [by]
     names = [column for column in there if column not in (*keys, order_by)] if columns is None else columns
     if not isinstance(names, (str, list, tuple)):
-        raise TypeError(f"columns must be a name or a list of names, got {names!r}; for one write [{names!r}]")
+        raise TypeError(
+            f"columns must be a name or a list of names, got {checks.shown(names)}; for one write [{checks.shown(names)}]"
+        )
     asked = [*keys, *([names] if isinstance(names, str) else names)]
     for column in [*asked, *([] if order_by is None else [order_by])]:
         if column not in there:
@@ -368,12 +371,12 @@ def sequences_by(
         if there.count(column) > 1:
             raise ValueError(f"frame: there are {there.count(column)} columns {column!r}; rename them, or leave some out")
     if not keys or len(asked) == len(keys):
-        raise ValueError(f"columns: expected at least one beside {by!r}, got none")
+        raise ValueError(f"columns: expected at least one beside {checks.shown(by)}, got none")
     places: dict[Any, list[int]] = {}
     for place, parts in enumerate(zip(*(frame[column] for column in keys), strict=True)):
         key = parts if len(keys) > 1 else parts[0]
         if any(map(_missing, parts)):
-            raise ValueError(f"frame: row {place} has no {by!r}, so that it is of no sequence; leave it out")
+            raise ValueError(f"frame: row {place} has no {checks.shown(by)}, so that it is of no sequence; leave it out")
         places.setdefault(key, []).append(place)
     steps: dict[Any, Any] = {}
     if order_by is not None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from pplseq import checks
 from pplseq.data.tables import even_steps
 from pplseq.models.forms import Sequences, is_frame
 
@@ -350,7 +351,8 @@ def _check_same_ids(x: Sequences, given: Sequences, name: str) -> None:
             alike = len(x) == len(given) and set(x.ids) == set(given.ids)
             what = "stand in another order than those" if alike else "are others than those"
             raise ValueError(
-                f"{name}: sequences {what} of x: sequence {place} is {given.by} {other!r} beside {x.by} {one!r}; take both "
+                f"{name}: sequences {what} of x: sequence {place} is {given.by} {checks.shown(other)} beside {x.by} {one!r}; "
+                "take both "
                 "from tables whose sequences begin in the same order (sort both by the column of ids), or pair them by their "
                 f"places: list({name})"
             )

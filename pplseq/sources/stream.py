@@ -433,7 +433,8 @@ def resumed_options(folder: Path | None, given: Mapping[str, Any], *, learning: 
     for name, value in given.items():
         if learning and name in saved and saved[name] != value:
             raise ValueError(
-                f"state {folder}: it was begun with {name} = {saved[name]!r}, not {value!r}, and would go on to other numbers; "
+                f"state {folder}: it was begun with {name} = {saved[name]!r}, not {checks.shown(value)}, and would go on to "
+                "other numbers; "
                 f"leave the option out, or {START_ANEW}"
             )
     return StreamOptions(**{**saved, **given})

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from pplseq import checks
 from pplseq.data.vocabulary import Vocabulary
 from pplseq.models.answers import answer_lines, too_long
 
@@ -88,7 +89,8 @@ class Encoder:
         if unknown and self.unknown == "error":
             word = words[unknown[0]]
             raise ValueError(
-                f"the word {word!r} is not among the {len(self.vocabulary)} of the vocabulary; --unknown skip leaves such "
+                f"the word {checks.shown(word)} is not among the {len(self.vocabulary)} of the vocabulary; --unknown skip "
+                "leaves such "
                 "words out" + ("" if self.vocabulary.unknown_id is None else ", --unknown unk reads them as unknown")
             )
         answer = {"words": list(words), "unknown": unknown}

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from torch import Tensor
 
+from pplseq import checks
 from pplseq.models.automata.automaton import LABELS, String, usual_pos_label
 from pplseq.models.automata.prefix_tree import PrefixTree
 
@@ -64,5 +65,5 @@ def refuse_contradictions(tree: PrefixTree, strings: Sequence[String]) -> None:
         twice = next(end for end in ends if ends.count(end) > 1)
         string = strings[tree.of_string.tolist().index(twice)]
         raise ValueError(
-            f"labels: expected one label for each string, got several for {string!r}; remove the wrong one"
+            f"labels: expected one label for each string, got several for {checks.shown(string)}; remove the wrong one"
         )

@@ -335,7 +335,7 @@ class IOHMMQueries(StateLanguages, IOParameters):
             if feature is not None:
                 raise ValueError(f"feature must be None for symbol inputs, got {feature!r}")
             if values.is_floating_point() or not bool(((values >= 0) & (values < size)).all()):
-                raise ValueError(f"values must be symbols 0..{size - 1}, got {values.tolist()}")
+                raise ValueError(f"values must be symbols 0..{size - 1}, got {checks.shown(values.tolist())}")
             inputs = values
         else:
             if not isinstance(feature, int) or isinstance(feature, bool) or not 0 <= feature < size:
@@ -344,7 +344,7 @@ class IOHMMQueries(StateLanguages, IOParameters):
             if tuple(base.shape) != (size,):
                 raise ValueError(f"at must have shape (U,) = ({size},), got {tuple(base.shape)}")
             if values.dim() != 1 or not (torch.isfinite(values).all() and torch.isfinite(base).all()):
-                raise ValueError(f"values must be (N,) finite numbers, at too; got {values.tolist()}")
+                raise ValueError(f"values must be (N,) finite numbers, at too; got {checks.shown(values.tolist())}")
             inputs = base.expand(len(values), size).clone()
             inputs[:, feature] = values.to(self.reference)
         transition, emission = self._specs_at_point(inputs if part == "initial" else None)

@@ -26,7 +26,7 @@ def times_of(times: Any, x: Any, lengths: Any = None) -> Any:
     """
     if isinstance(times, str):
         if times != "index":
-            raise ValueError(f"times: expected numbers or dates, or 'index' for the index of x, got {times!r}")
+            raise ValueError(f"times: expected numbers or dates, or 'index' for the index of x, got {checks.shown(times)}")
         found = own_indexes(x)
         if any(index is None for index in found):
             raise ValueError("times: x has no index that says them; give numbers or dates, one for each row")

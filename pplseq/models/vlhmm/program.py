@@ -86,7 +86,7 @@ class VLHMM(Constrainable):
         super().__init__()
         for name, value in (("tied", tied), ("shared_layer", shared_layer)):
             if not isinstance(value, bool):
-                raise TypeError(f"{name} must be True or False, got {value!r}")
+                raise TypeError(f"{name} must be True or False, got {checks.shown(value)}")
         if shared_layer and not tied:
             raise ValueError("shared_layer: start and emission have embeddings of their own; tie them, or leave it out")
         if feature_dropout and parameterization == "scalar":

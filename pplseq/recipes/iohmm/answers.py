@@ -12,6 +12,7 @@ from typing import Any, BinaryIO
 import numpy as np
 import torch
 
+from pplseq import checks
 from pplseq.data.labelled_strings import LabelledStrings, read_labelled_strings
 from pplseq.data.sources import available_lines, existing_path, listing
 from pplseq.data.tables import MissingColumn
@@ -277,7 +278,7 @@ def _values(option: str | None, mean: float, scale: float) -> np.ndarray:
             return values
     except ValueError:
         pass
-    raise ValueError(f"values must be LOW:HIGH:NUMBER, like -2:2:25; got {option!r}")
+    raise ValueError(f"values must be LOW:HIGH:NUMBER, like -2:2:25; got {checks.shown(option)}")
 
 
 def _string_answers(run: Run, question: str, data: str) -> Iterator[dict[str, Any]]:
