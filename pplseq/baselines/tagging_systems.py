@@ -157,7 +157,7 @@ def make_tagger(name: str, **settings: Any) -> Any:
 def _members(members: Sequence[str | Any] = MEMBERS, **shared: Any) -> list[Any]:
     """Untrained taggers of a product; shared: settings for those of them that have such."""
     if not isinstance(members, (list, tuple)) or not members:
-        raise ValueError(f'members: expected a list of systems, as JSON ["latent", "crf l2=0.1"]; got {members!r}')
+        raise ValueError(f'members: expected a list of systems, as JSON ["latent", "crf l2=0.1"]; got {checks.shown(members)}')
     made, taken = [], set()
     for member in members:
         if not isinstance(member, str):

@@ -136,7 +136,7 @@ def read_tagged(
             unclear format.
     """
     if on_error not in ("raise", "skip"):
-        raise ValueError(f"on_error: expected 'raise' or 'skip', got {on_error!r}")
+        raise ValueError(f"on_error: expected 'raise' or 'skip', got {checks.shown(on_error)}")
     if tags not in ("required", "optional"):
         raise ValueError(f"tags: expected 'required' or 'optional', got {checks.shown(tags)}")
     name, optional = STDIN if str(path) == "-" else str(path), tags == "optional"

@@ -124,7 +124,8 @@ class Vocabulary:
         special = {} if num_lines is None else {eos: num_lines}
         if num_lines is not None and eos in counts:
             raise ValueError(
-                f"lines: the text holds the end-of-line word {eos!r} itself; remove it there (one is added at the end "
+                f"lines: the text holds the end-of-line word {checks.shown(eos)} itself; remove it there (one is added at the "
+                "end "
                 "of every line), or choose another word for eos"
             )
         # The unknown word's own occurrences never fall under the cut.

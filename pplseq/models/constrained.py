@@ -88,7 +88,8 @@ class Constrainable(Estimator):
         bounds, vocabulary = Bounds.of(length), words_of(self)
         if constraint is not None and not hasattr(constraint, "over"):
             raise TypeError(
-                f"constraint: expected a Constraint, such as Constraint.containing('stock market'), got {constraint!r}"
+                f"constraint: expected a Constraint, such as Constraint.containing('stock market'), got "
+                f"{checks.shown(constraint)}"
             )
         end_id = end_of(end, vocabulary)
         moves = WordMoves.anything(len(vocabulary)) if constraint is None else constraint.over(vocabulary)
@@ -218,7 +219,7 @@ def _ids(prefix: Prefix | None, vocabulary: Vocabulary) -> list[int]:
         return vocabulary.encode(words).tolist()  # type: ignore[arg-type]
     if not all(isinstance(word, int) and 0 <= word < len(vocabulary) for word in words):
         raise ValueError(
-            f"prefix: expected a string, a list of words, or of ids in 0..{len(vocabulary) - 1}, got {prefix!r}"
+            f"prefix: expected a string, a list of words, or of ids in 0..{len(vocabulary) - 1}, got {checks.shown(prefix)}"
         )
     return words  # type: ignore[return-value]
 

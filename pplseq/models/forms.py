@@ -137,7 +137,8 @@ def refuse_texts(x: Any, what: str, name: str) -> None:
             values = array.flat if (array := np.asarray(row)).dtype.kind in "OU" else ()
         if (text := next((value for value in values if isinstance(value, str)), None)) is not None:
             raise TypeError(
-                f"{name}: expected the numbers 0, 1, ... of {what}, -1 where one is not known, got the text {str(text)!r}; "
+                f"{name}: expected the numbers 0, 1, ... of {what}, -1 where one is not known, got the text "
+                f"{checks.shown(str(text))}; "
                 "number them"
             )
 

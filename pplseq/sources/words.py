@@ -53,10 +53,10 @@ class Encoder:
     ) -> None:
         self.vocabulary, self.lower = vocabulary, lower
         if eos and vocabulary.eos_id is None:
-            raise ValueError(f"--eos: the vocabulary has no {vocabulary.eos!r}; leave --eos out")
+            raise ValueError(f"--eos: the vocabulary has no {checks.shown(vocabulary.eos)}; leave --eos out")
         if unknown == "unk" and vocabulary.unknown_id is None:
             raise ValueError(
-                f"--unknown unk: the vocabulary has no {vocabulary.unknown!r}; choose --unknown skip or error"
+                f"--unknown unk: the vocabulary has no {checks.shown(vocabulary.unknown)}; choose --unknown skip or error"
             )
         self.end = vocabulary.eos if eos is not False and vocabulary.eos_id is not None else None
         self.unknown = unknown or ("error" if vocabulary.unknown_id is None else "unk")

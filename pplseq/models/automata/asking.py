@@ -86,7 +86,9 @@ def learn_by_asking(
             said = bool(said) if isinstance(said, (bool, np.bool_)) else said
             before = next(iter(known.values()), said)
             if not isinstance(said, (bool, str)) or isinstance(said, bool) != isinstance(before, bool):
-                raise TypeError(f"answer: expected True or False, or a name for every string, got {said!r} for {word}")
+                raise TypeError(
+                    f"answer: expected True or False, or a name for every string, got {checks.shown(said)} for {word}"
+                )
             known[word] = said
         return known[word]
 

@@ -86,7 +86,7 @@ class Formulas:
         if not isinstance(formulas, Mapping) or "states" not in formulas:
             raise TypeError(
                 "formulas must be Formulas('power ~ speed + slope') that have read a frame; give their options: "
-                f"IOHMM(2, **formulas.options); got {formulas!r}"
+                f"IOHMM(2, **formulas.options); got {checks.shown(formulas)}"
             )
         known = {name: formulas[name] for name in ("outputs", "transition", "initial", "sequence_id")}
         built = cls(**known)

@@ -108,7 +108,9 @@ def feedback_parts(
         )
     chosen = able if feedback is True else [feedback]
     if not chosen or any(part not in able for part in chosen):
-        raise ValueError(f"feedback must be True, False or one of the parts that see inputs, {able}; got {feedback!r}")
+        raise ValueError(
+            f"feedback must be True, False or one of the parts that see inputs, {able}; got {checks.shown(feedback)}"
+        )
     return tuple(chosen)
 
 

@@ -333,13 +333,13 @@ class IOHMMQueries(StateLanguages, IOParameters):
         values = torch.as_tensor(values).to(self.reference.device)
         if kind == "symbols":
             if feature is not None:
-                raise ValueError(f"feature must be None for symbol inputs, got {feature!r}")
+                raise ValueError(f"feature must be None for symbol inputs, got {checks.shown(feature)}")
             if values.is_floating_point() or not bool(((values >= 0) & (values < size)).all()):
                 raise ValueError(f"values must be symbols 0..{size - 1}, got {checks.shown(values.tolist())}")
             inputs = values
         else:
             if not isinstance(feature, int) or isinstance(feature, bool) or not 0 <= feature < size:
-                raise ValueError(f"feature must be the number of an input, 0..{size - 1}, got {feature!r}")
+                raise ValueError(f"feature must be the number of an input, 0..{size - 1}, got {checks.shown(feature)}")
             base = self.reference.new_zeros(size) if at is None else torch.as_tensor(at).to(self.reference)
             if tuple(base.shape) != (size,):
                 raise ValueError(f"at must have shape (U,) = ({size},), got {tuple(base.shape)}")

@@ -220,7 +220,7 @@ class LagCovariances:
         if normalize is None:
             normalize = "tokens" if probs_from is None else probs_from.normalize
         if normalize not in NORMALIZATIONS:
-            raise ValueError(f"normalize: expected one of {', '.join(NORMALIZATIONS)}, got {normalize!r}")
+            raise ValueError(f"normalize: expected one of {', '.join(NORMALIZATIONS)}, got {checks.shown(normalize)}")
         num_tokens = words.sum() if normalize == "tokens" else None
         if probs_from is not None:
             options = {
