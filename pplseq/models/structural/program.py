@@ -28,6 +28,7 @@ from pplseq.models.structural.components import components_of, partial_weights, 
 STARTS = ("wide", "diffuse")
 NEAR = 0.01  # nats between a variance that ended near 0 and one of 0
 FIRST_STEPS = 15
+MATRICES = 12  # (h, h), that a step leaves in memory for gradients
 FEWER = "make it of waves, few harmonics=... of each season"
 STARTS_OF_FITS = ("likely", "still", "shaken", "turning", "random")
 # deviations of shocks and noise, of the spread of a step, where fits start: the likelihood may have several maxima
@@ -58,7 +59,7 @@ class StructuralModel(LDS):
         level: "stochastic", or "fixed" for a level (or trend) without shocks of its own.
         trend: None, "stochastic" (with ``level="fixed"``: a smooth trend) or "fixed": a slope that never changes.
         seasonal: s, the steps of a season, a list of several, or None. One alone has a state for each step but one, which takes
-            (T, s, s) numbers: of hundreds of steps give few ``harmonics``.
+            12 (T, s, s) numbers: of hundreds of steps give few ``harmonics``.
         harmonics: make seasons of waves, so many of each (a number, or a list): of a year of days, 3 to 10. None: of a list all
             there are. Then steps of a season need not be whole, as 365.25.
         cycle: whether there is one. ar: p, the order of an autoregression, or 0. Both start where they tend to.
@@ -295,6 +296,16 @@ class StructuralModel(LDS):
         if method in (None, "lbfgs"):
             options = {"num_steps": 500, "tolerance": 1e-9} | options
         return super(LDS, self).fit(x, lengths, method=method, **options)
+
+    def check_data(self, batch: Batch) -> None:
+        """Raises ValueError as of the LDS, and for what gradients would need more memory than there is for: some covariances a
+        step, which rows share unless something is missing in one alone or their times differ."""
+        rows, steps = batch.x.shape[:2]
+        known = ~batch.x[..., 0].isnan()
+        alike = batch.gaps is None and bool((known == known[:1]).all())
+        numbers = MATRICES * steps * (1 if alike else rows) * self.num_states**2
+        checks.fits("seasonal", numbers * batch.x.element_size(), FEWER)
+        super().check_data(batch)
 
     @torch.no_grad()
     def initialize(self, batch: Batch, how: str = "likely") -> None:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from pplseq import StructuralModel
+from pplseq import StructuralModel, checks
 from pplseq.models.structural.components import partial_weights, stationary_weights
 
 
@@ -100,3 +100,13 @@ def test_weights_are_those_of_a_stationary_process():
 def test_what_does_not_fit_is_said(make, message):
     with pytest.raises(ValueError, match=message):
         make()
+
+
+def test_what_does_not_fit_into_memory_is_refused_beforehand(monkeypatch):
+    """12 matrices a step: a season of 365 steps and 1,500 rows took 19 GB."""
+    monkeypatch.setattr(checks, "machine_memory", lambda: 16e9)
+    x = np.zeros(1500)
+    with pytest.raises(ValueError, match="seasonal: this takes 19 GB of memory, .* make it of waves, few harmonics="):
+        StructuralModel(seasonal=365).fit(x)
+    with pytest.raises(ValueError, match="x must vary"):  # which fits
+        StructuralModel(seasonal=365, harmonics=5).fit(x)
