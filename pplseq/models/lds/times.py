@@ -98,7 +98,7 @@ def gaps_ahead(times: Any, future: Any, lengths: Any = None) -> Tensor:
     padded = isinstance(times, np.ndarray) and lengths is not None
     ends = [int(size) for size in lengths] if padded else [len(row) for row in times]
     several = isinstance(future, (list, tuple)) and len(future) > 0 and np.ndim(future[0]) > 0
-    ahead = [_values(row) for row in future] if several else _values(future)
+    ahead: Any = [_values(row) for row in future] if several else _values(future)
     rows = [ahead] * len(ends) if not several and ahead.ndim == 1 else list(ahead)
     if len(rows) != len(ends) or len({len(row) for row in rows}) > 1 or not len(rows[0]):
         raise ValueError(f"future_times: expected (K,) for all rows, or (B, K) with B = {len(ends)}, got {len(rows)} rows")
