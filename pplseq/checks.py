@@ -83,10 +83,21 @@ class NotFittedError(RuntimeError):
 
 
 # ------------------------------------------------------------------------------------------------ numbers and names
+def shown(value: Any, size: int = 60) -> str:
+    """A value as an error writes it, on one line and cut short: of arrays, tensors and frames what they are."""
+    dims = getattr(value, "shape", None)
+    if dims is not None and hasattr(dims, "__len__") and len(dims):
+        return f"a {type(value).__name__} of shape {tuple(dims)}"
+    if hasattr(value, "__len__") and not isinstance(value, (str, bytes)) and len(value) > size:  # nothing of it is written out
+        return f"a {type(value).__name__} of length {len(value)}"
+    text = " ".join(repr(value).split())
+    return text if len(text) <= size else f"{text[: size - 3]}..."
+
+
 def count(name: str, value: Any, least: int = 1) -> int:
     """The value as an int: a whole number of at least ``least``."""
     if not isinstance(value, Integral) or isinstance(value, bool):
-        raise TypeError(f"{name} must be a whole number, got {value!r}")
+        raise TypeError(f"{name} must be a whole number, got {shown(value)}")
     if value < least:
         raise ValueError(f"{name} must be at least {least}, got {value}")
     return int(value)
@@ -97,6 +108,8 @@ def steps_ahead(x: Any, num_steps: Any) -> int:
     if num_steps is None:
         got = f"got {x} as the data, and no number" if isinstance(x, Integral) else "got None"
         raise TypeError(f"num_steps must be given, behind the data that it goes on from: forecast(x, 12); {got}")
+    if isinstance(x, Integral) and not isinstance(num_steps, Integral):
+        raise TypeError(f"x, num_steps: the data come first; write forecast(x, {x}), got {x} and {shown(num_steps)}")
     return count("num_steps", num_steps)
 
 
@@ -117,7 +130,7 @@ def no_sequences(name: str, value: Any) -> TypeError:
 def number(name: str, value: Any) -> float:
     """The value, a number that is not NaN."""
     if not isinstance(value, Real) or isinstance(value, bool):
-        raise TypeError(f"{name} must be a number, got {value!r}")
+        raise TypeError(f"{name} must be a number, got {shown(value)}")
     if math.isnan(value):
         raise ValueError(f"{name} must be a number, got NaN")
     return value  # type: ignore[return-value]  # as it came: it may be written into a file
@@ -145,7 +158,7 @@ def choice(name: str, value: Any, choices: Iterable[str]) -> str:
     if value not in known:
         close = difflib.get_close_matches(str(value), known, n=1, cutoff=0.5)
         hint = f". Did you mean {close[0]!r}?" if close else ""
-        raise ValueError(f"{name} must be one of {', '.join(known)}; got {value!r}{hint}")
+        raise ValueError(f"{name} must be one of {', '.join(known)}; got {shown(value)}{hint}")
     return value
 
 
@@ -217,6 +230,13 @@ def device(name: Any) -> Any:
     return found
 
 
+def not_masked(name: str, value: Any) -> None:
+    """Raises ValueError for a masked array of numpy, or a list with one, that hides values: tensors would bare them."""
+    parts = value if isinstance(value, (list, tuple)) else [value]
+    if any(hasattr(part, "filled") and hasattr(part, "mask") and part.mask.any() for part in parts):
+        raise ValueError(f"{name}: some of its values are masked, and all must be there; give them by {name}.filled(...)")
+
+
 def finite(name: str, value: Any, hint: str = "check how it is computed") -> Any:
     """The value, a number, array or tensor without NaN and infinity."""
     is_finite = abs(value) < math.inf  # False for NaN
@@ -263,7 +283,7 @@ def lengths(lengths: Tensor | None, x: Tensor) -> None:
     if lengths.is_floating_point() or lengths.dtype == torch.bool:
         raise TypeError(f"lengths must hold integers, got {lengths.dtype}")
     if len(lengths) and not 0 <= int(lengths.min()) <= int(lengths.max()) <= x.shape[1]:
-        raise ValueError(f"lengths must lie in 0..{x.shape[1]} (the steps of x), got {lengths.tolist()}")
+        raise ValueError(f"lengths must lie in 0..{x.shape[1]} (the steps of x), got {shown(lengths.tolist())}")
 
 
 def start(start: Any, num_rows: int, num_states: int) -> None:
@@ -339,7 +359,7 @@ def limit(name: str, default: float) -> float:
     except ValueError:
         value = math.nan
     if not value > 0:
-        raise ValueError(f"{name}: expected a positive number in the environment variable, got {told!r}")
+        raise ValueError(f"{name}: expected a positive number in the environment variable, got {shown(told)}")
     return value
 
 

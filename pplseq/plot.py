@@ -39,7 +39,7 @@ def _axes(ax: Any) -> Any:
 
 
 def _array(name: str, value: Any, dims: tuple[int, ...], shape: str) -> np.ndarray:
-    value = np.asarray(value.detach().cpu() if hasattr(value, "detach") else value, dtype=float)
+    value = np.ma.asarray(value.detach().cpu() if hasattr(value, "detach") else value, dtype=float).filled(np.nan)
     if value.ndim not in dims:
         raise ValueError(f"{name} must have shape {shape}, got {value.shape}; of a batch, give one sequence: {name}[0]")
     return value

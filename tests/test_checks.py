@@ -74,3 +74,21 @@ def test_without_torch():
     """The command line checks names before anything heavy is imported."""
     code = "import sys, pplseq.checks as c; c.count('n', 1); c.choice('a', 'b', 'b'); sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+def test_values_in_errors_are_cut():
+    pandas = pytest.importorskip("pandas")
+    long = np.arange(10_000.0)
+    many = (long, long.reshape(100, 100), torch.tensor(long), pandas.Series(long), pandas.DataFrame({"a": long}), long.tolist())
+    for value in (*many, "x" * 10_000, {k: k for k in range(1000)}, [[0.123456789] * 50] * 50, [long]):
+        assert len(checks.shown(value)) <= 60 and "\n" not in checks.shown(value)
+        for check in (checks.count, checks.number):
+            with pytest.raises(TypeError) as error:
+                check("name", value)
+            assert len(str(error.value)) < 200
+    assert [checks.shown(value) for value in (5, "a", [1, 2], None)] == ["5", "'a'", "[1, 2]", "None"]
+
+
+def test_swapped_arguments_of_a_forecast():
+    with pytest.raises(TypeError, match=r"the data come first; write forecast\(x, 5\), got 5 and a ndarray of shape \(100,\)"):
+        checks.steps_ahead(5, np.zeros(100))

@@ -71,7 +71,7 @@ class KneserNey:
 
     def __init__(self, order: int = 5):
         if not isinstance(order, int) or isinstance(order, bool):
-            raise TypeError(f"order: expected an integer, got {order!r}")
+            raise TypeError(f"order: expected an integer, got {checks.shown(order)}")
         checks.count("order", order)
         self.order = order
         self.vocabulary: Vocabulary | None = None

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from pplseq import checks
 from pplseq.baselines import NETWORKS
 from pplseq.baselines.tagging_columns import open_columns
 from pplseq.folder import FolderError, whole_folder
@@ -132,7 +133,7 @@ def model_folder(folder: str | Path, checkpoint: str | None = None) -> Path:
     """
     folder = whole_folder(folder)
     if checkpoint not in (None, *CHECKPOINTS):
-        raise ValueError(f"checkpoint must be best, last or None, got {checkpoint!r}")
+        raise ValueError(f"checkpoint must be best, last or None, got {checks.shown(checkpoint)}")
     if not folder.exists():
         raise FileNotFoundError(f"{folder}: no such run or model folder")
     found = [name for name in CHECKPOINTS if whole_folder(folder / name).exists()]

@@ -95,7 +95,9 @@ class NeuralLanguageModel(checks.NamedArguments, nn.Module):
     def __init__(self, vocabulary: Vocabulary) -> None:
         super().__init__()
         if vocabulary.eos_id is None:
-            raise ValueError(f"vocabulary: it has no {vocabulary.eos!r}, which stands before the first word; add it")
+            raise ValueError(
+                f"vocabulary: it has no {checks.shown(vocabulary.eos)}, which stands before the first word; add it"
+            )
         self.vocabulary, self.eos_id = vocabulary, vocabulary.eos_id
         self.history: list[dict[str, Any]] = []
 
@@ -299,7 +301,7 @@ class NeuralLanguageModel(checks.NamedArguments, nn.Module):
         kind = str(header.get("model"))
         if kind not in NETWORKS or not issubclass(NETWORKS[kind], cls):
             expected = getattr(cls, "name", None) or " or ".join(NETWORKS)
-            raise ValueError(f"{folder}: expected a model of kind {expected!r}, got {kind!r}")
+            raise ValueError(f"{folder}: expected a model of kind {checks.shown(expected)}, got {checks.shown(kind)}")
         check_finite(tensors, folder)
         try:
             model = NETWORKS[kind](words.vocabulary, **header["config"])

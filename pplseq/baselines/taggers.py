@@ -164,7 +164,7 @@ def _checked(rules: Iterable) -> list[tuple[str, str]]:
     checked = []
     for i, rule in enumerate(rules):
         if not isinstance(rule, (tuple, list)) or len(rule) != 2 or not all(isinstance(part, str) for part in rule):
-            raise ValueError(f"rules: number {i} is {rule!r}; expected a pattern and a tag, both strings")
+            raise ValueError(f"rules: number {i} is {checks.shown(rule)}; expected a pattern and a tag, both strings")
         try:
             re.compile(rule[0])
         except re.error as error:

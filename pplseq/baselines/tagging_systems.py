@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from pplseq import checks
 from pplseq.baselines.tagging_columns import COLUMN_KINDS, open_columns, with_columns
 from pplseq.checks import nearest
 from pplseq.data.columns import TaggedSentence
@@ -156,7 +157,7 @@ def make_tagger(name: str, **settings: Any) -> Any:
 def _members(members: Sequence[str | Any] = MEMBERS, **shared: Any) -> list[Any]:
     """Untrained taggers of a product; shared: settings for those of them that have such."""
     if not isinstance(members, (list, tuple)) or not members:
-        raise ValueError(f'members: expected a list of systems, as JSON ["latent", "crf l2=0.1"]; got {members!r}')
+        raise ValueError(f'members: expected a list of systems, as JSON ["latent", "crf l2=0.1"]; got {checks.shown(members)}')
     made, taken = [], set()
     for member in members:
         if not isinstance(member, str):
@@ -165,7 +166,7 @@ def _members(members: Sequence[str | Any] = MEMBERS, **shared: Any) -> list[Any]
         try:
             name, *options = shlex.split(member)
         except ValueError as error:  # a quotation without an end, or nothing but spaces
-            raise ValueError(f"members: expected a system and its options, got {member!r}: {error}") from None
+            raise ValueError(f"members: expected a system and its options, got {checks.shown(member)}: {error}") from None
         known = make_tagger(name).get_params()
         own = {key: value for key, value in shared.items() if key in known or (key in COLUMN_KINDS and "columns" in known)}
         taken |= set(own)
@@ -386,7 +387,7 @@ def parse_settings(settings: tuple[str, ...]) -> dict[str, Any]:
     for setting in settings:
         name, equals, value = setting.partition("=")
         if not equals or not name:
-            raise ValueError(f"--set: expected NAME=VALUE, got {setting!r}")
+            raise ValueError(f"--set: expected NAME=VALUE, got {checks.shown(setting)}")
         try:
             found[name.replace("-", "_")] = json.loads(value)
         except ValueError:

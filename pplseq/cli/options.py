@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from pplseq import checks
 from pplseq.files import printable
 from pplseq.recipes.settings import Option, fill, options_of, read_toml
 from pplseq.runs.progress import Watch
@@ -132,7 +133,7 @@ def from_file(path: Any, settings: type) -> dict[str, Any]:
     table = read_toml(path)
     for name in ("model", "data"):
         if not isinstance(value := table.pop(name, ""), str):
-            raise ValueError(f"{path}: {name} must be a string, got {value!r}")
+            raise ValueError(f"{path}: {name} must be a string, got {checks.shown(value)}")
     fill(settings, table, where=f"{path}: ")
     return table
 

@@ -137,7 +137,7 @@ class StreamBatches(_Batches):
             if size < 1:
                 raise ValueError(f"{argument}: expected at least 1, got {size}")
         if shuffle not in ("line", "article", None):
-            raise ValueError(f"shuffle: expected 'line', 'article' or None, got {shuffle!r}")
+            raise ValueError(f"shuffle: expected 'line', 'article' or None, got {checks.shown(shuffle)}")
         if drop_remainder and text.num_tokens < batch_size:
             raise ValueError(
                 f"batch_size: {text.name!r} has {text.num_tokens} tokens, too few for {batch_size} streams; choose "

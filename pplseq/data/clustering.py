@@ -268,4 +268,4 @@ def _whole_number(name: str, value) -> int:
     try:
         return operator.index(value)
     except TypeError:
-        raise TypeError(f"{name}: expected a whole number, got {value!r}") from None
+        raise TypeError(f"{name}: expected a whole number, got {checks.shown(value)}") from None

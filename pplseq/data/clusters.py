@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
+from pplseq import checks
 from pplseq.data.vocabulary import Vocabulary
 from pplseq.folder import check_sum
 
@@ -129,7 +130,7 @@ def read_paths(path: str | Path, vocabulary: Vocabulary, *, missing: str = "erro
             bits, word, count = _parse_line(line, f"{path}, line {number}")
             if word in line_of_word:
                 raise ValueError(
-                    f"{path}, line {number}: the word {word!r} stands already in line {line_of_word[word]}"
+                    f"{path}, line {number}: the word {checks.shown(word)} stands already in line {line_of_word[word]}"
                 )
             line_of_word[word] = number
             if word in index:
@@ -174,5 +175,5 @@ def _parse_line(line: bytes, place: str) -> tuple[str, str, int]:
     if not is_path(bits):
         raise ValueError(f"{place}: expected a path of the digits 0 and 1, got {bits[:80]!r}")
     if not (count.isascii() and count.isdigit()):
-        raise ValueError(f"{place}: expected a count, a whole number, after the word {word!r}, got {count[:80]!r}")
+        raise ValueError(f"{place}: expected a count, a whole number, after the word {checks.shown(word)}, got {count[:80]!r}")
     return bits, word, int(count)

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
+from pplseq import checks
 from pplseq.data.vocabulary import UNKNOWN, Vocabulary
 
 
@@ -154,7 +155,7 @@ class CodedLines:
         if vocabulary.eos_id is not None and (tokens == vocabulary.eos_id).any():
             _, line = self._first(tokens == vocabulary.eos_id)
             raise ValueError(
-                f"{self.source}, line {line}: the text holds the end-of-line word {vocabulary.eos!r} itself; "
+                f"{self.source}, line {line}: the text holds the end-of-line word {checks.shown(vocabulary.eos)} itself; "
                 "remove it, one is added at the end of every line"
             )
         if tokens.min() < 0:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from pplseq import checks
 from pplseq.data.sources import listing, read_text
 from pplseq.data.vocabulary import split_words
 
@@ -55,7 +56,7 @@ def read_labelled_strings(path: str | Path, *, symbols: Sequence[str] | None = N
         before = texts.setdefault(text, (label, number))
         if before[0] != label:
             raise ValueError(
-                f"{name}, line {number}: {text!r} has another label than in line {before[1]}; decide for one"
+                f"{name}, line {number}: {checks.shown(text)} has another label than in line {before[1]}; decide for one"
             )
         if known is not None:
             own = split_words(text) if long or " " in text else text
@@ -80,7 +81,8 @@ def _split(line: str, where: str) -> tuple[str, bool]:
         text, _, label = line.rpartition("\t")
         if text.strip() in ("+", "-") and label.strip() in LABELS:
             raise ValueError(
-                f"{where}: {line!r} may be the string {text.strip()!r} with the label {label.strip()!r}, or the string "
+                f"{where}: {checks.shown(line)} may be the string {text.strip()!r} with the label {label.strip()!r}, or the "
+                "string "
                 f"{label.strip()!r} with the label {text.strip()!r}; if the second is meant, write a space instead of the tab"
             )
         if label.strip().lower() in LABELS:

@@ -217,7 +217,7 @@ class LagCounts:
 def check_settings(max_lag: int, unit: str, most_lags: int | None = None) -> None:
     """Raise ValueError for a lag below 1, too many lags or an unknown unit."""
     if isinstance(max_lag, bool) or not isinstance(max_lag, (int, np.integer)):
-        raise TypeError(f"max_lag: expected a whole number, got {max_lag!r}")
+        raise TypeError(f"max_lag: expected a whole number, got {checks.shown(max_lag)}")
     checks.count("max_lag", max_lag)
     if most_lags is not None and max_lag > most_lags:
         raise ValueError(
@@ -225,7 +225,7 @@ def check_settings(max_lag: int, unit: str, most_lags: int | None = None) -> Non
             "have to be allowed (--most-lags, most_lags)"
         )
     if unit not in UNITS:
-        raise ValueError(f"unit: expected 'line' or 'article', got {unit!r}")
+        raise ValueError(f"unit: expected 'line' or 'article', got {checks.shown(unit)}")
 
 
 def check_shard(shard: tuple[int, int] | None) -> tuple[int, int]:

@@ -7,19 +7,22 @@ import csv
 import datetime
 import difflib
 import io
+import itertools
 import math
+import warnings
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from pplseq import checks
 from pplseq.data.sources import existing_path, listing, opened
 
-EMPTY = {"", "na", "nan"}
+EMPTY = {"", "na", "nan", "n/a", "#n/a", "#n/a n/a", "#na", "<na>", "-nan"}  # with those below, what pandas takes for missing
 LARGEST = 1e100  # of numbers, whose squares are added up
-EMPTY_NUMBERS = EMPTY | {"null", "none"}  # which may well be the name of a symbol
+EMPTY_NUMBERS = EMPTY | {"null", "none", "-1.#ind", "1.#ind", "-1.#qnan", "1.#qnan"}  # which may well be the name of a symbol
 
 
 class MissingColumn(ValueError):
@@ -115,7 +118,8 @@ def read_table(
     """Read a table whose first row names its columns.
 
     Args:
-        path: .csv, .tsv (both plain, .gz or .xz) or .parquet; "-" reads CSV from standard input.
+        path: .csv, .tsv (both plain, .gz or .xz) or .parquet; "-" reads CSV from standard input. Where the first row has the
+            columns only when it is cut at semicolons (or tabs), cells stand between these, and numbers may have decimal commas.
         sequence_id: column that says which sequence a row is of; its rows need not stand together. None: all are one.
         order_by: column of numbers or dates by which the rows of a sequence are sorted. None: as they stand.
         inputs, outputs: columns. An empty output (or NA, NaN) is a missing one; an input must be there.
@@ -136,7 +140,9 @@ def read_table(
     """
     for name, value in (("inputs", inputs), ("outputs", outputs), ("symbols", symbols)):
         if isinstance(value, str):
-            raise TypeError(f"{name} must be names of columns, such as [{value!r}]; got the string {value!r}")
+            raise TypeError(
+                f"{name} must be names of columns, such as [{checks.shown(value)}]; got the string {checks.shown(value)}"
+            )
     reader = _Reader(
         path, sequence_id, order_by, tuple(inputs), tuple(outputs), frozenset(symbols), allow_missing=allow_missing_outputs,
         leave_out=leave_out, most_indicators=most_indicators,
@@ -148,7 +154,7 @@ class _Reader:
     def __init__(
         self, path, sequence_id, order_by, inputs, outputs, symbols, *, allow_missing, leave_out, most_indicators
     ) -> None:
-        self.most = most_indicators
+        self.most, self._numbers = most_indicators, _Decimals()
         self.name = "<stdin>" if str(path) == "-" else str(path)
         self.path, self.sequence_id, self.order_by, self.symbols = path, sequence_id, order_by, symbols
         self.inputs, self.outputs, self.allow_missing = inputs, outputs, allow_missing
@@ -264,8 +270,15 @@ class _Reader:
                     f"{self.name}: column {self.order_by!r} holds times that cannot be compared; expected numbers alone, or "
                     "dates alone, all or none of them with a time zone"
                 ) from None
-            sorted_cells.append(([inputs[n] for n in order], [outputs[n] for n in order]))
-            sorted_numbers.append([rows[n] for n in order])
+            cells, rows = ([inputs[n] for n in order], [outputs[n] for n in order]), [rows[n] for n in order]
+            fill = self.allow_missing and not self.inputs
+            places = places_of([own[n] for n in order], f"{self.name}: column {self.order_by!r}", fill=fill)
+            if places is not None:
+                own_cells, steps = dict(zip(places.tolist(), cells[1], strict=True)), range(int(places[-1]) + 1)
+                cells = [[]] * len(steps), [own_cells.get(step, [None] * len(self.outputs)) for step in steps]
+                rows = [rows[int(np.searchsorted(places, step, side="right")) - 1] for step in steps]
+            sorted_cells.append(cells)
+            sorted_numbers.append(rows)
         return sorted_cells, sorted_numbers
 
     def _time(self, cell: Any, row: int) -> Any:
@@ -275,14 +288,12 @@ class _Reader:
             raise ValueError(f"{where}: empty; every row must say when it was, or leave it out")
         if isinstance(cell, datetime.date):
             return cell if isinstance(cell, datetime.datetime) else datetime.datetime.combine(cell, datetime.time())
-        try:
-            return float(cell)
-        except (TypeError, ValueError):
-            pass
+        with contextlib.suppress(TypeError, ValueError):
+            return self._numbers.read(cell)
         try:
             return datetime.datetime.fromisoformat(str(cell))
         except ValueError:
-            raise ValueError(f"{where}: expected a number, or a date like 2024-01-31 18:00, got {cell!r}") from None
+            raise ValueError(f"{where}: expected a number, or a date like 2024-01-31 18:00, got {checks.shown(cell)}") from None
 
     def _id(self, cell: Any, row: int) -> str:
         if _missing(cell):
@@ -367,22 +378,23 @@ class _Reader:
                 return math.nan
             raise ValueError(f"{where}: {self._side(column)} is empty or NaN; fill it in, or leave the row out")
         try:
-            if isinstance(cell, str) and "_" in cell:
-                raise ValueError  # Python's 1_000 is no number elsewhere
-            value = float(cell)
-        except (TypeError, ValueError):
-            raise NotANumber(f"{where}: expected a number, got {cell!r}; make one of it", column) from None
+            value = self._numbers.read(cell)
+        except (TypeError, ValueError) as error:
+            beside = f" {error}" if str(error).startswith("beside") else ""
+            raise NotANumber(f"{where}: expected a number, got {checks.shown(cell)}{beside}; make one of it", column) from None
         if not math.isfinite(value):
-            raise ValueError(f"{where}: expected a finite number, got {cell!r}")
+            raise ValueError(f"{where}: expected a finite number, got {checks.shown(cell)}")
         return value
 
     def _text_rows(self) -> Generator[list[Any], None, None]:
-        delimiter = "\t" if ".tsv" in Path(self.name).suffixes else ","
         try:
             with opened(self.path, "a .csv, .tsv or .parquet file") as (_, stream):
                 text = io.TextIOWrapper(stream, encoding="utf-8-sig", newline="")
                 try:
-                    for row in csv.reader(text, delimiter=delimiter, strict=True):
+                    first = text.readline()
+                    delimiter = self._delimiter(first)
+                    self._numbers.has_commas = delimiter == ";"
+                    for row in csv.reader(itertools.chain([first], text) if first else [], delimiter=delimiter, strict=True):
                         yield [cell.strip() for cell in row]
                 finally:
                     text.detach()  # which would close standard input with itself
@@ -392,6 +404,42 @@ class _Reader:
             ) from None
         except csv.Error as error:
             raise ValueError(f"{self.name}: not a table that can be read ({error})") from None
+
+    def _delimiter(self, header: str) -> str:
+        """What stands between cells: the usual one, unless with another the first row has all columns that are asked for."""
+        usual = "\t" if ".tsv" in Path(self.name).suffixes else ","
+        asked = {*self.inputs, *self.outputs, *self._named_columns()}
+        for delimiter in (usual, ";", "\t", ","):
+            with contextlib.suppress(csv.Error, StopIteration):  # a name may go on in the next line
+                if asked <= {cell.strip() for cell in next(csv.reader([header], delimiter=delimiter, strict=True))}:
+                    return delimiter
+        return usual
+
+
+class _Decimals:
+    """How a table writes numbers: cells are between semicolons where numbers may have commas for points, all of them or none.
+
+    Attributes:
+        has_commas: whether they may. seen: a number of the first kind that was met, and its mark.
+    """
+
+    def __init__(self) -> None:
+        self.has_commas, self.seen = False, ("", "")
+
+    def read(self, cell: Any) -> float:
+        """ValueError for what is no number."""
+        if not isinstance(cell, str):
+            return float(cell)
+        if "_" in cell:
+            raise ValueError  # Python's 1_000 is no number elsewhere
+        if not self.has_commas:
+            return float(cell)
+        mark = next((each for each in ",." if each in cell), "")
+        if mark and self.seen[1] not in ("", mark):
+            raise ValueError(f"beside {self.seen[0]!r}, so that its mark could be of thousands")
+        value = float(cell.replace(",", "."))
+        self.seen = (cell, mark) if mark else self.seen
+        return value
 
 
 def _parquet_rows(path: str | Path) -> Generator[list[Any], None, None]:
@@ -423,6 +471,109 @@ def expanded_names(
         for name in names
         for part in ([f"{name}={level}" for level in symbols[name][1:]] if name in symbols and name not in coded else [name])
     )
+
+
+class EvenSteps(NamedTuple):
+    """Which step each of some times is of, (N,) from 0, where steps are ``size`` units long: "month", "business day", "day" or
+    "nanosecond"."""
+
+    steps: np.ndarray
+    size: int
+    unit: str
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether there is a time of each step."""
+        return int(self.steps[-1]) == len(self.steps) - 1
+
+    def __str__(self) -> str:
+        size, unit = self.size, self.unit
+        if unit == "nanosecond":
+            sizes = (("hour", 3600 * 10**9), ("minute", 60 * 10**9), ("second", 10**9), ("millisecond", 10**6))
+            unit, parts = next((pair for pair in sizes if size % pair[1] == 0), ("nanosecond", 1))
+            size //= parts
+        return f"{'an' if unit == 'hour' else 'a'} {unit}" if size == 1 else f"{size} {unit}s"
+
+
+def even_steps(times: np.ndarray) -> EvenSteps | None:
+    """The steps that rising times are of, where it is clear how long one is: times are whole numbers of steps apart, most often
+    one, and at least a quarter of all steps are there. None where it is not.
+
+    Args:
+        times: (N,) datetime64 of wall clocks, timedelta64, or whole numbers, in strictly rising order.
+    """
+    if len(times) < 3:
+        return None
+    if times.dtype.kind == "M":
+        days = times.astype("M8[D]")
+        if ((times - days) == (times - days)[0]).all():
+            found = _even(_months(days), "month")
+            weekdays = bool(np.is_busday(days).all())
+            found = found or (_even(np.busday_count(days[0], days), "business day") if weekdays else None)
+            return found or _even(days.astype(np.int64), "day")
+    found = _even(times.astype(np.int64), "nanosecond")
+    if found is None or times.dtype.kind not in "mM":
+        return found
+    return found._replace(size=found.size * int(np.timedelta64(1, np.datetime_data(times.dtype)[0]) / np.timedelta64(1, "ns")))
+
+
+def places_of(dates: Sequence[Any], what: str, *, fill: bool = True) -> np.ndarray | None:
+    """(N,) which step each of some dates in order is of, where steps are clear and some are not there, with a warning; None
+    where rows are to be taken as they stand.
+
+    Args:
+        dates: dates or times of day; anything else has no steps. what: they are of, for errors. fill: whether rows of what is
+            not there can be made.
+
+    Raises:
+        ValueError: for a date that is there twice.
+    """
+    if not dates or not all(isinstance(date, (datetime.date, np.datetime64)) for date in dates):
+        return None
+    if twice := next((one for one, other in zip(dates, dates[1:], strict=False) if one == other), None):
+        raise ValueError(
+            f"{what}: {twice} is there more than once in a sequence; leave one of its rows out, or take their mean, or say by "
+            "another column which sequence each is of"
+        )
+    if len({getattr(date, "utcoffset", lambda: None)() for date in dates}) > 1:  # hours are those of the world
+        dates = [date.astimezone(datetime.UTC) for date in dates]
+    wall = [date.replace(tzinfo=None) if isinstance(date, datetime.datetime) else date for date in dates]
+    found = even_steps(np.array(wall, dtype="M8[us]"))
+    if len(dates) < 3 or found is not None and found.is_whole:
+        return None
+    if found is None:
+        warnings.warn(f"{what}: times are in no even steps, and rows are taken for equal steps", stacklevel=2)
+        return None
+    number = int(found.steps[-1]) + 1
+    done = "they are taken as missing" if fill else "rows are taken for equal steps, as inputs of others are not known"
+    lacking = number - len(dates)
+    warnings.warn(f"{what}: {lacking} of {number} steps of {found} are not there, behind {dates[0]}; {done}", stacklevel=2)
+    return found.steps if fill else None
+
+
+def _even(places: np.ndarray | None, unit: str) -> EvenSteps | None:
+    if places is None:
+        return None
+    between = np.diff(places)
+    size = int(np.gcd.reduce(between))
+    if size == 0:
+        return None
+    sizes, counts = np.unique(between, return_counts=True)
+    steps = (places - places[0]) // size
+    is_clear = sizes[counts.argmax()] == size and counts.max() > 1 and 4 * len(steps) > int(steps[-1])
+    return EvenSteps(steps, size, unit) if is_clear else None
+
+
+def _months(days: np.ndarray) -> np.ndarray | None:
+    """Numbers of months, of days that stand alike in theirs: the same day, or the first or last one, also at work."""
+    months = days.astype("M8[M]")
+    first, behind = months.astype("M8[D]"), (months + 1).astype("M8[D]")
+    alike = (
+        days - first, behind - days, np.busday_count(first, days), np.busday_count(days, behind)
+    )  # fmt: skip
+    if (np.diff(months.astype(np.int64)) < 1).any() or not any((each == each[0]).all() for each in alike):
+        return None
+    return months.astype(np.int64)
 
 
 def _missing(cell: Any, words: set[str] = EMPTY) -> bool:

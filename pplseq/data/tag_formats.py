@@ -10,6 +10,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import ClassVar, NamedTuple, Self
 
+from pplseq import checks
+
 CONLLU_COLUMNS = ("id", "form", "lemma", "upos", "xpos", "feats", "head", "deprel", "deps", "misc")
 NEW_DOCUMENT = "-DOCSTART-"  # as CoNLL-2003 writes it, where a word stands elsewhere
 NO_TAG = "_"  # as CoNLL-U writes what is not specified
@@ -317,7 +319,7 @@ class WordTagFormat(TagFormat):
 
     def __init__(self, separator: str = "_", *, tags_optional: bool = False) -> None:
         if not separator or separator.strip() != separator:
-            raise ValueError(f"separator: expected such as _ or /, got {separator!r}")
+            raise ValueError(f"separator: expected such as _ or /, got {checks.shown(separator)}")
         self.separator, self.tags_optional = separator, tags_optional
 
     def parse(self, lines: Sequence[Line]) -> ParsedSentence:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple, overload
 
+from pplseq import checks
 from pplseq.data.columns import TaggedSentence, blocks_of, decoded, read_raw_lines
 from pplseq.data.sources import OPENERS
 from pplseq.data.tag_formats import (
@@ -135,9 +136,9 @@ def read_tagged(
             unclear format.
     """
     if on_error not in ("raise", "skip"):
-        raise ValueError(f"on_error: expected 'raise' or 'skip', got {on_error!r}")
+        raise ValueError(f"on_error: expected 'raise' or 'skip', got {checks.shown(on_error)}")
     if tags not in ("required", "optional"):
-        raise ValueError(f"tags: expected 'required' or 'optional', got {tags!r}")
+        raise ValueError(f"tags: expected 'required' or 'optional', got {checks.shown(tags)}")
     name, optional = STDIN if str(path) == "-" else str(path), tags == "optional"
     raw = list(read_raw_lines(path))
     if format is None:
@@ -200,7 +201,7 @@ def make_format(
         return WordTagFormat(separator, tags_optional=tags_optional)
     if format == WordsFormat.name:
         return WordsFormat(separator)
-    raise ValueError(f"format: expected one of {', '.join(FORMATS)}, got {format!r}")
+    raise ValueError(f"format: expected one of {', '.join(FORMATS)}, got {checks.shown(format)}")
 
 
 def write_tagged(

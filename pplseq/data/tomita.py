@@ -7,6 +7,8 @@ import random
 from collections.abc import Callable
 from typing import NamedTuple
 
+from pplseq import checks
+
 SYMBOLS = "01"
 
 
@@ -65,7 +67,7 @@ def tomita(number: int) -> Grammar:
         Conference of the Cognitive Science Society (1982), 105-108.
     """
     if number not in GRAMMARS:
-        raise ValueError(f"number: expected one of {', '.join(map(str, GRAMMARS))}, got {number!r}")
+        raise ValueError(f"number: expected one of {', '.join(map(str, GRAMMARS))}, got {checks.shown(number)}")
     return GRAMMARS[number]
 
 

@@ -53,9 +53,12 @@ class Vocabulary:
         index = {word: number for number, word in enumerate(words)}
         for number, word in enumerate(words):
             if not word or _BETWEEN_WORDS.search(word):
-                raise ValueError(f"words: word {number} is {word!r}; a word is not empty and holds no space, tab or line end")
+                shown = checks.shown(word)
+                raise ValueError(f"words: word {number} is {shown}; a word is not empty and holds no space, tab or line end")
             if index[word] != number:
-                raise ValueError(f"words: {word!r} stands twice (ids {number} and {index[word]}); list each word once")
+                raise ValueError(
+                    f"words: {checks.shown(word)} stands twice (ids {number} and {index[word]}); list each word once"
+                )
         object.__setattr__(self, "words", words)
         object.__setattr__(self, "index", index)
 
@@ -121,7 +124,8 @@ class Vocabulary:
         special = {} if num_lines is None else {eos: num_lines}
         if num_lines is not None and eos in counts:
             raise ValueError(
-                f"lines: the text holds the end-of-line word {eos!r} itself; remove it there (one is added at the end "
+                f"lines: the text holds the end-of-line word {checks.shown(eos)} itself; remove it there (one is added at the "
+                "end "
                 "of every line), or choose another word for eos"
             )
         # The unknown word's own occurrences never fall under the cut.
@@ -172,7 +176,7 @@ class Vocabulary:
             ValueError: a word is unknown and the vocabulary has no word for unknown words.
         """
         if isinstance(words, str):
-            raise TypeError(f"words: expected a list of words, got the string {words!r}; split it first")
+            raise TypeError(f"words: expected a list of words, got the string {checks.shown(words)}; split it first")
         unknown_id = -1 if self.unknown_id is None else self.unknown_id
         ids = np.fromiter((self.index.get(word, unknown_id) for word in words), dtype=np.int64, count=len(words))
         if self.unknown_id is None and ids.size and ids.min() < 0:

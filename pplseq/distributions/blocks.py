@@ -8,6 +8,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from pplseq import checks
+
 
 class Places(NamedTuple):
     """Which cells of an (M, width) table are states. inside: (M, width). filled: the same, None where all are. cells: (N,)."""
@@ -61,7 +63,7 @@ class BlockLayout:
         """Blocks of the given sizes over consecutive states."""
         sizes = torch.as_tensor(sizes).cpu()
         if sizes.dim() != 1 or len(sizes) == 0 or int(sizes.min()) < 1:
-            raise ValueError(f"states_per_block must be a list of positive counts, got {sizes.tolist()}")
+            raise ValueError(f"states_per_block must be a list of positive counts, got {checks.shown(sizes.tolist())}")
         width, first = int(sizes.max()), sizes.cumsum(0) - sizes
         slot = torch.arange(width)
         ids = torch.where(slot < sizes.unsqueeze(-1), first.unsqueeze(-1) + slot, first.unsqueeze(-1))

@@ -7,6 +7,8 @@ from typing import Any
 
 from torch import Tensor
 
+from pplseq import checks
+
 
 def forecast_frame(
     means: Tensor | None,
@@ -43,7 +45,9 @@ def forecast_frame(
         return whole
     row = 0 if row is None else row
     if isinstance(row, bool) or not isinstance(row, int) or not -len(means) <= row < len(means):
-        raise ValueError(f"row: which of the {len(means)} sequences, 0 to {len(means) - 1}, got {row!r}; shares go to level=")
+        raise ValueError(
+            f"row: which of the {len(means)} sequences, 0 to {len(means) - 1}, got {checks.shown(row)}; shares go to level="
+        )
     (low, high), values, size = ends(), {}, means.shape[-1]
     names = column_names if column_names is not None and len(column_names) == size else [f"x{k}" for k in range(size)]
     for k, name in enumerate(names):

@@ -40,10 +40,10 @@ class Bounds(NamedTuple):
         """
         both = length if isinstance(length, (tuple, list)) else (length, length)
         if len(both) != 2:
-            raise ValueError(f"length: expected a number of words, or (shortest, longest), got {length!r}")
+            raise ValueError(f"length: expected a number of words, or (shortest, longest), got {checks.shown(length)}")
         bounds = cls(*(checks.count("length", value, 0) for value in both))
         if bounds.shortest > bounds.longest:
-            raise ValueError(f"length: expected (shortest, longest) with shortest <= longest, got {length!r}")
+            raise ValueError(f"length: expected (shortest, longest) with shortest <= longest, got {checks.shown(length)}")
         return bounds
 
 
@@ -88,7 +88,8 @@ class Constrainable(Estimator):
         bounds, vocabulary = Bounds.of(length), words_of(self)
         if constraint is not None and not hasattr(constraint, "over"):
             raise TypeError(
-                f"constraint: expected a Constraint, such as Constraint.containing('stock market'), got {constraint!r}"
+                f"constraint: expected a Constraint, such as Constraint.containing('stock market'), got "
+                f"{checks.shown(constraint)}"
             )
         end_id = end_of(end, vocabulary)
         moves = WordMoves.anything(len(vocabulary)) if constraint is None else constraint.over(vocabulary)
@@ -137,12 +138,14 @@ class Constrainable(Estimator):
                 raise TypeError("sample: say how many steps by num_steps, or by length beside a constraint or a prefix")
             self.check_fitted()
             if (self.num_words is None or self.num_features is not None) and end not in (None, FROM_VOCABULARY):
-                raise TypeError(f"end: no vector ends a sequence, and this model is about vectors; leave it out, got {end!r}")
+                raise TypeError(
+                    f"end: no vector ends a sequence, and this model is about vectors; leave it out, got {checks.shown(end)}"
+                )
             return up_to_end(self, super().sample(num_steps, num_sequences, seed=seed, **known), end)
         if num_steps is not None or length is None:
             raise ValueError(
                 f"length: beside constraint or prefix say length=N or (shortest, longest), in the place of num_steps; got "
-                f"length={length!r}, num_steps={num_steps!r}"
+                f"length={checks.shown(length)}, num_steps={checks.shown(num_steps)}"
             )
         checks.count("num_sequences", num_sequences)
         chain = self.constrained(constraint, length=length, prefix=prefix, end=end, **known)
@@ -192,13 +195,16 @@ def end_of(end: str | int | None, vocabulary: Vocabulary) -> int | None:
         return end
     if not isinstance(end, str):
         raise TypeError(
-            f"end: expected the word that ends a text, or its id; None: texts just stop, got {end!r}; leave it out for the end "
+            f"end: expected the word that ends a text, or its id; None: texts just stop, got {checks.shown(end)}; leave it out "
+            "for the end "
             "word of the vocabulary"
         )
     if end == FROM_VOCABULARY:
         return vocabulary.eos_id
     if end not in vocabulary:
-        raise ValueError(f"end: {end!r} is not in the vocabulary ({len(vocabulary)} words); name one of its words, or None")
+        raise ValueError(
+            f"end: {checks.shown(end)} is not in the vocabulary ({len(vocabulary)} words); name one of its words, or None"
+        )
     return vocabulary.index[end]
 
 
@@ -213,7 +219,7 @@ def _ids(prefix: Prefix | None, vocabulary: Vocabulary) -> list[int]:
         return vocabulary.encode(words).tolist()  # type: ignore[arg-type]
     if not all(isinstance(word, int) and 0 <= word < len(vocabulary) for word in words):
         raise ValueError(
-            f"prefix: expected a string, a list of words, or of ids in 0..{len(vocabulary) - 1}, got {prefix!r}"
+            f"prefix: expected a string, a list of words, or of ids in 0..{len(vocabulary) - 1}, got {checks.shown(prefix)}"
         )
     return words  # type: ignore[return-value]
 

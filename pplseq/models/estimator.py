@@ -175,7 +175,9 @@ class Estimator(FittedState, SequenceModel):
         check_options(self, method, options)
         checks.count("num_restarts", num_restarts)
         if initialization is not None and not self.starts:
-            raise ValueError(f"initialization: {type(self).__name__} starts in one way; leave it out, got {initialization!r}")
+            raise ValueError(
+                f"initialization: {type(self).__name__} starts in one way; leave it out, got {checks.shown(initialization)}"
+            )
         how = () if initialization is None else (checks.choice("initialization", initialization, self.starts),)
         self.check_method(method)
         if num_restarts > 1 and (warm_start or "em" not in self.methods):

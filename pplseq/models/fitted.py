@@ -14,7 +14,7 @@ from torch import Tensor
 from pplseq import checks
 from pplseq.models.base import SequenceModel
 from pplseq.models.forms import Form, Sequences, by_names, column_names, in_form, states_in_form
-from pplseq.models.row_labels import check_rising, check_rows_together, labels_ahead
+from pplseq.models.row_labels import check_rows_together, in_steps, labels_ahead
 
 
 class FittedState(SequenceModel):
@@ -34,7 +34,7 @@ class FittedState(SequenceModel):
     def in_form(self, x: Any, lengths: Any = None) -> Form:
         """Observations as :func:`pplseq.models.forms.in_form` reads them, a frame's columns by the names of the fit."""
         if self.num_features is not None or getattr(getattr(x, "dtype", None), "kind", None) in ("i", "u", "f"):
-            check_rising(x, lengths)  # rows of text are sequences, and not steps
+            x, lengths = in_steps(x, lengths)  # rows of text are sequences, and not steps
         return in_form(by_names(x, self.column_names), lengths, num_features=self.num_features)
 
     def states_in_form(self, states: Any, x: Any, lengths: Any = None) -> Any:
@@ -42,7 +42,7 @@ class FittedState(SequenceModel):
         if states is None:
             return None
         check_rows_together(x, states, "states")
-        return states_in_form(states, lengths)
+        return states_in_form(*in_steps(states, lengths, "states"))
 
     def inputs_in_form(self, inputs: Any, lengths: Any = None, *, size: int, beside: Any = None) -> Any:
         """Inputs (N, U) of that size as :func:`pplseq.models.forms.in_form` reads them, a frame's columns by those names;
@@ -50,6 +50,7 @@ class FittedState(SequenceModel):
         check_rows_together(beside, inputs)
         if not size:
             raise ValueError("inputs: this model takes none; make it with num_inputs=..., or leave them out")
+        in_steps(inputs, lengths, "inputs", fill=False)
         return in_form(self.inputs_by_name(inputs), lengths, num_features=size, name="inputs")[0]
 
     def inputs_by_name(self, inputs: Any, name: str = "inputs") -> Any:
@@ -164,6 +165,8 @@ def _noting(method: Callable) -> Callable:
 
     @functools.wraps(method)
     def set_parameters(self, *args, **kwargs):
+        for name, value in kwargs.items():
+            checks.not_masked(name, value)
         before = self._stamps()
         result = method(self, *args, **kwargs)
         left, now = vars(self).get("_drawn"), self._stamps()

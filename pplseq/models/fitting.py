@@ -58,7 +58,8 @@ def check_options(
     if unknown := sorted(options.keys() - set(known)):
         data = list(checks.signature(type(model).as_batch).parameters)[1:]  # what is known with the sequences
         raise TypeError(
-            f"{type(model).__name__}.fit with method {method!r} has no option {', '.join(map(repr, unknown))}; it takes "
+            f"{type(model).__name__}.fit with method {checks.shown(method)} has no option {', '.join(map(repr, unknown))}; it "
+            "takes "
             f"{', '.join(known)}.{checks.similar(unknown[0], [*known, *inspect.signature(type(model).fit).parameters, *data])}"
         )
 
@@ -104,7 +105,7 @@ def run_fit(
     if max_time is not None:
         checks.positive("max_time", max_time, zero=True)
         if method not in STEPWISE:
-            raise ValueError(f"max_time: a fit by {method!r} cannot be interrupted; use {' or '.join(STEPWISE)}")
+            raise ValueError(f"max_time: a fit by {checks.shown(method)} cannot be interrupted; use {' or '.join(STEPWISE)}")
     run = STEPWISE[method](model, batches, **options) if method in STEPWISE else WholeFit(model, batches, method, options)
     with checks.trusted() if method in STEPWISE else nullcontext():
         ended = run_training(run, folder=folder, resume=resume, max_time=max_time)
@@ -185,7 +186,7 @@ def parts_of_files(model: Any, files: TextFiles, method: str, refused: dict[str,
         ValueError, TypeError: for another method, or a model that does not learn from these words; an empty text.
     """
     if method != "em":
-        raise ValueError(f"method: a text in files is learned by 'em', a part at a time; got {method!r}")
+        raise ValueError(f"method: a text in files is learned by 'em', a part at a time; got {checks.shown(method)}")
     for name, value in refused.items():
         if value is not None:
             raise ValueError(f"{name}: is about data in memory; leave it out where x is a text in files")

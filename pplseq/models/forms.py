@@ -4,6 +4,7 @@
 |---|---|
 | a list of sequences, (T_i,) words or (T_i, D) vectors, or frames | those sequences |
 | an array of objects | numbers, missing where it holds None; or the sequences that it holds |
+| a masked array of numpy | what is masked is missing |
 | an array or series of strings | sentences, split at white space; with ``lengths``, which sum to N, words |
 | an array or tensor (B, T) of words, (B, T, D) of vectors; ``lengths`` (B,) | padded rows |
 | an array, frame or series (N,) of words, (N, D) of vectors | one sequence; with ``lengths``, which sum to N, several |
@@ -21,6 +22,8 @@ from typing import Any
 
 import numpy as np
 
+from pplseq import checks
+from pplseq.data.tables import places_of
 from pplseq.data.text import Text
 from pplseq.data.vocabulary import split_words
 
@@ -44,8 +47,9 @@ def in_form(x: Any, lengths: Any = None, *, num_features: int | None, name: str 
     if isinstance(x, Text):
         return list(x.lines()), lengths
     if lengths is not None and np.ndim(lengths) == 0:
-        raise TypeError(f"lengths: expected the number of steps of each sequence, such as [3, 2], got {lengths!r}")
-    x = as_frame(given := x, name)
+        raise TypeError(f"lengths: expected the number of steps of each sequence, such as [3, 2], got {checks.shown(lengths)}")
+    checks.not_masked("lengths", lengths)
+    x = as_frame(given := unmasked(x, words=num_features is None), name)
     of_bytes = isinstance(x, (list, tuple)) and len(x) > 0 and isinstance(x[0], bytes)
     if of_bytes or isinstance(x, np.ndarray) and x.dtype.kind == "S":
         raise TypeError(f"{name}: got bytes; make text of them: [row.decode() for row in {name}]")
@@ -68,7 +72,8 @@ def in_form(x: Any, lengths: Any = None, *, num_features: int | None, name: str 
     if isinstance(x, (list, tuple)):
         if num_features is not None and (text := _first_text(x)) is not None:
             raise TypeError(
-                f"{name}: expected numbers, vectors of {num_features} a step, got the text {text!r}; make numbers of "
+                f"{name}: expected numbers, vectors of {num_features} a step, got the text {checks.shown(text)}; make numbers "
+                "of "
                 "it, or take a model of words"
             )
         if num_features is None and len(x) > 1 and all(isinstance(row, str) and len(split_words(row)) == 1 for row in x):
@@ -115,6 +120,7 @@ def states_in_form(states: Any, lengths: Any = None, name: str = "states") -> An
     Raises:
         TypeError: for names of states.
     """
+    states = unmasked(states, words=True)
     is_list = isinstance(states, (list, tuple))
     several = any(np.ndim(row) or is_table(row) for row in states) if is_list else np.ndim(states) > 1
     refuse_texts(states, "states", name)
@@ -131,9 +137,30 @@ def refuse_texts(x: Any, what: str, name: str) -> None:
             values = array.flat if (array := np.asarray(row)).dtype.kind in "OU" else ()
         if (text := next((value for value in values if isinstance(value, str)), None)) is not None:
             raise TypeError(
-                f"{name}: expected the numbers 0, 1, ... of {what}, -1 where one is not known, got the text {str(text)!r}; "
+                f"{name}: expected the numbers 0, 1, ... of {what}, -1 where one is not known, got the text "
+                f"{checks.shown(str(text))}; "
                 "number them"
             )
+
+
+def unmasked(x: Any, *, words: bool = False) -> Any:
+    """What numpy masks, alone or in lists, as missing: NaN, -1 in words, None among texts; anything else as it is."""
+    if isinstance(x, (list, tuple)):
+        if not any(isinstance(row, (np.ma.MaskedArray, list, tuple)) for row in x):
+            return x
+        rows = [unmasked(row, words=words) for row in x]
+        return rows if any(row is not own for row, own in zip(rows, x, strict=True)) else x
+    if not isinstance(x, np.ma.MaskedArray):
+        return x
+    if x is np.ma.masked:
+        return None
+    hidden, values = np.ma.getmaskarray(x), np.ma.getdata(x)
+    if not hidden.any():
+        return np.asarray(values)
+    if values.dtype.kind not in "biuf":
+        return np.where(hidden, None, values.astype(object))
+    numbers = np.where(hidden, np.nan, values if values.dtype.kind == "f" else values.astype(float))
+    return _whole(numbers) if words else numbers
 
 
 def is_frame(x: Any) -> bool:
@@ -315,7 +342,8 @@ def sequences_by(
     Args:
         frame: of pandas or polars. by: that column, or several that say it together; equal values need not stand together.
             columns: what to read, a name or several; None for all others. order_by: the column of times by which rows of a
-            sequence are sorted, those of one time as they stand; None: all as they stand.
+            sequence are sorted, those of one number as they stand; None: all as they stand. Steps that its dates lack are
+            missing, with a warning, where it is clear how long a step is.
 
     Returns:
         A list of (T_i, D) float arrays, or (T_i,) where ``columns`` is one name, missing values NaN; of one column of integers,
@@ -324,7 +352,8 @@ def sequences_by(
 
     Raises:
         KeyError: for a column that the frame lacks. TypeError: for what is no frame, and columns that hold no numbers.
-        ValueError: for two columns of one of the names, no columns, and rows of no sequence, or of no time.
+        ValueError: for two columns of one of the names, no columns, rows of no sequence, or of no time, and a date that a
+            sequence has twice.
     """
     frame = as_frame(frame, "frame")
     if not is_frame(frame) or not hasattr(frame, "columns"):
@@ -333,7 +362,9 @@ def sequences_by(
     keys = list(by) if isinstance(by, (list, tuple)) and by not in there else [by]
     names = [column for column in there if column not in (*keys, order_by)] if columns is None else columns
     if not isinstance(names, (str, list, tuple)):
-        raise TypeError(f"columns must be a name or a list of names, got {names!r}; for one write [{names!r}]")
+        raise TypeError(
+            f"columns must be a name or a list of names, got {checks.shown(names)}; for one write [{checks.shown(names)}]"
+        )
     asked = [*keys, *([names] if isinstance(names, str) else names)]
     for column in [*asked, *([] if order_by is None else [order_by])]:
         if column not in there:
@@ -341,25 +372,39 @@ def sequences_by(
         if there.count(column) > 1:
             raise ValueError(f"frame: there are {there.count(column)} columns {column!r}; rename them, or leave some out")
     if not keys or len(asked) == len(keys):
-        raise ValueError(f"columns: expected at least one beside {by!r}, got none")
+        raise ValueError(f"columns: expected at least one beside {checks.shown(by)}, got none")
     places: dict[Any, list[int]] = {}
     for place, parts in enumerate(zip(*(frame[column] for column in keys), strict=True)):
         key = parts if len(keys) > 1 else parts[0]
         if any(map(_missing, parts)):
-            raise ValueError(f"frame: row {place} has no {by!r}, so that it is of no sequence; leave it out")
+            raise ValueError(f"frame: row {place} has no {checks.shown(by)}, so that it is of no sequence; leave it out")
         places.setdefault(key, []).append(place)
+    steps: dict[Any, Any] = {}
     if order_by is not None:
         times = list(frame[order_by])
         places = {key: _by_time(times, rows, order_by) for key, rows in places.items()}
+        steps = {key: places_of([times[row] for row in rows], f"order_by: column {order_by!r}") for key, rows in places.items()}
     chosen = frame[names if isinstance(names, str) else list(names)]
     if isinstance(names, str) and any(isinstance(value, str) for value in chosen):
         words = [None if _missing(value) else value for value in chosen]
-        return Sequences([[words[row] for row in rows] for rows in places.values()], list(places), None, str(by))
+        told = [_put(np.asarray(words, dtype=object)[rows], steps.get(key), None).tolist() for key, rows in places.items()]
+        return Sequences(told, list(places), None, str(by))
     numbers = numbers_of(chosen, num_features=0)
     if isinstance(names, str) and not any(_missing(value) or isinstance(value, float) for value in chosen):
         numbers = _whole(numbers)  # may be words
     known = _as_texts([names] if isinstance(names, str) else list(names), "frame")
-    return Sequences([numbers[rows] for rows in places.values()], list(places), known, str(by))
+    nothing = -1 if numbers.dtype.kind == "i" else np.nan
+    told = [_put(numbers[rows], steps.get(key), nothing) for key, rows in places.items()]
+    return Sequences(told, list(places), known, str(by))
+
+
+def _put(rows: np.ndarray, steps: np.ndarray | None, nothing: Any) -> np.ndarray:
+    """Rows at their steps, and what is missing between them."""
+    if steps is None:
+        return rows
+    whole = np.full((int(steps[-1]) + 1, *rows.shape[1:]), nothing, dtype=rows.dtype)
+    whole[steps] = rows
+    return whole
 
 
 def _by_time(times: list[Any], rows: list[int], name: str) -> list[int]:
@@ -396,7 +441,8 @@ def _missing(value: Any) -> bool:
     return value is None or type(value).__name__ == "NAType" or value != value
 
 
-def _holds_none(step: Any) -> bool:
+def holds_none(step: Any) -> bool:
+    """Whether a step, or one of its numbers, is None."""
     return step is None or isinstance(step, (list, tuple)) and any(value is None for value in step)
 
 
@@ -414,7 +460,7 @@ def _row(row: Any, num_features: int | None, name: str) -> Any:
     """One sequence of a list."""
     if is_frame(row := as_frame(row, name)):
         row = numbers_of(row, num_features, name)
-    elif isinstance(row, (list, tuple)) and any(_holds_none(step) for step in row):
+    elif isinstance(row, (list, tuple)) and any(holds_none(step) for step in row):
         row = of_objects(np.asarray(row, dtype=object), num_features, name)
     if num_features == 1 and not isinstance(row, str) and len(row) and np.ndim(row[0]) == 0:
         return row[:, None] if hasattr(row, "shape") else [[value] for value in row]

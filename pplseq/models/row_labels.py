@@ -5,18 +5,27 @@ Where both sides say it, they must say the same; an index 0, 1, 2, ... is none b
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
+from pplseq import checks
+from pplseq.data.tables import even_steps
 from pplseq.models.forms import Sequences, is_frame
 
 TIMES = "mM"  # kinds of numbers of dates and durations
 
 
 def indexes_of(x: Any) -> list[Any]:
-    """Of each frame or series its index, None of what has none; x: one of them, or a list."""
+    """Of each frame or series its index, with all steps from its first to its last, None of what has none; x: one of them, or
+    a list."""
+    return [_of_all_steps(index)[0] for index in own_indexes(x)]
+
+
+def own_indexes(x: Any) -> list[Any]:
+    """As :func:`indexes_of`, of the rows that are there."""
     if not isinstance(x, (list, tuple)):
         return [_index_of(x)]
     return [None] * len(x) if len(x) and isinstance(x[0], (int, float, str)) else [_index_of(row) for row in x]
@@ -37,6 +46,18 @@ def check_rows_together(x: Any, given: Any, name: str = "inputs") -> None:
     if isinstance(x, Sequences) and isinstance(given, Sequences):
         _check_same_ids(x, given, name)
     here, there = indexes_of(x), indexes_of(given)
+    for place, (whole, own) in enumerate(zip(here, own_indexes(x), strict=True)):
+        if whole is own:
+            continue
+        several = isinstance(x, (list, tuple))
+        row = given[place] if several and isinstance(given, (list, tuple)) and len(given) == len(x) else given
+        by_index = _index_of(row) is not None and name.startswith(("inputs", "states"))  # whose rows are put to their steps
+        if not by_index and (several and row is given or hasattr(row, "__len__") and len(row) == len(own)):
+            raise ValueError(
+                f"{name}: the dates of x lack {len(whole) - len(own)} of {len(whole)} steps, which are taken as missing; give "
+                f"{name} of all {len(whole)} steps, as a list where x is one, or take the rows there are for equal steps: "
+                "x.to_numpy()"
+            )
     if len(here) != len(there):
         return
     for place, (one, other) in enumerate(zip(here, there, strict=True)):
@@ -44,22 +65,135 @@ def check_rows_together(x: Any, given: Any, name: str = "inputs") -> None:
         _check_same_labels(one, other, own, f"x[{place}]" if isinstance(x, (list, tuple)) else "x")
 
 
-def check_rising(x: Any, lengths: Any = None, name: str = "x") -> None:
-    """Raises ValueError where the dates of a sequence only fall: models read rows in the order of time.
+def in_steps(x: Any, lengths: Any = None, name: str = "x", *, fill: bool = True) -> tuple[Any, Any]:
+    """x and its lengths, where dates lack steps of a clear size (see :func:`~pplseq.data.tables.even_steps`) with rows of
+    these, all missing, and a warning. A frame of several sequences then comes as a list of frames.
 
-    Whole numbers may: they often are the places of rows in a table that was turned round.
+    Args:
+        x: a frame or series, or a list of them; anything else comes back as it is. lengths: of sequences that stand one behind
+            the other. fill: False for what must be there at every step, as inputs must.
+
+    Raises:
+        ValueError: for dates in no order, or twice, and without ``fill`` for steps that are not there. Whole numbers may be in
+            any order: they often are the places of rows in a table that was turned round.
     """
-    for place, index in enumerate(indexes_of(x)):
-        if index is None or len(index) < 2 or not _is_of_time(index):
-            continue
-        for part in _parts(index, lengths):
-            if len(part) > 1 and part.is_monotonic_decreasing and part.is_unique:
-                own = f"{name}[{place}]" if isinstance(x, (list, tuple)) else name
-                raise ValueError(
-                    f"{own}: its rows go back in time, from {part[0]} to {part[-1]}, and the first row must be the earliest; "
-                    f"write {own}.sort_index(), and alike for what is given beside it, or {own}.to_numpy() to take the rows as "
-                    "they stand"
-                )
+    if isinstance(x, (list, tuple)):
+        if not any(index is not None for index in own_indexes(x)):
+            return x, lengths
+        rows = [in_steps(row, None, f"{name}[{place}]", fill=fill)[0] for place, row in enumerate(x)]
+        return (rows if any(row is not own for row, own in zip(rows, x, strict=True)) else x), lengths
+    index = _index_of(x)
+    if index is None or len(index) < 2 or not _is_of_time(index):
+        return x, lengths
+    parts, rows, first = _parts(index, lengths), [], 0
+    for part in parts:
+        own = x if len(parts) == 1 else x.iloc[first : first + len(part)]
+        first += len(part)
+        _check_order(part, name)
+        whole, size = _of_all_steps(part)
+        if whole is not part:
+            lacking = whole.difference(_as_times(part))
+            what = f"{name}: {len(lacking)} of {len(whole)} steps of {size} are not there, the first is {lacking[0]}"
+            equal = f"{name}.to_numpy(), and alike of what is given beside it, takes the rows there are for equal steps"
+            if not fill:
+                raise ValueError(f"{what}, and it must be there at each step; fill it in ({equal})")
+            warnings.warn(f"{what}: they are taken as missing, and answers have rows of them; {equal}", stacklevel=2)
+            own = own.set_axis(_as_times(part)).reindex(whole)
+        elif size is None and fill:
+            warnings.warn(
+                f"{name}: its times are in no even steps ({part[0]}, {part[1]}, {part[2]}, ...), and its rows are taken for "
+                f"equal steps; resample or reindex them, give a StructuralModel times='index', or write {name}.to_numpy()",
+                stacklevel=2,
+            )
+        rows.append(own)
+    if len(parts) == 1:
+        return rows[0], lengths
+    if all(len(row) == len(part) for row, part in zip(rows, parts, strict=True)):
+        return x, lengths
+    return rows, None
+
+
+def _check_order(index: Any, name: str) -> None:
+    """Raises ValueError for times in no order, twice, or missing."""
+    if len(index) < 2:
+        return
+    if index.hasnans:
+        raise ValueError(f"{name}: row {int(index.isna().argmax())} has no time; fill it in, or leave the row out")
+    if not index.is_monotonic_increasing:
+        alike = (
+            f"write {name}.sort_index(), and alike for what is given beside it, or {name}.to_numpy() to take the rows as they "
+            "stand"
+        )
+        if index.is_monotonic_decreasing:
+            raise ValueError(
+                f"{name}: its rows go back in time, from {index[0]} to {index[-1]}, and the first row must be the earliest; "
+                + alike
+            )
+        place = next(place for place in range(1, len(index)) if index[place] < index[place - 1])
+        raise ValueError(
+            f"{name}: its rows are in no order of time: row {place}, {index[place]}, stands behind {index[place - 1]}; "
+            f"{alike}; where several sequences stand one behind the other, give their lengths, or see sequences_by"
+        )
+    if not index.is_unique:
+        place = int(index.duplicated().argmax())
+        raise ValueError(
+            f"{name}: {index[place]} is there more than once, in rows {index.get_loc(index[place]).start} and {place}; write "
+            f"{name}.groupby(level=0).mean(), or {name}[~{name}.index.duplicated()], {name}.to_numpy() to take the rows as "
+            "they stand, or sequences_by where they are of several sequences"
+        )
+
+
+def _as_times(index: Any) -> Any:
+    """Dates that are kept as objects as numbers of time."""
+    import pandas
+
+    is_kept_so = index.dtype.kind == "O" and index.inferred_type in ("date", "datetime")
+    return pandas.DatetimeIndex(pandas.to_datetime(index)) if is_kept_so else index
+
+
+def _of_all_steps(index: Any) -> tuple[Any, Any]:
+    """An index of times with all steps from its first to its last, and how long a step is, None where that is not clear; the
+    index itself where none is lacking, or it is no such index."""
+    if index is None or len(index) < 3 or not _is_of_time(index) or index.hasnans:
+        return index, ""
+    import pandas
+
+    times = _as_times(index)
+    if not times.is_monotonic_increasing or not times.is_unique:
+        return index, ""
+    if isinstance(times, pandas.PeriodIndex):
+        found = even_steps(times.asi8 // times.freq.n)
+        if found is None or found.is_whole or found.size > 1:
+            return index, None if found is None else ""
+        return pandas.period_range(times[0], times[-1], freq=times.freq, name=index.name), f"one {times.freqstr}"
+    if not isinstance(times, (pandas.DatetimeIndex, pandas.TimedeltaIndex)) or times.freq is not None:
+        return index, ""
+    if (told := type(times)(times, freq="infer").freq) is not None:
+        if not isinstance(told, (pandas.offsets.WeekOfMonth, pandas.offsets.LastWeekOfMonth)):
+            return index, ""
+        whole = pandas.date_range(times[0], times[-1], freq=told, name=index.name)  # some of these are told so, too
+        return (index, "") if len(whole) == len(times) else (whole, f"one {told.freqstr}")
+    wall = times
+    if getattr(times, "tz", None) is not None:  # days and months are those of the place, hours those of the world
+        wall = times.tz_localize(None)
+        wall = wall if (wall - wall.normalize()).nunique() == 1 else times.tz_convert(None)
+    found = even_steps(wall.to_numpy())
+    if found is None or found.is_whole:
+        return index, None if found is None else ""
+    offsets, size = pandas.offsets, found.size
+    if found.unit == "month":
+        kinds = [pandas.DateOffset(months=size), offsets.MonthEnd(size), offsets.BMonthEnd(size), offsets.BMonthBegin(size)]
+    else:
+        kinds = [{"business day": offsets.BDay, "day": offsets.Day, "nanosecond": offsets.Nano}[found.unit](size)]
+    for kind in kinds:
+        if isinstance(times, pandas.TimedeltaIndex):
+            whole = pandas.timedelta_range(times[0], times[-1], freq=kind, name=index.name)
+        else:
+            whole = pandas.date_range(times[0], times[-1], freq=kind, name=index.name)
+        whole = whole.as_unit(times.unit)
+        if len(whole) == int(found.steps[-1]) + 1 and (whole[found.steps] == times).all():
+            return whole, str(found)
+    return index, None
 
 
 def check_rows_ahead(
@@ -75,8 +209,10 @@ def check_rows_ahead(
         for part, value in future.items():
             check_rows_ahead(x, value, num_steps, f"{name}[{part!r}]", lengths)
         return
-    pasts = indexes_of(x) if lengths is None or isinstance(x, (list, tuple)) else list(_parts(_index_of(x), lengths))
-    ahead = indexes_of(future)
+    one = lengths is None or isinstance(x, (list, tuple))
+    pasts = indexes_of(x) if one else [_of_all_steps(part)[0] for part in _parts(_index_of(x), lengths)]
+    in_steps(future, None, name, fill=False)
+    ahead = own_indexes(future)
     if isinstance(future, (list, tuple)) and len(ahead) == len(pasts):
         pairs = [([one], other, f"{name}[{k}]") for k, (one, other) in enumerate(zip(pasts, ahead, strict=True))]
     else:
@@ -138,7 +274,7 @@ def labels_ahead(x: Any, future: Any, num_steps: int, rows: int) -> tuple[Any, .
     steps says it."""
     if isinstance(future, Mapping):
         future = next(iter(future.values()), None)
-    known, came = index_ahead(x, num_steps), indexes_of(future)
+    known, came = index_ahead(x, num_steps), own_indexes(future)
     if known is not None and len(known) != rows:  # one frame of several sequences
         known = None
     found = tuple(came if len(came) == rows else came * rows)
@@ -215,7 +351,8 @@ def _check_same_ids(x: Sequences, given: Sequences, name: str) -> None:
             alike = len(x) == len(given) and set(x.ids) == set(given.ids)
             what = "stand in another order than those" if alike else "are others than those"
             raise ValueError(
-                f"{name}: sequences {what} of x: sequence {place} is {given.by} {other!r} beside {x.by} {one!r}; take both "
+                f"{name}: sequences {what} of x: sequence {place} is {given.by} {checks.shown(other)} beside {x.by} {one!r}; "
+                "take both "
                 "from tables whose sequences begin in the same order (sort both by the column of ids), or pair them by their "
                 f"places: list({name})"
             )

@@ -175,6 +175,6 @@ def _words(sentences: Any) -> list[list[str]]:
         else:
             words = list(sentence) if isinstance(sentence, Iterable) else [None]
         if not all(isinstance(word, str) for word in words):
-            raise TypeError(f"X: sentence {number} must be a string or a list of words, got {sentence!r}")
+            raise TypeError(f"X: sentence {number} must be a string or a list of words, got {checks.shown(sentence)}")
         lines.append(words)
     return lines

@@ -58,7 +58,7 @@ class StateLanguages(Estimator):
 
     def _language(self, name: str, constraint: Constraint) -> WordMoves:
         if not hasattr(constraint, "over"):
-            raise TypeError(f"{name}: expected a Constraint on numbers of states, got {constraint!r}")
+            raise TypeError(f"{name}: expected a Constraint on numbers of states, got {checks.shown(constraint)}")
         return constraint.over(Vocabulary(tuple(map(str, range(self.num_states))), unknown=None))
 
 

@@ -12,6 +12,7 @@ from torch import Tensor
 from pplseq import checks
 from pplseq.infer.fit.em import Batch
 from pplseq.infer.gaussian.given import check_covariance
+from pplseq.models.forms import unmasked
 from pplseq.models.row_labels import check_rows_together
 
 
@@ -95,5 +96,5 @@ def steps_to_come(
 def as_tensor(values) -> Tensor:
     if isinstance(values, Tensor):
         return values
-    array = np.asarray(values)
+    array = np.asarray(unmasked(values))
     return torch.as_tensor(array if array.flags.writeable else array.copy())  # a frame's may not be written to

@@ -14,9 +14,9 @@ def shard(name: str, value: str) -> str:
     """I/N, a part of a text in N parts."""
     number, _, total = value.partition("/")
     if not (number.isascii() and number.isdigit() and total.isascii() and total.isdigit()):
-        raise ValueError(f"{name}: expected i/n, such as 1/4, got {value!r}")
+        raise ValueError(f"{name}: expected i/n, such as 1/4, got {checks.shown(value)}")
     if not 1 <= int(number) <= int(total):
-        raise ValueError(f"{name}: expected i/n with i from 1 to n, got {value!r}")
+        raise ValueError(f"{name}: expected i/n with i from 1 to n, got {checks.shown(value)}")
     return value
 
 

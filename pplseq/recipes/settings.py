@@ -34,6 +34,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
+from pplseq import checks
 from pplseq.checks import nearest, setting  # noqa: F401  (which fields are made with)
 from pplseq.folder import FolderError
 
@@ -74,7 +75,7 @@ class Option:
         where = where or self.name
         if value is None or (self.optional and isinstance(value, str) and value.lower() == "none"):
             if not self.optional:
-                raise TypeError(f"{where} must be {self._expected}, got {value!r}")
+                raise TypeError(f"{where} must be {self._expected}, got {checks.shown(value)}")
             return None
         if self.many:
             parts = value if isinstance(value, (list, tuple)) else [part.strip() for part in str(value).split(",")]
@@ -91,7 +92,7 @@ class Option:
         try:
             return self.kind(value)
         except ValueError:
-            raise TypeError(f"{where} must be {self._expected}, got {value!r}") from None
+            raise TypeError(f"{where} must be {self._expected}, got {checks.shown(value)}") from None
 
     def _one(self, value: Any, where: str) -> Any:
         value = self._typed(value, where)
@@ -109,10 +110,11 @@ class Option:
         if self.kind is str and isinstance(value, int) and not isinstance(value, bool):
             value = str(value)  # num_states=2, where "2-8" is taken as well
         if not isinstance(value, self.kind) or (self.kind is not bool and isinstance(value, bool)):
-            raise TypeError(f"{where} must be {self._expected}, got {value!r}")
+            raise TypeError(f"{where} must be {self._expected}, got {checks.shown(value)}")
         if self.choices and value not in self.choices:
             raise ValueError(
-                f"{where} must be one of {', '.join(self.choices)}, got {value!r}.{nearest(str(value), self.choices)}"
+                f"{where} must be one of {', '.join(self.choices)}, got "
+                f"{checks.shown(value)}.{nearest(str(value), self.choices)}"
             )
         return value
 
@@ -161,7 +163,7 @@ def fill(settings: type[S], given: Mapping[str, Any], where: str = "") -> S:
     for key, value in given.items():
         name = key.replace("-", "_")
         if name not in options:
-            raise ValueError(f"{where}unknown setting {key!r}.{nearest(name, options)}")
+            raise ValueError(f"{where}unknown setting {checks.shown(key)}.{nearest(name, options)}")
         try:
             values[name] = options[name].read(value)
         except (ValueError, TypeError) as error:
@@ -256,7 +258,7 @@ def seconds(value: Any, where: str) -> float:
         except ValueError:
             found = None
     if isinstance(found, bool) or not isinstance(found, (int, float)) or not found > 0:
-        raise ValueError(f"{where} must be positive seconds, or like 90s, 10m, 2h; got {value!r}")
+        raise ValueError(f"{where} must be positive seconds, or like 90s, 10m, 2h; got {checks.shown(value)}")
     return float(found)
 
 
@@ -267,7 +269,9 @@ def bounds(value: Any, where: str) -> int | tuple[int, int]:
     found = [found] if isinstance(found, int) else found
     whole = isinstance(found, (list, tuple)) and all(isinstance(part, int) and not isinstance(part, bool) for part in found)
     if whole and len(found) == 2 and found[0] > found[1] >= 0:
-        raise ValueError(f"{where} must go from a smaller number to a larger one, like {found[1]}-{found[0]}, got {value!r}")
+        raise ValueError(
+            f"{where} must go from a smaller number to a larger one, like {found[1]}-{found[0]}, got {checks.shown(value)}"
+        )
     if not whole or not 1 <= len(found) <= 2 or not 0 <= found[0] <= found[-1]:
-        raise ValueError(f"{where} must be a whole number, or two like 12-20, got {value!r}")
+        raise ValueError(f"{where} must be a whole number, or two like 12-20, got {checks.shown(value)}")
     return found[0] if len(found) == 1 else (found[0], found[1])

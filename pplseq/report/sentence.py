@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from pplseq import checks
 from pplseq.data.text import Text
 from pplseq.runs.training import model_device
 
@@ -79,7 +80,7 @@ def split_sentence(sentence: str) -> list[str]:
     """
     words = sentence.split()
     if not words:
-        raise ValueError(f"sentence: expected words separated by spaces, got {sentence!r}; write at least one word")
+        raise ValueError(f"sentence: expected words separated by spaces, got {checks.shown(sentence)}; write at least one word")
     if len(words) > MAX_WORDS:
         raise ValueError(
             f"sentence: expected at most {MAX_WORDS} words, got {len(words)}; ask `pplseq query` about longer texts"

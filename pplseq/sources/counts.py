@@ -148,7 +148,7 @@ class OnlineNGram:
     def __init__(self, num_words: int, order: int = 3, *, discount: float = 0.75):
         checks.count("num_words", num_words)
         if not isinstance(order, int) or isinstance(order, bool) or order < 1:
-            raise ValueError(f"order: expected a whole number of at least 1, got {order!r}")
+            raise ValueError(f"order: expected a whole number of at least 1, got {checks.shown(order)}")
         if not 0 < discount < 1:
             raise ValueError(f"discount: expected between 0 and 1, got {discount}")
         self.num_words, self.order, self.discount = num_words, order, discount

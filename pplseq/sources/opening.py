@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from pplseq import checks
 from pplseq.baselines import NETWORKS
 from pplseq.checks import nearest
 from pplseq.data.vocabulary import Vocabulary
@@ -51,7 +52,8 @@ def check_spec(spec: str, *, first: bool) -> str:
     kind, colon, rest = spec.partition(":")
     if first and needs_words(spec):
         raise ValueError(
-            f"{spec!r} brings no words of its own; name a model or a text as SOURCE (words:TEXT for nothing but the words) and "
+            f"{checks.shown(spec)} brings no words of its own; name a model or a text as SOURCE (words:TEXT for nothing but "
+            "the words) and "
             f"add this one with --source {spec}"
         )
     if kind in STREAM_KINDS and not colon:
@@ -61,7 +63,7 @@ def check_spec(spec: str, *, first: bool) -> str:
     if kind in TEXT_KINDS or kind == "hf":
         if not rest:
             raise ValueError(
-                f"{spec!r}: expected {kind}:{'NAME' if kind == 'hf' else 'TEXT'}, with nothing behind the colon"
+                f"{checks.shown(spec)}: expected {kind}:{'NAME' if kind == 'hf' else 'TEXT'}, with nothing behind the colon"
             )
         if kind != "hf" and not rest.startswith(("builtin:", "hf:")) and not Path(rest).exists():
             raise FileNotFoundError(f"{spec}: {rest} is not there; check the path, or give builtin:python")
@@ -72,7 +74,7 @@ def check_spec(spec: str, *, first: bool) -> str:
     if path.is_file():
         raise ValueError(f"{spec} is a file; to make a source of a text write ngram:{spec} or unigram:{spec}")
     names = [*STREAM_KINDS, *(f"{name}:" for name in TEXT_KINDS)]
-    raise FileNotFoundError(f"{spec!r}: there is no such folder.{nearest(spec, names)}. A source is {HELP}")
+    raise FileNotFoundError(f"{checks.shown(spec)}: there is no such folder.{nearest(spec, names)}. A source is {HELP}")
 
 
 def needs_words(spec: str) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
@@ -9,6 +10,7 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from pplseq import checks
 from pplseq.data.vocabulary import Vocabulary
 from pplseq.files import json_line
 from pplseq.folder import tidy
@@ -240,18 +242,24 @@ class PersonalStream:
         """Lines that :meth:`read` was given, those before the state was saved included."""
         return self.record["streams"].get(HANDED, [0])[0]
 
-    def read(self, line: str | bytes, *, learn: bool = True) -> ReadLine:
+    def read(self, line: str | bytes | Sequence[str], *, learn: bool = True) -> ReadLine:
         """Score every word of a line, and learn from each before the next.
 
         Saves the state first where `save_every` lines were read since the last time, so what is saved is never ahead of what
         the caller was told.
 
         Args:
-            line: words between spaces, or JSON {"words": [...]}. learn: False leaves the parameters as they are.
+            line: words between spaces, a list of words, or JSON {"words": [...]}. learn: False leaves the parameters as they
+                are.
 
         Raises:
+            TypeError: for what is no line.
             StreamError: a source or the model failed; the state saved before is whole, and this stream goes no further.
         """
+        if isinstance(line, (list, tuple)) and all(isinstance(word, str) for word in line):
+            line = json.dumps({"words": line})
+        if not isinstance(line, (str, bytes)):
+            raise TypeError(f"line must be text, or a list of words, got {checks.shown(line)}")
         if self._unsaved >= self.save_every:
             self.save()
         number = self.num_lines + 1
@@ -425,7 +433,8 @@ def resumed_options(folder: Path | None, given: Mapping[str, Any], *, learning: 
     for name, value in given.items():
         if learning and name in saved and saved[name] != value:
             raise ValueError(
-                f"state {folder}: it was begun with {name} = {saved[name]!r}, not {value!r}, and would go on to other numbers; "
+                f"state {folder}: it was begun with {name} = {saved[name]!r}, not {checks.shown(value)}, and would go on to "
+                "other numbers; "
                 f"leave the option out, or {START_ANEW}"
             )
     return StreamOptions(**{**saved, **given})

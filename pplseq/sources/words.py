@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from pplseq import checks
 from pplseq.data.vocabulary import Vocabulary
 from pplseq.models.answers import answer_lines, too_long
 
@@ -52,10 +53,10 @@ class Encoder:
     ) -> None:
         self.vocabulary, self.lower = vocabulary, lower
         if eos and vocabulary.eos_id is None:
-            raise ValueError(f"--eos: the vocabulary has no {vocabulary.eos!r}; leave --eos out")
+            raise ValueError(f"--eos: the vocabulary has no {checks.shown(vocabulary.eos)}; leave --eos out")
         if unknown == "unk" and vocabulary.unknown_id is None:
             raise ValueError(
-                f"--unknown unk: the vocabulary has no {vocabulary.unknown!r}; choose --unknown skip or error"
+                f"--unknown unk: the vocabulary has no {checks.shown(vocabulary.unknown)}; choose --unknown skip or error"
             )
         self.end = vocabulary.eos if eos is not False and vocabulary.eos_id is not None else None
         self.unknown = unknown or ("error" if vocabulary.unknown_id is None else "unk")
@@ -88,7 +89,8 @@ class Encoder:
         if unknown and self.unknown == "error":
             word = words[unknown[0]]
             raise ValueError(
-                f"the word {word!r} is not among the {len(self.vocabulary)} of the vocabulary; --unknown skip leaves such "
+                f"the word {checks.shown(word)} is not among the {len(self.vocabulary)} of the vocabulary; --unknown skip "
+                "leaves such "
                 "words out" + ("" if self.vocabulary.unknown_id is None else ", --unknown unk reads them as unknown")
             )
         answer = {"words": list(words), "unknown": unknown}

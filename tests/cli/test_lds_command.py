@@ -2,6 +2,8 @@
 
 import csv
 import json
+import re
+import warnings
 
 import numpy as np
 import pytest
@@ -171,6 +173,26 @@ def test_bad_uses(folder, tmp_path, run):
     assert not (tmp_path / "a").exists()
     (run.parent / "broken").mkdir()
     assert "no" in call("evaluate", run.parent / "broken", data, code=2).stderr
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [(["1,2"], "table.csv: x must hold more than num_states = 2 observed vectors"),
+     (["1,2"] * 60, "table.csv: x must vary to fit the model"), (["1,", "2,", "4,"], r"columns \[1\] .* are never observed")],
+)  # fmt: skip
+def test_tables_of_which_nothing_can_be_learned(tmp_path, rows, message):
+    (tmp_path / "table.csv").write_text("\n".join(["a,b", *rows]))
+    with np.errstate(all="ignore"), warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # the mean of no numbers
+        result = call("train", "lds", tmp_path / "table.csv", "--outputs", "a,b", "--out", tmp_path / "run", code=2)
+    assert re.search(message, result.output)
+
+
+@pytest.mark.filterwarnings("ignore:emission_noise met its floor")
+def test_a_column_that_stands_still_beside_another(tmp_path):
+    x = np.stack([np.zeros(60), np.sin(np.arange(60))], 1)
+    LDS(2, 2).initialize(LDS(2, 2).as_batch(0 * x[None]))  # a start is found of nothing, too
+    assert np.isfinite(LDS(2, 2).fit(x, max_iterations=1, seed=0, tolerance=1e9).score(x))
 
 
 def test_what_a_question_cannot_do_is_said(run, folder, tmp_path):

@@ -143,7 +143,7 @@ def test_rows_of_a_sequence_need_not_stand_together(path, tmp_path):
     assert some.ids == ("two",) and some.lengths == [3] and "row 4, column 'u'" in some.errors["one"]
 
 
-@pytest.mark.parametrize("times", [["10", "9", "2"], ["2024-03-01", "2024-02-10", "2024-02-09 23:00"]])
+@pytest.mark.parametrize("times", [["10", "9", "2"], ["2024-02-11", "2024-02-10", "2024-02-09 00:00"]])
 def test_rows_by_their_times(tmp_path, times):
     late, middle, early = times
     (tmp_path / "table.csv").write_text(f"id,when,y\na,{late},3\nb,{late},30\na,{early},1\nb,{early},10\na,{middle},2\n")
@@ -155,6 +155,50 @@ def test_rows_by_their_times(tmp_path, times):
     (tmp_path / "table.csv").write_text(f"id,when,y\na,,3\nb,{late},30\nb,{early},10\na,{early},x\n")
     table = read_table(tmp_path / "table.csv", sequence_id="id", order_by="when", outputs=["y"], leave_out=True)
     assert table.outputs[0][:, 0].tolist() == [10, 30] and "row 2, column 'when': empty" in table.errors["a"]
+
+
+@pytest.mark.parametrize("cell", ["", "NA", "N/A", "n/a", "#N/A", "#NA", "<NA>", "NaN", "-nan", "null", "None", "1.#IND"])
+def test_what_pandas_takes_for_missing(tmp_path, cell):
+    (tmp_path / "table.csv").write_text(f"u,y\n1,1\n2,{cell}\n")
+    table = read_table(tmp_path / "table.csv", sequence_id=None, outputs=["y"])
+    assert np.array_equal(table.outputs[0][:, 0], [1, np.nan], equal_nan=True)
+    pandas = pytest.importorskip("pandas")
+    assert cell == "None" or pandas.read_csv(tmp_path / "table.csv")["y"].isna().tolist() == [False, True]
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["day;y;u\n1;1,5;-0,25\n2;2;1e3\n", "day\ty\tu\n1\t1.5\t-0.25\n2\t2\t1e3\n", '"day";"y";u\n1;"1,5";-0,25\n2;2;1e3'],
+)
+def test_cells_between_semicolons(tmp_path, content):
+    (tmp_path / "table.csv").write_text(content)
+    table = read_table(tmp_path / "table.csv", sequence_id=None, order_by="day", outputs=["y", "u"])
+    assert table.outputs[0].tolist() == [[1.5, -0.25], [2, 1000]]
+
+
+def test_marks_of_thousands_are_refused(tmp_path):
+    for second in ("1.234", "1.234,5"):
+        (tmp_path / "table.csv").write_text(f"y;u\n1,5;2\n{second};3\n")
+        with pytest.raises(ValueError, match=f"row 3, column 'y': expected a number, got '{second}'"):
+            read_table(tmp_path / "table.csv", sequence_id=None, outputs=["y"])
+    (tmp_path / "table.csv").write_text("y;u\n1.5;2\n2.5;3\n")
+    assert read_table(tmp_path / "table.csv", sequence_id=None, outputs=["y"]).outputs[0].tolist() == [[1.5], [2.5]]
+    (tmp_path / "table.csv").write_text("y,u\n\"1,5\",2\n")
+    with pytest.raises(ValueError, match="expected a number, got '1,5'"):
+        read_table(tmp_path / "table.csv", sequence_id=None, outputs=["y"])
+
+
+def test_steps_that_dates_lack(tmp_path):
+    (tmp_path / "table.csv").write_text("when,u,y\n2024-01-01,0,1\n2024-01-02,0,2\n2024-01-03,0,3\n2024-01-06,0,6\n")
+    with pytest.warns(UserWarning, match="column 'when': 2 of 6 steps of a day are not there, .* they are taken as missing"):
+        table = read_table(tmp_path / "table.csv", sequence_id=None, order_by="when", outputs=["y"])
+    assert table.lengths == [6] and np.array_equal(table.outputs[0][:, 0], [1, 2, 3, np.nan, np.nan, 6], equal_nan=True)
+    with pytest.warns(UserWarning, match="rows are taken for equal steps, as inputs of others are not known"):
+        table = read_table(tmp_path / "table.csv", sequence_id=None, order_by="when", outputs=["y"], inputs=["u"])
+    assert table.lengths == [4]
+    (tmp_path / "table.csv").write_text("when,y\n2024-01-01,1\n2024-01-01,2\n")
+    with pytest.raises(ValueError, match="column 'when': 2024-01-01 00:00:00 is there more than once in a sequence"):
+        read_table(tmp_path / "table.csv", sequence_id=None, order_by="when", outputs=["y"])
 
 
 def test_a_column_of_levels_need_not_be_read(path):

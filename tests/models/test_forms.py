@@ -1,8 +1,11 @@
 """Data as people hold them: every form of the same sequences gives the same answer; what is ambiguous says so."""
 
+import datetime
+
 import numpy as np
 import pytest
 import torch
+from support.model_cases import CASES
 
 from pplseq import HMM, IOHMM, LDS, TextLDS, load_corpus, sequences_by
 from pplseq.data.text import Text
@@ -83,6 +86,24 @@ def test_frames_by_a_column(name):
         VECTORS.score(frame)
 
 
+@pytest.mark.parametrize("name", modules())
+def test_dates_of_sequences_that_lack_steps(name):
+    library, day = pytest.importorskip(name), datetime.datetime(2024, 1, 1)
+    days = [day + datetime.timedelta(days=number) for number in (0, 5, 2, 1, 0, 1, 2)]
+    table = {"trip": list("aaaabbb"), "day": days, "v": [0, 5, 2, 1, 7, 8, 9], "w": list("abcdefg")}
+    frame = library.DataFrame(table)
+    for columns, wanted in (
+        ("v", [[0, 1, 2, -1, -1, 5], [7, 8, 9]]), ("w", [["a", "d", "c", None, None, "b"], list("efg")]),
+        (["v"], [[[0.0], [1.0], [2.0], [np.nan], [np.nan], [5.0]], [[7.0], [8.0], [9.0]]]),
+    ):  # fmt: skip
+        with pytest.warns(UserWarning, match="order_by: column 'day': 2 of 6 steps of a day are not there"):
+            found = sequences_by(frame, "trip", columns, order_by="day")
+        for one, other in zip(found, wanted, strict=True):
+            np.testing.assert_array_equal(np.asarray(one), np.asarray(other))
+    with pytest.raises(ValueError, match="order_by: column 'day': 2024-01-01 .*is there more than once"):
+        sequences_by(library.DataFrame(table | {"trip": ["a"] * 7}), "trip", "v", order_by="day")
+
+
 def test_pandas_missing_integers_and_texts():
     pandas = pytest.importorskip("pandas")
     with pytest.raises(TypeError, match="column 'a' must hold numbers, got str"):
@@ -115,6 +136,50 @@ def test_arrays_of_objects():
     for call in (lambda: NUMBERS.score(np.array([1.0, object()])), lambda: model.as_batch(y, inputs=u)):
         with pytest.raises(TypeError, match="must hold numbers, None where one is missing, got"):
             call()
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=list(CASES))
+def test_what_numpy_masks_is_missing(case):
+    """In every model and form: never the number that stands behind the mask."""
+    model, x = case.model(), case.data().numpy()
+    hidden = np.zeros(x.shape, dtype=bool)
+    hidden[0, 2] = hidden[2, 3] = True
+    words = x.dtype.kind == "i"
+    missing = np.where(hidden, -1 if words else np.nan, x)
+    masked = np.ma.masked_array(np.where(hidden, 9999, x), hidden)
+    known = {name: value.numpy() for name, value in case.known.items()}
+    lists = {name: list(value) for name, value in known.items()}
+    expected = model.score(missing, **known)
+    for form in (list(masked), [list(row) for row in masked]):
+        assert model.score(form, **lists) == pytest.approx(expected)
+    assert model.score(masked, **known) == pytest.approx(expected)
+    assert model.score(np.ma.masked_array(x, np.ma.nomask), **known) == pytest.approx(model.score(x, **known))
+    lengths = np.ma.masked_array([6, 6, 6, 6], [False, True, False, False])
+    with pytest.raises(ValueError, match="lengths: some of its values are masked"):
+        model.score(x, lengths, **known)
+    for name, value in known.items():
+        if name == "inputs" and value.dtype.kind == "f":
+            behind = np.ma.masked_array(value, np.zeros(value.shape, dtype=bool))
+            behind[1, 2, 0] = np.ma.masked
+            for form, x_form in ((behind, x), (list(behind), list(x))):
+                with pytest.raises(ValueError, match="inputs.*finite"):
+                    model.score(x_form, **{name: form})
+
+
+def test_masked_states_matrices_and_parameters():
+    states = np.ma.masked_array([0, 1, 7, 1, 2, 0, 0], [0, 0, 1, 0, 0, 0, 0])
+    known = [0, 1, -1, 1, 2, 0, 0]
+    for form in (states, states[None], [states]):
+        x = [ids] if isinstance(form, list) else ids
+        assert WORDS.as_batch(x, states=form).states.tolist() == [known]
+    texts = np.ma.masked_array(["a", "b", "c"], [False, True, False])
+    assert in_form([texts], num_features=None)[0][0].tolist() == ["a", None, "c"]
+    noises = np.ma.masked_array(np.ones((7, 1, 1)), np.arange(7).reshape(7, 1, 1) == 3)
+    with pytest.raises(ValueError, match="emission_noises must be finite"):
+        LDS(1, 1).set_parameters(transition=[[0.5]], emission=[[1.0]]).score(values, emission_noises=noises)
+    with pytest.raises(ValueError, match="loc: some of its values are masked"):
+        NUMBERS.set_parameters(loc=np.ma.masked_array([[0.0], [1.0]], [[False], [True]]))
+    assert NUMBERS.score([0.5, np.ma.masked, 1.0]) == pytest.approx(NUMBERS.score([0.5, None, 1.0]))
 
 
 @pytest.mark.parametrize("size", [1, 2])

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from pplseq import ARHMM, HMM, IOHMM, LDS, PROPS, SwitchingRegression, sequences_by
-from pplseq.models.row_labels import check_rising, check_rows_ahead, check_rows_together, labels_ahead
+from pplseq.models.row_labels import check_rows_ahead, check_rows_together, in_steps, labels_ahead
 
 pd = pytest.importorskip("pandas")
 
@@ -64,6 +64,7 @@ def test_inputs_of_other_sequences(driven, frame):
         driven.score(x[:2], inputs=inputs[1:])
 
 
+@pytest.mark.filterwarnings("ignore:x. its times are in no even steps")
 def test_future_inputs_go_on_where_the_data_end(driven, frame):
     def forecast(x, future, **known):
         return driven.forecast(x, inputs=frame["u"].reindex(x.index), future_inputs=future, **known)
@@ -76,11 +77,17 @@ def test_future_inputs_go_on_where_the_data_end(driven, frame):
     message = "future_inputs: row 0 is 2030-01-01 00:00:00, where x goes on with 2024-01-31 00:00:00; .*future_inputs.to_numpy"
     with pytest.raises(ValueError, match=message):
         forecast(x, future.set_axis(pd.date_range("2030", periods=3)))
-    irregular = x.drop(x.index[[3, 7, 8]])
-    later = future.set_axis(pd.DatetimeIndex(["2024-02-03", "2024-02-05", "2024-02-10"]))
-    assert forecast(irregular, later).frame().index.equals(later.index)
-    with pytest.raises(ValueError, match="future_inputs: row 0 is 2024-01-30 00:00:00, and x ends with 2024-01-30 00:00:00"):
-        forecast(irregular, future.set_axis(pd.date_range("2024-01-30", periods=3)))
+    uneven = frame.set_axis(frame.index[0] + pd.to_timedelta(np.arange(30) ** 2, "h"))  # ends on the 5th of February
+    x, later = uneven["y"], future.set_axis(pd.DatetimeIndex(["2024-02-06", "2024-02-08", "2024-02-13"]))
+    with pytest.warns(UserWarning, match="x: its times are in no even steps"):
+        assert driven.forecast(x, inputs=uneven["u"].to_numpy(), future_inputs=later).frame().index.equals(later.index)
+    with pytest.raises(ValueError, match="future_inputs: row 0 is 2024-02-05 00:00:00, and x ends with 2024-02-05 01:00:00"):
+        driven.forecast(x, inputs=uneven["u"].to_numpy(), future_inputs=future.set_axis(pd.date_range("2024-02-05", periods=3)))
+    lacking = future.set_axis(AHEAD + pd.to_timedelta([0, 1, 1], "D"))
+    with pytest.raises(ValueError, match="future_inputs: row 1 is"):
+        forecast(frame["y"], lacking)
+    with pytest.raises(ValueError, match="future_inputs: its rows are in no order of time"):
+        driven.forecast(frame["y"].to_numpy(), inputs=frame["u"].to_numpy(), future_inputs=future.set_axis(AHEAD[[1, 0, 2]]))
 
 
 def test_future_inputs_of_several_sequences(frame):
@@ -138,24 +145,105 @@ def test_rows_that_go_back_in_time(kind, frame):
     assert np.isfinite(model.score(turned["y"], **known(turned)))
 
 
-def test_which_indexes_go_back_in_time():
-    def series(index):
-        return pd.Series(np.zeros(len(index)), index=index)
+def of(index):
+    return pd.Series(np.arange(len(index)), index=index, dtype=float)
 
-    fine = [
-        pd.Index([3, 2, 1]), pd.Index(["c", "b"]), pd.DatetimeIndex(["2024-01-02", "2024-01-01", "2024-01-03"]),
-        pd.DatetimeIndex(["2024-01-01"] * 2), pd.DatetimeIndex(["2024-01-01"]), pd.RangeIndex(3, 0, -1),
+
+def test_which_indexes_are_refused():
+    days = pd.date_range("2024-01-01", periods=4)
+    back, mixed, twice = days[::-1], days[[0, 2, 1, 3]], days[[0, 1, 1, 3]]
+    for index, message in (
+        (back, "go back in time, from 2024-01-04"), (mixed, "in no order of time: row 2, 2024-01-02.* behind 2024-01-03"),
+        (twice, "2024-01-02.* is there more than once, in rows 1 and 2; write x.groupby"),
+    ):  # fmt: skip
+        for kind in (index, index.to_period("D"), pd.Index(index.date), index.tz_localize("Europe/Paris")):
+            with pytest.raises(ValueError, match=f"x: .*{message}"):
+                in_steps(of(kind))
+        with pytest.raises(ValueError, match=r"x\[1\]: "):
+            in_steps([of(days), of(index)])
+    with pytest.raises(ValueError, match="x: row 1 has no time"):
+        in_steps(of(days.where(days != days[1])))
+    in_steps(of(back), [1, 1, 1, 1])  # sequences of one step
+    in_steps(of(days[[2, 3, 0, 1]]), [2, 2])
+    with pytest.raises(ValueError, match="from 2024-01-03"):
+        in_steps(of(back), [1, 2])
+    for index in (
+        pd.Index([3, 2, 1]), pd.Index(["c", "b"]), days[:1], pd.RangeIndex(3, 0, -1), pd.Index([0.3, 0.1]),
         pd.MultiIndex.from_tuples([("b", 1), ("a", 1)]),
-    ]  # fmt: skip
-    for index in fine:
-        check_rising(series(index))
-    days = pd.date_range("2024-01-01", periods=3)[::-1]
-    for index in (days, days.to_period("D"), days - days[-1], days.date, days.tz_localize("Europe/Paris")):
-        with pytest.raises(ValueError, match="x: its rows go back in time"):
-            check_rising(series(index))
-    check_rising(series(days), [1, 1, 1])  # sequences of one step
-    with pytest.raises(ValueError, match="from 2024-01-02"):
-        check_rising(series(days), [1, 2])
+    ):  # fmt: skip
+        assert in_steps(x := of(index))[0] is x
+
+
+@pytest.mark.parametrize("tz", [None, "Europe/Paris"])
+@pytest.mark.parametrize(
+    ("freq", "said"),
+    [("D", "a day"), ("B", "a business day"), ("W", "7 days"), ("MS", "a month"), ("ME", "a month"), ("BME", "a month"),
+     ("BMS", "a month"), ("QE", "3 months"), ("YS", "12 months"), ("h", "an hour"), ("5min", "5 minutes"), ("10ms", "10 mil")],
+)  # fmt: skip
+def test_steps_that_dates_lack_are_missing(freq, said, tz):
+    """What ``asfreq`` makes of them; hours and days also where clocks are changed."""
+    whole = pd.date_range("2024-03-20", periods=300, freq=freq, tz=tz)[-200:]
+    assert in_steps(x := of(whole))[0] is x and in_steps(x := of(whole[np.arange(200)]))[0] is x
+    there = np.random.default_rng(0).random(200) < 0.6
+    there[[0, -1]] = True
+    with pytest.warns(UserWarning, match=f"x: {int((~there).sum())} of 200 steps of {said}.* are not there, the first is"):
+        found, _ = in_steps(of(whole)[there])
+    pd.testing.assert_series_equal(found, of(whole).where(there), check_freq=False)
+
+
+def test_other_indexes_of_time_that_lack_steps():
+    days = pd.date_range("2024-01-01", periods=30)
+    there = np.delete(np.arange(30), [3, 7, 8])
+    for index in (
+        days.to_period("D"), pd.period_range("2020-01", periods=30, freq="M"), days - days[0], pd.Index(days.date),
+        pd.date_range("2024", periods=30, freq="WOM-3FRI"),
+    ):  # fmt: skip
+        with pytest.warns(UserWarning, match="x: 3 of 30 steps"):
+            found, _ = in_steps(of(index).iloc[there])
+        assert found.isna().to_numpy().nonzero()[0].tolist() == [3, 7, 8]
+    for index in (
+        days[[0, 1, 4, 9, 16, 25]], pd.DatetimeIndex(days[:9].to_numpy() + np.arange(9) ** 3),    ):  # fmt: skip
+        with pytest.warns(UserWarning, match="x: its times are in no even steps .*, and its rows are taken for equal steps"):
+            assert in_steps(x := of(index))[0] is x
+    two = pd.concat([of(days).iloc[there], of(days)])
+    with pytest.warns(UserWarning, match="x: 3 of 30 steps"):
+        rows, lengths = in_steps(two, [27, 30])
+    assert lengths is None and [len(row) for row in rows] == [30, 30]
+
+
+@pytest.mark.filterwarnings("ignore:.*are not there")
+@pytest.mark.parametrize("kind", ["hmm", *DRIVEN])
+def test_every_model_takes_lacking_steps_for_missing(kind, frame):
+    there = np.delete(np.arange(30), [3, 7, 8])
+    some, whole = frame["y"].iloc[there], frame["y"].where(np.isin(np.arange(30), there))
+    model = HMM(2, num_features=1) if kind == "hmm" else DRIVEN[kind]()
+    if kind == "arhmm":
+        model = ARHMM(1, 1, order=0, num_inputs=1)
+    known = {} if kind == "hmm" else {"inputs": frame["u"]}
+    model.fit(frame["y"], **known, seed=0)
+    ahead = {"future_inputs": np.zeros((2, 1))} if known else {"num_steps": 2}
+    assert model.score(some, **known) == model.score(whole, **known)
+    found, wanted = model.decode(some, **known), model.decode(whole, **known)
+    np.testing.assert_array_equal(found, wanted)
+    listed = {name: [value, value] for name, value in known.items()}
+    assert [len(row) for row in model.decode([some, whole], **listed)] == [30, 30]
+    found, wanted = (model.forecast(x, **known, **ahead).frame() for x in (some, whole))
+    pd.testing.assert_frame_equal(found, wanted)
+    if known:
+        for inputs, message in (
+            (frame["u"].iloc[there], "inputs: 3 of 30 steps of a day are not there"),
+            (frame["u"].iloc[there].to_numpy(), "inputs: the dates of x lack 3 of 30 steps"),
+        ):
+            with pytest.raises(ValueError, match=message):
+                model.score(some, inputs=inputs)
+    else:
+        states = pd.Series(np.arange(27) % 2, index=some.index)
+        batch = model.as_batch(some, states=states)
+        assert batch.states[0, [3, 7, 8]].tolist() == [-1, -1, -1] and batch.states[0, 4] == 1
+        with pytest.raises(ValueError, match="states: the dates of x lack 3 of 30 steps"):
+            model.as_batch(some, states=states.to_numpy())
+        with pytest.raises(ValueError, match="emission_noises: the dates of x lack"):
+            model.as_batch([some, whole], emission_noises=np.zeros((2, 30, 1, 1)))
 
 
 def test_what_stands_beside_what():

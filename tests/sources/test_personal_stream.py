@@ -57,6 +57,17 @@ def test_a_line_that_cannot_be_read_is_named(general):
     assert "unicorn" in line.error and line.tokens == [] and math.isnan(line.log_prob)
 
 
+def test_a_list_of_words_is_a_line(general):
+    with PersonalStream.open(general) as one, PersonalStream.open(general) as other:
+        for words in (["the", "cat"], ("a", "dog")):
+            assert one.read(words).log_prob == other.read(" ".join(words)).log_prob
+        before = one.num_lines
+        for bad in (None, 5, ["the", None], {"the": 1}):
+            with pytest.raises(TypeError, match="line must be text, or a list of words, got"):
+                one.read(bad)
+        assert one.num_lines == before
+
+
 def test_other_choices_than_the_state(general, tmp_path):
     with PersonalStream.open(general, state=tmp_path / "state", seed=3) as stream:
         stream.read("the cat")

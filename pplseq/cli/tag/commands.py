@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from pplseq import checks
 from pplseq.baselines.tagging_systems import COMPARED, SYSTEMS
 from pplseq.cli.options import GroupedCommand, given, options_for
 from pplseq.files import check_writable, json_line, printable, write_text
@@ -313,14 +314,16 @@ def numbers_between(text: str | None) -> list[float]:
     try:
         return [float(part) for part in (text or "").split(",") if part]
     except ValueError:
-        raise ValueError(f"--learning-curve: expected numbers between commas such as 0.1,0.3,1, got {text!r}") from None
+        raise ValueError(
+            f"--learning-curve: expected numbers between commas such as 0.1,0.3,1, got {checks.shown(text)}"
+        ) from None
 
 
 def columns_between(text: str | None) -> tuple[int, ...]:
     """Numbers of columns between commas."""
     parts = [part.strip() for part in (text or "").split(",") if part.strip()]
     if not all(part.isdecimal() and int(part) for part in parts):
-        raise ValueError(f"--word-columns: expected numbers of columns between commas such as 1,2, got {text!r}")
+        raise ValueError(f"--word-columns: expected numbers of columns between commas such as 1,2, got {checks.shown(text)}")
     return tuple(map(int, parts))
 
 

@@ -42,6 +42,7 @@ class Batch(NamedTuple):
     emission_noises: Tensor | None = None
     transition_offsets: Tensor | None = None
     emission_offsets: Tensor | None = None
+    gaps: Tensor | None = None  # (B, T) times between steps, of models whose moves have a continuous form
 
     @property
     def known(self) -> dict[str, Any]:

@@ -7,6 +7,7 @@ import operator
 import torch
 from torch import Tensor
 
+from pplseq import checks
 from pplseq.distributions.timed import Timed, at_steps
 from pplseq.infer.programs.loop_body import hash_to_store
 
@@ -36,7 +37,9 @@ class TimeIndex:
 
     def __format__(self, spec: str) -> str:
         if spec:
-            raise TypeError(f"a vectorised time index has no format {spec!r} in names; write f'z_{{t}}', or {ADVICE}")
+            raise TypeError(
+                f"a vectorised time index has no format {checks.shown(spec)} in names; write f'z_{{t}}', or {ADVICE}"
+            )
         return _InNames(f"{self.start}:{self.stop}")
 
     def __repr__(self) -> str:

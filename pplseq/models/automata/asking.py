@@ -69,11 +69,15 @@ def learn_by_asking(
         raise ValueError(f"symbols: expected one or more different ones, each a str, got {symbols}")
     one_character = all(len(symbol) == 1 for symbol in symbols)
     if isinstance(examples, str):
-        raise TypeError(f"examples: expected a list of strings, got the string {examples!r}; write [{examples!r}]")
+        raise TypeError(
+            f"examples: expected a list of strings, got the string {checks.shown(examples)}; write [{checks.shown(examples)}]"
+        )
     given = [tuple(string) for string in examples]
     for word in given:
         if (other := next((symbol for symbol in word if symbol not in symbols), None)) is not None:
-            raise ValueError(f"examples: expected strings of the symbols {', '.join(symbols)}, got {other!r} in {word}")
+            raise ValueError(
+                f"examples: expected strings of the symbols {', '.join(symbols)}, got {checks.shown(other)} in {word}"
+            )
     known: dict[tuple[str, ...], bool | str] = {}
 
     def ask(word: tuple[str, ...]) -> bool | str:
@@ -82,7 +86,9 @@ def learn_by_asking(
             said = bool(said) if isinstance(said, (bool, np.bool_)) else said
             before = next(iter(known.values()), said)
             if not isinstance(said, (bool, str)) or isinstance(said, bool) != isinstance(before, bool):
-                raise TypeError(f"answer: expected True or False, or a name for every string, got {said!r} for {word}")
+                raise TypeError(
+                    f"answer: expected True or False, or a name for every string, got {checks.shown(said)} for {word}"
+                )
             known[word] = said
         return known[word]
 

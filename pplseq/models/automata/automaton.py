@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from pplseq import checks
 from pplseq.data.labelled_strings import LABELS as LABELS_OF_FILES
 
 LABELS = ("reject", "accept")
@@ -62,7 +63,7 @@ class Automaton:
         ):
             whole = np.issubdtype(values.dtype, np.integer) or values.dtype == bool
             if not whole or (values.size and not 0 <= values.min() <= values.max() < size):
-                raise ValueError(f"{name}: expected whole numbers from 0 to {size - 1}, got {values.tolist()}")
+                raise ValueError(f"{name}: expected whole numbers from 0 to {size - 1}, got {checks.shown(values.tolist())}")
         object.__setattr__(self, "symbols", tuple(self.symbols))
         object.__setattr__(self, "labels", tuple(self.labels))
         object.__setattr__(self, "start", int(self.start))
@@ -107,7 +108,9 @@ class Automaton:
         state = self.start
         for place, symbol in enumerate(string):
             if symbol not in self.symbols:
-                raise ValueError(f"string: symbol {symbol!r} at place {place} is not one of {', '.join(self.symbols)}")
+                raise ValueError(
+                    f"string: symbol {checks.shown(symbol)} at place {place} is not one of {', '.join(self.symbols)}"
+                )
             state = self.transitions[state, self.symbols.index(symbol)]
         return int(state)
 
@@ -125,8 +128,8 @@ class Automaton:
             example = self.labels[-1]
             raise ValueError(
                 f"pos_label: which of the labels {', '.join(self.labels)} is that of accepted strings is not known; say it "
-                f"where the automaton is learned, fit(..., pos_label={example!r}), or afterwards, "
-                f"dataclasses.replace(automaton, pos_label={example!r}); or ask classify(string)"
+                f"where the automaton is learned, fit(..., pos_label={checks.shown(example)}), or afterwards, "
+                f"dataclasses.replace(automaton, pos_label={checks.shown(example)}); or ask classify(string)"
             )
         return self.classify(string) == self.pos_label
 

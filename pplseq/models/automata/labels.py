@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from torch import Tensor
 
+from pplseq import checks
 from pplseq.models.automata.automaton import LABELS, String, usual_pos_label
 from pplseq.models.automata.prefix_tree import PrefixTree
 
@@ -44,7 +45,7 @@ def encoded_labels(
         raise ValueError(f"labels: expected strings of two classes or more, {only}; any automaton would fit")
     if pos_label is not None and pos_label not in kinds:
         known = ", ".join(sorted(map(repr, kinds))[:10])
-        raise ValueError(f"pos_label: expected one of the labels {known}, got {pos_label!r}")
+        raise ValueError(f"pos_label: expected one of the labels {known}, got {checks.shown(pos_label)}")
     if kinds <= {False, True} and pos_label in (None, True):  # 0 and 1 are equal to them
         return EncodedLabels(LABELS, [int(value) for value in values], LABELS[1])
     if not (all(isinstance(value, str) for value in values) or all(isinstance(value, int) for value in values)):
@@ -64,5 +65,5 @@ def refuse_contradictions(tree: PrefixTree, strings: Sequence[String]) -> None:
         twice = next(end for end in ends if ends.count(end) > 1)
         string = strings[tree.of_string.tolist().index(twice)]
         raise ValueError(
-            f"labels: expected one label for each string, got several for {string!r}; remove the wrong one"
+            f"labels: expected one label for each string, got several for {checks.shown(string)}; remove the wrong one"
         )

@@ -189,7 +189,7 @@ class Constraint:
     @staticmethod
     def _checked(other: Any) -> Constraint:
         if not isinstance(other, Constraint):
-            raise TypeError(f"constraint: expected a Constraint, such as Constraint.containing(...), got {other!r}")
+            raise TypeError(f"constraint: expected a Constraint, such as Constraint.containing(...), got {checks.shown(other)}")
         return other
 
     # ---------------------------------------------------------------- what it is

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from pplseq import checks
 from pplseq.models.automata.regular_expressions import Positions, positions_to_states
 from pplseq.models.constraints.tables import TooLarge, WordTable
 
@@ -38,7 +39,7 @@ def _tokens(pattern: str, classes: Mapping[str, Iterable[str]]) -> list[_Token]:
         elif text in "[^.]()|*+?" or text.startswith("{"):
             found.append(_Token("sign", text, place))
         elif text == "\\":
-            raise ValueError(f"pattern: a backslash with nothing behind it, at place {place} of {pattern!r}")
+            raise ValueError(f"pattern: a backslash with nothing behind it, at place {place} of {checks.shown(pattern)}")
         else:
             found.append(_Token("word", re.sub(r"\\(.)", r"\1", text), place))
     return found
@@ -97,7 +98,7 @@ def matching(pattern: str, classes: Mapping[str, Iterable[str]], most: int) -> t
     try:
         transitions, accepting = positions_to_states(positions, most)
     except ValueError:
-        raise TooLarge(f"the pattern {pattern!r}", most) from None
+        raise TooLarge(f"the pattern {checks.shown(pattern)}", most) from None
     number = {letter: place for place, letter in enumerate(symbols)}
     table = WordTable(
         {word: number[letter] for word, letter in letter_of.items()}, np.array(transitions), np.array(accepting, dtype=bool)

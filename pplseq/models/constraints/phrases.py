@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 
+from pplseq import checks
 from pplseq.data.vocabulary import split_words
 from pplseq.models.constraints.tables import WordTable, explored
 
@@ -21,7 +22,7 @@ def read_phrases(phrases: Sequence[str | Sequence[str]]) -> list[Phrase]:
     for phrase in phrases:
         words = split_words(phrase) if isinstance(phrase, str) else phrase
         if not isinstance(words, (list, tuple)) or not all(isinstance(word, str) and word for word in words):
-            raise TypeError(f"phrases: expected strings, or lists of words, got {phrase!r}")
+            raise TypeError(f"phrases: expected strings, or lists of words, got {checks.shown(phrase)}")
         if not words:
             raise ValueError("phrases: one has no words; leave it out")
         if tuple(words) not in found:

@@ -54,7 +54,9 @@ class SemiMarkovHMM(RegimeQueries, HMM):
         size, other = (max_duration, num_phases) if duration == "explicit" else (num_phases, max_duration)
         name = "max_duration" if duration == "explicit" else "num_phases"
         if size is None or other is not None:
-            raise ValueError(f"{name}: {duration!r} durations need it, and nothing else; got {max_duration=}, {num_phases=}")
+            raise ValueError(
+                f"{name}: {checks.shown(duration)} durations need it, and nothing else; got {max_duration=}, {num_phases=}"
+            )
         size = checks.count(name, size)
         for option in ("priors", "graph", "start_states", "ties"):
             if options.get(option) is not None:

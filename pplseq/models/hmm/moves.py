@@ -7,6 +7,8 @@ from numbers import Integral
 import torch
 from torch import Tensor
 
+from pplseq import checks
+
 
 def allowed_moves(graph, num_states: int) -> Tensor | None:
     """(Z, Z) bool [from, to], or None where everything is allowed."""
@@ -14,7 +16,7 @@ def allowed_moves(graph, num_states: int) -> Tensor | None:
         return None
     if isinstance(graph, str):
         if graph != "left_right":
-            raise ValueError(f"graph must be a (Z, Z) bool mask, 'left_right' or None, got {graph!r}")
+            raise ValueError(f"graph must be a (Z, Z) bool mask, 'left_right' or None, got {checks.shown(graph)}")
         return torch.ones(num_states, num_states).triu().bool()
     graph = torch.as_tensor(graph)
     if tuple(graph.shape) != (num_states, num_states) or graph.dtype != torch.bool:
@@ -35,7 +37,7 @@ def allowed_starts(states, num_states: int) -> Tensor | None:
     mask = torch.zeros(num_states, dtype=torch.bool)
     for state in states:
         if not isinstance(state, Integral) or not 0 <= int(state) < num_states:
-            raise ValueError(f"start_states must be among 0..{num_states - 1}, got {state!r}")
+            raise ValueError(f"start_states must be among 0..{num_states - 1}, got {checks.shown(state)}")
         mask[int(state)] = True
     if not bool(mask.any()):
         raise ValueError("start_states must name at least one state, or be None for all; got none")
@@ -51,6 +53,6 @@ def shared_rows(ties, num_states: int) -> Tensor | None:
     if rows.shape != (num_states,) or rows.dtype.is_floating_point or sorted(set(rows.tolist())) != list(range(number)):
         raise ValueError(
             f"ties must give each of the {num_states} states the number 0, 1, ... of its emission, all of which occur; got "
-            f"{rows.tolist()}"
+            f"{checks.shown(rows.tolist())}"
         )
     return rows.long()

@@ -109,7 +109,7 @@ class HMM(Constrainable, StateLanguages, ShortWays):
         if emission is not None and num_words is None and num_features is None:
             num_features = len(emission) if isinstance(emission, (list, tuple)) else 1
         if num_words is not None and emission is not None:
-            raise ValueError(f"emission: words have a table; leave num_words or emission={emission!r} out")
+            raise ValueError(f"emission: words have a table; leave num_words or emission={checks.shown(emission)} out")
         super().__init__(
             num_states, num_words, num_features, covariance, covariance_floor, dtype, kinds=COVARIANCES,
             emission="gaussian" if emission is None else emission, num_components=num_components,
@@ -339,7 +339,9 @@ class HMM(Constrainable, StateLanguages, ShortWays):
 
     def check_method(self, method: str) -> None:
         if method in ("svi", "nuts") and self.priors is None:
-            raise ValueError(f"method {method!r} needs priors: make the model with priors=True, or with Priors(...)")
+            raise ValueError(
+                f"method {checks.shown(method)} needs priors: make the model with priors=True, or with Priors(...)"
+            )
         if method == "em" and self.priors is not None:
             if self.priors.parameters:
                 raise ValueError("priors: method 'em' takes none of families' parameters; use 'lbfgs', 'sgd', 'svi' or 'nuts'")

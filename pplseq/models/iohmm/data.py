@@ -88,7 +88,8 @@ class IOFormat(NamedTuple):
         if bool(bad.any()):
             row, step = bad.nonzero()[0].tolist()[:2]
             raise ValueError(
-                f"x: row {row}, step {step} is {x[row, step].tolist()}, which is outside its family: {self.outputs} "
+                f"x: row {row}, step {step} is {checks.shown(x[row, step].tolist())}, which is outside its family: "
+                f"{self.outputs} "
                 f"outputs are {expected}"
             )
 
@@ -180,14 +181,17 @@ class IOFormat(NamedTuple):
             bad = bad & ~padded
         if bool(bad.any()):
             row, step = bad.nonzero()[0].tolist()
-            raise ValueError(f"{name}: row {row}, step {step} is {value[row, step].tolist()}; expected {expected}")
+            raise ValueError(
+                f"{name}: row {row}, step {step} is {checks.shown(value[row, step].tolist())}; expected {expected}"
+            )
         if kind == "vectors" and self.embeddings:
             bad = not_symbols(value, self.embeddings) if padded is None else not_symbols(value, self.embeddings) & ~padded
             if bool(bad.any()):
                 row, step = bad.nonzero()[0].tolist()
                 known = ", ".join(f"0..{size - 1} in column {column}" for column, (size, _) in self.embeddings.items())
                 raise ValueError(
-                    f"{name}: row {row}, step {step} is {value[row, step].tolist()}; embedded columns hold numbers of symbols, "
+                    f"{name}: row {row}, step {step} is {checks.shown(value[row, step].tolist())}; embedded columns hold "
+                    "numbers of symbols, "
                     f"{known}"
                 )
         if padded is not None:  # behind the end of a row anything may stand

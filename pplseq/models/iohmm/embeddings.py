@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from pplseq import checks
 from pplseq.models.iohmm.networks import LayeredNetwork, LinearNetwork, Network
 
 Embeddings = dict[int, tuple[int, int]]  # column of the inputs -> its number of symbols, and of dimensions
@@ -93,9 +94,9 @@ def checked_embeddings(value: Any, sizes: Mapping[str, int]) -> Embeddings:
     try:
         entries = [(c, *each) for c, each in value.items()] if isinstance(value, Mapping) else [tuple(e) for e in value]
     except TypeError:
-        raise ValueError(f"embeddings: expected {form}, got {value!r}") from None
+        raise ValueError(f"embeddings: expected {form}, got {checks.shown(value)}") from None
     if any(len(entry) != 3 or any(isinstance(n, bool) or not isinstance(n, Integral) for n in entry) for entry in entries):
-        raise ValueError(f"embeddings: expected {form}, got {value!r}")
+        raise ValueError(f"embeddings: expected {form}, got {checks.shown(value)}")
     entries = [tuple(int(number) for number in entry) for entry in entries]  # those of numpy are not for folders
     if not sizes and entries:
         raise ValueError("embeddings: they are of columns of real inputs, num_inputs=..., and no part sees such; got None")
@@ -114,7 +115,7 @@ def checked_embeddings(value: Any, sizes: Mapping[str, int]) -> Embeddings:
                 f"embeddings: of {symbols} symbols expected 1 to {symbols - 1} dimensions, got {width} for column {column}"
             )
     if len({column for column, *_ in entries}) < len(entries):
-        raise ValueError(f"embeddings: expected each column once, got {value!r}")
+        raise ValueError(f"embeddings: expected each column once, got {checks.shown(value)}")
     return {column: (symbols, width) for column, symbols, width in sorted(entries)}
 
 

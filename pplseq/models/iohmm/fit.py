@@ -74,7 +74,7 @@ class FitPlan(NamedTuple):
         checks.choice("select", select, CHOICES)
         if method in ("svi", "nuts") and model.priors is None:
             raise ValueError(
-                f"method {method!r} needs priors: make the model with priors=True, or with WeightPriors(...)"
+                f"method {checks.shown(method)} needs priors: make the model with priors=True, or with WeightPriors(...)"
             )
         check_options(model, method, options, FITTERS.get(method), own=("blocks", "precisions", "gradient"))
         for name, least in (("max_iterations", 1), ("num_steps", 1), ("tolerance", 0.0)):
@@ -87,7 +87,7 @@ class FitPlan(NamedTuple):
             raise ValueError(f"num_restarts: {why}, got {total}")
         if method not in ("sgd", "svi") and batch_size is not None:
             raise ValueError(
-                f"batch_size: mini-batches are for methods 'sgd' and 'svi'; {method!r} sees all sequences at once"
+                f"batch_size: mini-batches are for methods 'sgd' and 'svi'; {checks.shown(method)} sees all sequences at once"
             )
         return cls(method, blocks, select, warm_start, batch_size, options)
 

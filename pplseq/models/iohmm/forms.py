@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from pplseq.models.forms import as_frame, in_form, is_frame, is_table, numbers_of, of_objects
-from pplseq.models.row_labels import check_rising, check_rows_together
+from pplseq import checks
+from pplseq.models.forms import as_frame, holds_none, in_form, is_frame, is_table, numbers_of, of_objects, unmasked
+from pplseq.models.row_labels import check_rows_together, in_steps
 
 Sizes = Mapping[str, int | None]  # part -> U of its inputs, None for symbols; "" for all parts
 
@@ -24,16 +25,26 @@ def part_name(part: str) -> str:
     return f"inputs[{part!r}]" if part else "inputs"
 
 
-def check_steps(x: Any, inputs: Any, states: Any, lengths: Any) -> None:
-    """Raises ValueError where frames and series say that inputs or states are of other steps than outputs, or of steps that go
-    back in time."""
+def put_to_steps(x: Any, inputs: Any, states: Any, lengths: Any, *, fill: bool) -> tuple[Any, Any, Any]:
+    """Outputs, states and lengths, with missing ones at steps that their dates lack; see
+    :func:`~pplseq.models.row_labels.in_steps`.
+
+    Args:
+        fill: False where outputs and inputs come in one frame, of which no row may be missing.
+
+    Raises:
+        ValueError: where frames and series say that inputs or states are of other steps than outputs, of steps that are in no
+            order of time, or that inputs lack some.
+    """
     check_rows_together(x, inputs)
     check_rows_together(x, states, "states")
     parts = parts_of(inputs)
     for part, value in parts.items():
-        check_rising(value, lengths, part_name(part))
-    if isinstance(x, (list, tuple)) or not parts:  # else outputs may be one target a sequence
-        check_rising(x, lengths)
+        in_steps(value, lengths, part_name(part), fill=False)
+    given = lengths
+    if isinstance(x, (list, tuple)) or not any(isinstance(value, (list, tuple)) for value in parts.values()):
+        x, lengths = in_steps(x, given, fill=fill)  # else outputs may be one target a sequence
+    return x, in_steps(states, given, "states")[0], lengths
 
 
 def in_pairs(
@@ -50,7 +61,8 @@ def in_pairs(
     Raises:
         ValueError: for what could be one sequence or many of one step. TypeError: for tables without numbers.
     """
-    x = without_frames(x, num_features, "x")
+    checks.not_masked("lengths", lengths)
+    x, states = without_frames(x, num_features, "x"), unmasked(states, words=True)
     for part, value in parts_of(inputs).items():
         one = value[0] if isinstance(value, (list, tuple)) and len(value) else value
         if sizes.get(part) == 0 and np.shape(one)[-1:] != (0,):
@@ -77,8 +89,15 @@ def in_pairs(
 
 def without_frames(value: Any, size: int | None, name: str) -> Any:
     """Frames and series, alone or in a list, as arrays (N, D), (N,) where there is one column; objects as what they hold."""
+    value = unmasked(value, words=size is None)
     if isinstance(value, (list, tuple)) and any(is_table(row) for row in value):
         return [without_frames(row, size, name) for row in value]
+    if isinstance(value, (list, tuple)) and any(step is None for step in value):
+        value = np.asarray(value, dtype=object)
+    elif isinstance(value, (list, tuple)):
+        holes = [isinstance(row, (list, tuple)) and any(map(holds_none, row)) for row in value]
+        pairs = zip(value, holes, strict=True)
+        value = [of_objects(np.asarray(row, dtype=object), size, name) if hole else row for row, hole in pairs]
     if isinstance(value, np.ndarray) and value.dtype == object:
         return of_objects(value, size, name)
     value = as_frame(value, name)

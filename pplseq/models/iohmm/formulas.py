@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, Self
 
 import numpy as np
 
+from pplseq import checks
 from pplseq.checks import nearest
 from pplseq.models.forms import Sequences, as_frame, is_frame, is_table
 
@@ -66,7 +67,7 @@ class Formulas:
         names, tilde, terms = outputs.partition("~")
         self.output_names = [name.strip() for name in names.split("+")]
         if not tilde or not all(self.output_names):
-            raise ValueError(f"outputs must be a formula, such as 'power ~ speed + slope'; got {outputs!r}")
+            raise ValueError(f"outputs must be a formula, such as 'power ~ speed + slope'; got {checks.shown(outputs)}")
         given = {"initial": initial, "transition": transition, "emission": terms}
         self.terms = {part: text.strip().removeprefix("~").strip() for part, text in given.items() if text is not None}
         self.terms = {part: text for part, text in self.terms.items() if text != "1"}
@@ -85,7 +86,7 @@ class Formulas:
         if not isinstance(formulas, Mapping) or "states" not in formulas:
             raise TypeError(
                 "formulas must be Formulas('power ~ speed + slope') that have read a frame; give their options: "
-                f"IOHMM(2, **formulas.options); got {formulas!r}"
+                f"IOHMM(2, **formulas.options); got {checks.shown(formulas)}"
             )
         known = {name: formulas[name] for name in ("outputs", "transition", "initial", "sequence_id")}
         built = cls(**known)
@@ -234,7 +235,9 @@ class Formulas:
             self.levels[name] = []  # numbers among objects
             return np.array([np.nan if cell is None else cell for cell in cells], dtype=float)
         if known == []:
-            raise ValueError(f"formulas: output {name!r} held numbers in the first frame, got {word!r}; make numbers of it")
+            raise ValueError(
+                f"formulas: output {name!r} held numbers in the first frame, got {checks.shown(word)}; make numbers of it"
+            )
         words = [None if cell is None else str(cell) for cell in cells]
         levels = self.levels.setdefault(name, sorted({word for word in words if word is not None}))
         if len(levels) < 2:
@@ -257,15 +260,17 @@ class Formulas:
                 formula: Any = self._spec(part) or Formula(text)  # pyright: ignore[reportAbstractUsage]
                 matrix = formula.get_model_matrix(frame, na_action="ignore", output="pandas")
         except (FormulaicError, DataMismatchWarning, SyntaxError, KeyError, TypeError) as error:
-            raise ValueError(f"formulas: {part} {text!r}: {_reason(error, frame)}") from None
+            raise ValueError(f"formulas: {part} {checks.shown(text)}: {_reason(error, frame)}") from None
         if not hasattr(matrix, "columns"):
-            raise ValueError(f"formulas: {part} {text!r} must be terms alone, without another '~' or '|'")
+            raise ValueError(f"formulas: {part} {checks.shown(text)} must be terms alone, without another '~' or '|'")
         names = list(matrix.columns)
         if "Intercept" not in names:
-            raise ValueError(f"formulas: {part} {text!r}: regressions have a constant of their own; leave '0 +' or '- 1' out")
+            raise ValueError(
+                f"formulas: {part} {checks.shown(text)}: regressions have a constant of their own; leave '0 +' or '- 1' out"
+            )
         place, kept = names.index("Intercept"), [name for name in names if name != "Intercept"]
         if not kept:
-            raise ValueError(f"formulas: {part} {text!r} has no terms; leave it out, or write '1'")
+            raise ValueError(f"formulas: {part} {checks.shown(text)} has no terms; leave it out, or write '1'")
         values = np.delete(matrix.to_numpy(dtype=float), place, 1)
         if not np.isfinite(values).all():
             row, column = np.argwhere(~np.isfinite(values))[0]

@@ -64,13 +64,15 @@ def output_columns(outputs: Any, num_outputs: Any, links: Any, trials: int | Non
     if not listed and (outputs not in RESPONSES or outputs in ("categorical", "bernoulli") and links is None):
         for name, value in (("links", links), ("trials", trials)):
             if value is not None:
-                raise ValueError(f"{name}: of {', '.join(RESPONSES)}, or of a list of those; outputs={outputs!r} has none")
+                raise ValueError(
+                    f"{name}: of {', '.join(RESPONSES)}, or of a list of those; outputs={checks.shown(outputs)} has none"
+                )
         if isinstance(num_outputs, (list, tuple)):
             raise ValueError(
                 f"outputs: expected a list of families, one for each column of num_outputs={list(num_outputs)}, as those of "
-                f"formulas: outputs=['normal', ...]; got {outputs!r}, which is what stands for outputs= left out"
+                f"formulas: outputs=['normal', ...]; got {checks.shown(outputs)}, which is what stands for outputs= left out"
                 if outputs == "categorical"
-                else f"num_outputs: one number for outputs={outputs!r}; got {num_outputs!r}"
+                else f"num_outputs: one number for outputs={checks.shown(outputs)}; got {checks.shown(num_outputs)}"
             )
         return None
     if outputs == "categorical":
@@ -81,7 +83,9 @@ def output_columns(outputs: Any, num_outputs: Any, links: Any, trials: int | Non
     elif num_outputs is None:
         sizes: list[Any] = [None] * len(outputs)
     elif not isinstance(num_outputs, (list, tuple)):
-        raise ValueError(f"num_outputs: of outputs in a list one a column, V of 'categorical' and else 1; got {num_outputs!r}")
+        raise ValueError(
+            f"num_outputs: of outputs in a list one a column, V of 'categorical' and else 1; got {checks.shown(num_outputs)}"
+        )
     else:
         sizes = list(num_outputs)
     return ResponseColumns(list(outputs), sizes, links, trials)
@@ -104,7 +108,9 @@ def feedback_parts(
         )
     chosen = able if feedback is True else [feedback]
     if not chosen or any(part not in able for part in chosen):
-        raise ValueError(f"feedback must be True, False or one of the parts that see inputs, {able}; got {feedback!r}")
+        raise ValueError(
+            f"feedback must be True, False or one of the parts that see inputs, {able}; got {checks.shown(feedback)}"
+        )
     return tuple(chosen)
 
 
@@ -122,7 +128,7 @@ def per_part(name: str, value, kind: type) -> dict:
             or isinstance(one, (bool, str))
             or any(not isinstance(size, Integral) or int(size) < (name != "num_inputs") for size in sizes)
         ):
-            raise ValueError(f"{name} must hold positive integers, got {value!r}")
+            raise ValueError(f"{name} must hold positive integers, got {checks.shown(value)}")
     return given
 
 
@@ -177,5 +183,5 @@ def checked_names(name: str, value: Mapping[str, Any] | None, sizes: Mapping[str
     for part, names in (value or {}).items():
         if sizes.get(part) is None or isinstance(names, str) or len(names) != sizes[part]:
             takes = sizes.get(part) or "no"
-            raise ValueError(f"{name}: {part!r} takes {takes} names, one for each number it sees; got {names!r}")
+            raise ValueError(f"{name}: {part!r} takes {takes} names, one for each number it sees; got {checks.shown(names)}")
     return {part: [str(each) for each in names] for part, names in (value or {}).items()}

@@ -14,7 +14,7 @@ from pplseq.models.estimator import Estimator
 from pplseq.models.forms import is_table
 from pplseq.models.iohmm.data import PARTS, IOFormat
 from pplseq.models.iohmm.estimates import estimates_of
-from pplseq.models.iohmm.forms import check_steps
+from pplseq.models.iohmm.forms import put_to_steps
 from pplseq.models.iohmm.formulas import Formulas
 from pplseq.models.iohmm.networks import GaussianNoise, Network, WeightPriors
 from pplseq.models.iohmm.responses import Dispersions, ResponseColumns
@@ -52,10 +52,12 @@ class IOParameters(Estimator):
         """Whether formulas put the rows of a frame to the sequences that a column names."""
         return self.formulas is not None and self.formulas.sequence_id is not None
 
-    def check_labels(self, x, lengths, inputs, states) -> None:
-        """Raises ValueError where frames and series say that what belongs together is of other steps."""
-        if not self._sorts_rows:
-            check_steps(x, inputs, states, lengths)
+    def put_to_steps(self, x, lengths, inputs, states):
+        """Outputs, states and lengths, as the dates of frames and series have them; see
+        :func:`~pplseq.models.iohmm.forms.put_to_steps`."""
+        if self._sorts_rows:
+            return x, states, lengths
+        return put_to_steps(x, inputs, states, lengths, fill=self.formulas is None)
 
     def of_steps_ahead(self, inputs, x, lengths, num_steps: int | None):
         """Inputs of the steps to come; raises ValueError where their index does not go on where that of x ends."""

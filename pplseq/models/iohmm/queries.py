@@ -69,7 +69,7 @@ class IOHMMQueries(StateLanguages, IOParameters):
 
     def as_batch(self, x, lengths=None, *, states=None, inputs=None) -> Batch:
         """Data as checked tensors: see :meth:`~pplseq.models.iohmm.data.IOFormat.batch`; frames are read by ``formulas``."""
-        self.check_labels(x, lengths, inputs, states)
+        x, states, lengths = self.put_to_steps(x, lengths, inputs, states)
         if self.formulas is not None:
             x, inputs, lengths = self.formulas.data_of(x, inputs, lengths)
         return self.format.batch(by_names(x, self.column_names), lengths, states=states, inputs=self.inputs_by_name(inputs))
@@ -81,6 +81,8 @@ class IOHMMQueries(StateLanguages, IOParameters):
     def results_like(self, x, *, inputs=None, **known):
         if self.formulas is not None and self.formulas.sequence_id is not None:
             x, inputs, _ = self.formulas.data_of(x, inputs)
+        elif isinstance(x, (list, tuple)):
+            x = self.put_to_steps(x, None, inputs, None)[0]
         if isinstance(inputs, Mapping):
             inputs = next(iter(inputs.values()), None)
         given = inputs if isinstance(inputs, (list, tuple)) else x
@@ -331,18 +333,18 @@ class IOHMMQueries(StateLanguages, IOParameters):
         values = torch.as_tensor(values).to(self.reference.device)
         if kind == "symbols":
             if feature is not None:
-                raise ValueError(f"feature must be None for symbol inputs, got {feature!r}")
+                raise ValueError(f"feature must be None for symbol inputs, got {checks.shown(feature)}")
             if values.is_floating_point() or not bool(((values >= 0) & (values < size)).all()):
-                raise ValueError(f"values must be symbols 0..{size - 1}, got {values.tolist()}")
+                raise ValueError(f"values must be symbols 0..{size - 1}, got {checks.shown(values.tolist())}")
             inputs = values
         else:
             if not isinstance(feature, int) or isinstance(feature, bool) or not 0 <= feature < size:
-                raise ValueError(f"feature must be the number of an input, 0..{size - 1}, got {feature!r}")
+                raise ValueError(f"feature must be the number of an input, 0..{size - 1}, got {checks.shown(feature)}")
             base = self.reference.new_zeros(size) if at is None else torch.as_tensor(at).to(self.reference)
             if tuple(base.shape) != (size,):
                 raise ValueError(f"at must have shape (U,) = ({size},), got {tuple(base.shape)}")
             if values.dim() != 1 or not (torch.isfinite(values).all() and torch.isfinite(base).all()):
-                raise ValueError(f"values must be (N,) finite numbers, at too; got {values.tolist()}")
+                raise ValueError(f"values must be (N,) finite numbers, at too; got {checks.shown(values.tolist())}")
             inputs = base.expand(len(values), size).clone()
             inputs[:, feature] = values.to(self.reference)
         transition, emission = self._specs_at_point(inputs if part == "initial" else None)

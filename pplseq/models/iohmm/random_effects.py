@@ -209,15 +209,17 @@ def checked_groups(groups: Any, number: int) -> list[Hashable]:
     if hasattr(groups, "tolist") and getattr(getattr(groups, "dtype", None), "kind", "") not in ("m", "M"):
         groups = groups.tolist()  # of tensors the elements are else each one of a kind
     if isinstance(groups, (str, bytes)) or not hasattr(groups, "__len__") or not hasattr(groups, "__iter__"):
-        raise ValueError(f"{expected}, in a list, array or series, got {groups!r}")
+        raise ValueError(f"{expected}, in a list, array or series, got {checks.shown(groups)}")
     if len(groups) != number:
-        raise ValueError(f"{expected}, got {len(groups)}: {groups!r}")
+        raise ValueError(f"{expected}, got {len(groups)}: {checks.shown(groups)}")
     found: list[Any] = [each.tolist() if isinstance(each, (Tensor, np.ndarray)) else each for each in groups]
     for row, each in enumerate(found):
         if not isinstance(each, Hashable) or isinstance(each, tuple) and any(not isinstance(e, Hashable) for e in each):
-            raise ValueError(f"{expected}, got {each!r} for sequence {row}; give each group a number or a name")
+            raise ValueError(f"{expected}, got {checks.shown(each)} for sequence {row}; give each group a number or a name")
         if each is None or type(each).__name__ == "NAType" or each != each:
-            raise ValueError(f"{expected}, got {each!r} for sequence {row}; a sequence of unknown group is one of its own")
+            raise ValueError(
+                f"{expected}, got {checks.shown(each)} for sequence {row}; a sequence of unknown group is one of its own"
+            )
     return found
 
 

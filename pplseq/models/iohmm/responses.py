@@ -221,7 +221,7 @@ class ResponseColumns:
             if link is not None and link not in response.links:
                 raise ValueError(
                     f"links: column {number}, {family}, has {' or '.join(response.links)}, whose means lie in its range "
-                    f"whatever the inputs are; got {link!r}"
+                    f"whatever the inputs are; got {checks.shown(link)}"
                 )
             place = None if response.dispersion is None else places
             own = checks.count("trials", trials) if family == "binomial" and trials is not None else 1

@@ -59,7 +59,8 @@ def with_inputs(batch: Batch, inputs, x, num_inputs: int) -> Batch:
         wanted = torch.tensor([len(row) for row in x])
         if len(own) != len(wanted) or bool((own != wanted).any()):
             raise ValueError(
-                f"inputs must have a row for each step of each sequence of x, lengths {wanted.tolist()}; got {own.tolist()}"
+                f"inputs must have a row for each step of each sequence of x, lengths {checks.shown(wanted.tolist())}; got "
+                f"{checks.shown(own.tolist())}"
             )
     inputs = None if inputs is None else as_tensor(inputs).to(batch.x)
     return batch._replace(inputs=check_inputs(inputs, (batch.x.shape[0], batch.x.shape[1]), num_inputs, batch.lengths))
@@ -144,7 +145,8 @@ def check_controls(model: Any, given: Mapping[str, Any], inputs: Any) -> None:
         if getattr(model, f"{kind}_inputs") is not None:
             other = "emission" if kind == "transition" else "transition"
             raise ValueError(
-                f"{name}: this model learns {kind}_inputs, one matrix of all steps; make it with inputs_to={other!r} or 'none'"
+                f"{name}: this model learns {kind}_inputs, one matrix of all steps; make it with "
+                f"inputs_to={checks.shown(other)} or 'none'"
             )
     learned = model.transition_inputs is not None or model.emission_inputs is not None
     ways = (*CONTROLS, "transition_offsets", "emission_offsets")  # which hold what controls have added

@@ -122,7 +122,8 @@ def as_prior(name: str, prior: RegressionPrior | Mapping[str, Any] | None) -> Re
         prior = RegressionPrior(**prior) if isinstance(prior, Mapping) else RegressionPrior(*(prior or ()))
     except TypeError:
         raise TypeError(
-            f"{name} must be a RegressionPrior, or a mapping of its {', '.join(RegressionPrior._fields)}; got {prior!r}"
+            f"{name} must be a RegressionPrior, or a mapping of its {', '.join(RegressionPrior._fields)}; got "
+            f"{checks.shown(prior)}"
         ) from None
     if not (prior.count >= 0 and prior.variance > 0 and prior.strength >= 0):
         raise ValueError(f"{name}: count and strength must not be negative and variance positive, got {prior}")

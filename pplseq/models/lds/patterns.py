@@ -218,5 +218,5 @@ def _flat(given: Any) -> tuple[list, tuple[int, ...]]:
     parts = [_flat(part) for part in given]
     shapes = {shape for _, shape in parts}
     if len(shapes) != 1:
-        raise ValueError(f"a pattern must be a matrix, with rows of one length; got {given!r}")
+        raise ValueError(f"a pattern must be a matrix, with rows of one length; got {checks.shown(given)}")
     return [entry for entries, _ in parts for entry in entries], (len(parts), *shapes.pop())

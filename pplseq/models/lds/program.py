@@ -44,6 +44,7 @@ from pplseq.models.lds.fit import (
 )
 from pplseq.models.lds.parameters import SCALES, Parameters
 from pplseq.models.lds.start import STARTS
+from pplseq.models.lds.times import gaps_of, times_of, without_index
 from pplseq.models.lds.whole_rows import PointChain, chain_of_whole_rows, is_whole
 from pplseq.models.steps import padded_steps, step_matrices, with_steps
 
@@ -108,6 +109,7 @@ class LDS(AtOnce):
         emission_offsets: Tensor | None = None,
         transition_controls: Tensor | None = None,
         emission_controls: Tensor | None = None,
+        gaps: Tensor | None = None,
         **sizes: Unpack[Sizes],
     ):
         """The generative program.
@@ -126,13 +128,14 @@ class LDS(AtOnce):
                 the moves into each step and to observations.
             transition_controls, emission_controls: (B, T, h, U) or (T, h, U), and (B, T, n, U) or (T, n, U): known matrices
                 B_t of the inputs, B_t u_t of which is added likewise; of a part whose matrix is not learned (``inputs_to``).
+            gaps: (B, T) the time that the move into each step takes, of a model that knows how it moves over any.
             **sizes: how much to generate, or what a mini-batch stands for: :class:`~pplseq.models.base.Sizes`.
         """
         given = self.given(x, lengths, start, **sizes)
         given.inputs = check_inputs(inputs, given.shape, self.num_inputs, lengths)
         added = {"state_noises": state_noises, "emission_noises": emission_noises}
         added |= {"transition_offsets": transition_offsets, "emission_offsets": emission_offsets}
-        added |= {"transition_controls": transition_controls, "emission_controls": emission_controls}
+        added |= {"transition_controls": transition_controls, "emission_controls": emission_controls, "gaps": gaps}
         added = {name: value for name, value in added.items() if value is not None}
         transition, emission = self.specs(given, start, transitions, emissions, **added)
         z = start
@@ -185,7 +188,7 @@ class LDS(AtOnce):
 
     def specs(
         self, given: Given, start: GaussianBelief | None, transitions: Tensor | None, emissions: Tensor | None,
-        **added: Tensor,
+        gaps: Tensor | None = None, **added: Tensor,
     ):  # fmt: skip
         """Functions of (state, step): the distributions of the next state, and of what is observed of a state."""
         known = {"transitions": transitions, "emissions": emissions} | added
@@ -199,6 +202,9 @@ class LDS(AtOnce):
         loadings, emission_offset, emission_weights = self._coefficients("emission")
         state_noise, noise = self.state_noise, self._emission_noise
         pushed, shifted = driven_by(weights, given.inputs, pushed), driven_by(emission_weights, given.inputs, shifted)
+        spreads = None
+        if gaps is not None:
+            moves, spreads = self.moves_over(gaps)
         first = None
         if start is None:
             first = self.initial_belief if torch.is_grad_enabled() else self.initial_belief.detach()
@@ -207,7 +213,8 @@ class LDS(AtOnce):
             if first is not None and z is None:
                 return LinearGaussian(None, matrix, first.covariance, first.mean)
             driven = None if pushed is None else (pushed[0], pushed[1][:, t])
-            spread = state_noise if shaken is None else state_noise + shaken[:, t]
+            spread = state_noise if spreads is None else spreads[:, t]
+            spread = spread if shaken is None else spread + shaken[:, t]
             return LinearGaussian(z, matrix if moves is None else moves[:, t], spread, offset, driven)
 
         def emission(z, t) -> LinearGaussian | PartlyObserved:
@@ -218,6 +225,13 @@ class LDS(AtOnce):
             return LinearGaussian(*about) if observed is None else PartlyObserved(*about, observed=observed)
 
         return transition, emission
+
+    def moves_over(self, gaps: Tensor) -> tuple[Tensor, Tensor]:
+        """Matrices and covariances (B, T, h, h) of moves that take these times (B, T)."""
+        raise ValueError(
+            f"times: {type(self).__name__} moves step by step; a StructuralModel moves over any time, or give the matrices and "
+            "covariances of single steps by transitions=..., state_noises=..."
+        )
 
     @property
     def _step_sizes(self) -> dict[str, tuple[int, ...]]:
@@ -234,13 +248,20 @@ class LDS(AtOnce):
     def as_batch(
         self, x, lengths=None, *, states=None, inputs=None, transitions=None, emissions=None, state_noises=None,
         emission_noises=None, transition_offsets=None, emission_offsets=None, transition_controls=None,
-        emission_controls=None,
+        emission_controls=None, times=None,
     ) -> Batch:  # fmt: skip
         """x, its lengths and inputs, and what is known of single steps (see :meth:`model`), as tensors of the model's type and
-        device; see the class of all estimators."""
+        device; see the class of all estimators. times: of the steps, see :func:`~pplseq.models.lds.times.times_of`."""
         if states is not None:
             raise ValueError("states: those of a linear dynamical system cannot be given")
+        if times is not None:
+            if transitions is not None:
+                raise ValueError("times: they say how states move, and so do transitions; leave one of them out")
+            times, x = times_of(times, x, lengths), without_index(x)
         batch = super().as_batch(x, lengths)
+        if times is not None:
+            batch = batch._replace(gaps=gaps_of(times, batch))
+            self.moves_over(batch.gaps[:1, :1])  # which says what has no continuous form
         of_steps = (transitions, emissions, state_noises, emission_noises, transition_offsets, emission_offsets)
         controls = {"transition_controls": transition_controls, "emission_controls": emission_controls}
         offsets = {"transition_offsets": transition_offsets, "emission_offsets": emission_offsets}

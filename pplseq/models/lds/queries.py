@@ -244,13 +244,18 @@ class LDSQueries(LDSTensors):
         if empty is not None and self.initial == "diffuse":
             raise ValueError("x: a diffuse start foretells nothing, so no row may be empty")
         batch, chain = self._posterior(x, lengths, inputs=inputs, **known)
+        matrices, gaps = (self.values.transition, self.values.state_noise), ahead.pop("future_gaps", None)
+        if (gaps is None) != (batch.gaps is None):
+            raise ValueError("future_times: must be given where times are, and only there, those of the steps to come")
+        if gaps is not None:
+            matrices = self.moves_over(gaps.to(self.reference))
         now, sizes = self.values, step_sizes(self.num_states, self.num_features)
         self._controls_ahead(ahead, known, future, len(batch.x), num_steps)
         steps = steps_to_come(ahead, batch, sizes, len(batch.x), num_steps, self.reference)
         moves = _sum(now.shift("transition", future), steps.get("transition_offsets"))
-        noise = _sum(now.state_noise, steps.get("state_noises"))
+        noise = _sum(matrices[1], steps.get("state_noises"))
         states = next_states(
-            steps.get("transitions", now.transition), noise, moves, chain.filtered(), num_steps, (empty, self.initial_belief)
+            steps.get("transitions", matrices[0]), noise, moves, chain.filtered(), num_steps, (empty, self.initial_belief)
         )
         means, covariances = _made_of(now, states.mean, states.covariance, future, steps)
         found = Forecast(means, covariances + _sum(self.emission_noise, steps.get("emission_noises")), *states)

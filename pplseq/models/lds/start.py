@@ -150,7 +150,8 @@ def _canonical_states(signal: Tensor, valid: Tensor, num_states: int):
     roots = []
     for block in (before, after):
         covariance = _covariance(block)
-        covariance = covariance + RIDGE * covariance.diagonal().mean() * torch.eye(len(covariance)).to(covariance)
+        size = float(covariance.diagonal().mean()) or 1.0  # of columns that stand still no window varies
+        covariance = covariance + RIDGE * size * torch.eye(len(covariance)).to(covariance)
         roots.append(torch.linalg.cholesky(covariance))
     both = before.T @ after / len(before)
     whitened = torch.linalg.solve_triangular(roots[0], both, upper=False)

@@ -6,6 +6,8 @@ import math
 
 import numpy as np
 
+from pplseq import checks
+
 MOST = 700.0  # exp of more overflows; only states that cannot be reached have it
 ROUNDING = 1e-13  # of moments, relative to the square of the means
 
@@ -44,12 +46,12 @@ class GaussianStatistics:
         try:
             y = np.asarray(y, dtype=float)
         except (TypeError, ValueError):
-            raise TypeError(f"y must be a vector of {self.size} numbers, got {y!r}") from None
+            raise TypeError(f"y must be a vector of {self.size} numbers, got {checks.shown(y)}") from None
         if y.shape != (self.size,):
             raise ValueError(f"y must have shape (D,) = ({self.size},), got {y.shape}")
         missing = np.isnan(y)
         if np.isinf(y).any() or (missing.any() and not missing.all()):
-            raise ValueError(f"y must be finite, or NaN in all dimensions where it is missing; got {y.tolist()}")
+            raise ValueError(f"y must be finite, or NaN in all dimensions where it is missing; got {checks.shown(y.tolist())}")
         return y
 
     def moments(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

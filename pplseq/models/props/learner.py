@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from pplseq import checks
+from pplseq.models.forms import unmasked
 from pplseq.models.props.drift import NEVER, SurpriseDetector, detector_from, detector_of
 from pplseq.models.props.guard import SourceGuard, guard_of
 from pplseq.models.props.program import PROPS, SOURCE_SHARE
@@ -113,11 +114,11 @@ class PROPSLearner(checks.NamedArguments):
         self.state, self.num_words, self.unknown_id = state, num_words, unknown_id
         if unknown_id is not None and num_words is None:
             raise ValueError(
-                f"unknown_id is for words, and vectors have no unknown one; leave it out, got {unknown_id!r}"
+                f"unknown_id is for words, and vectors have no unknown one; leave it out, got {checks.shown(unknown_id)}"
             )
         integer = isinstance(unknown_id, Integral) and not isinstance(unknown_id, bool)
         if unknown_id is not None and not (integer and 0 <= unknown_id < num_words):
-            raise ValueError(f"unknown_id must be a word id in 0..{num_words - 1}, or None; got {unknown_id!r}")
+            raise ValueError(f"unknown_id must be a word id in 0..{num_words - 1}, or None; got {checks.shown(unknown_id)}")
         for k, source in enumerate(self.sources):
             if missing := [name for name in ("observe", "reset") if not callable(getattr(source, name, None))]:
                 raise TypeError(
@@ -182,6 +183,7 @@ class PROPSLearner(checks.NamedArguments):
 
     def _encoded(self, y):
         """The token's id, or the vector; the unknown word's id for what is outside of the vocabulary."""
+        y = unmasked(y)
         if self.unknown_id is None:
             return self.state.emissions.check(y)
         word = word_id(y)

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pplseq import checks
 from pplseq.models.props.online_em import StreamState, start_stream
 from pplseq.models.props.seen_words import SeenWords
 from pplseq.models.props.settings import OnlineEM, StepInfo
@@ -37,7 +38,7 @@ class BatchStream:
         self, initial: Tensor, transition: Tensor, emission: Tensor, num_users: int, options: OnlineEM, window: int = 64
     ):
         if isinstance(num_users, bool) or not isinstance(num_users, int) or num_users < 1:
-            raise ValueError(f"num_users must be a positive integer, got {num_users!r}")
+            raise ValueError(f"num_users must be a positive integer, got {checks.shown(num_users)}")
         self.first_initial, self.first_transition, self.table, self.options = initial, transition, emission, options
         self.num_users, self.num_states = num_users, len(initial)
         self.num_own, self.num_words = emission.shape

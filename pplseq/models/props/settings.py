@@ -60,7 +60,7 @@ class OnlineEM(checks.NamedArguments):
         for name, least in (("warm_up", 1), ("window", 1)):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                raise ValueError(f"{name} must be an integer of at least {least}, got {value!r}")
+                raise ValueError(f"{name} must be an integer of at least {least}, got {checks.shown(value)}")
         for name in ("smoothing", "prior_tokens", "transition_smoothing", "transition_prior", "initial_prior"):
             if getattr(self, name) is None and name == "initial_prior":
                 continue
@@ -69,7 +69,7 @@ class OnlineEM(checks.NamedArguments):
         given = self.averaging
         number = isinstance(given, int) and not isinstance(given, bool) and given >= 0
         if not (given is None or given == "recent" or number):
-            raise ValueError(f'averaging must be None, "recent" or the number of a token, got {given!r}')
+            raise ValueError(f'averaging must be None, "recent" or the number of a token, got {checks.shown(given)}')
 
     def gain(self, t: int) -> float:
         """The step size of token t = 1, 2, ...; the first one is 1."""

@@ -11,6 +11,7 @@ from typing import Any, cast
 import numpy as np
 import torch
 
+from pplseq import checks
 from pplseq.folder import FolderError
 from pplseq.models.props.gaussian_statistics import GaussianStatistics
 from pplseq.models.props.online_em import StreamState, shared_table
@@ -47,7 +48,7 @@ def load_stream(folder) -> StreamState:
 def check_kind(header: dict, kind: str, folder) -> None:
     """Raises ValueError unless the folder holds what is looked for."""
     if header.get("model") != kind:
-        raise FolderError(f"{folder}: holds {header.get('model')!r}, expected {kind!r}")
+        raise FolderError(f"{folder}: holds {header.get('model')!r}, expected {checks.shown(kind)}")
 
 
 def as_tensors(arrays: dict[str, np.ndarray]) -> dict[str, torch.Tensor]:

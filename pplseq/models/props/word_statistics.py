@@ -15,6 +15,8 @@ from typing import Any
 
 import numpy as np
 
+from pplseq import checks
+
 SPREAD = 1e-13  # of a matrix's columns, relative to their largest, below which they count as equal
 REBASE = 1e-3  # the running product at which cold numbers are rewritten: below, differences of averages lose digits
 NEGLIGIBLE = 1e-290  # counts below have lost their digits, and their columns differ by rounding
@@ -268,4 +270,4 @@ def word_id(y) -> int:
             return operator.index(y)
     except TypeError:
         pass
-    raise TypeError(f"y must be a word id (an integer), got {y!r}; encode words with the vocabulary")
+    raise TypeError(f"y must be a word id (an integer), got {checks.shown(y)}; encode words with the vocabulary")

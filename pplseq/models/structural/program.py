@@ -1,8 +1,11 @@
-"""The structural time series model: the program of a linear dynamical system, its matrices known but for a few variances."""
+"""The structural time series model: the program of a linear dynamical system, its matrices known but for a few numbers."""
 
 from __future__ import annotations
 
+import contextlib
 import math
+import warnings
+from collections.abc import Sequence
 from typing import Any, Self
 
 import torch
@@ -11,32 +14,55 @@ from torch import Tensor, nn
 from pplseq import checks
 from pplseq.distributions.gaussian_types import GaussianBelief
 from pplseq.infer.fit.em import ROUNDING, Batch
+from pplseq.infer.fit.gradients import maximize_by_lbfgs
 from pplseq.infer.gaussian.results import StateMoments
 from pplseq.models.batch import as_given
 from pplseq.models.estimator import Estimator
 from pplseq.models.hmm.tables import DTYPES
 from pplseq.models.lds.parameters import Parameters, RegressionPrior
 from pplseq.models.lds.program import LDS
-from pplseq.models.structural.components import VARIANCES, components_of
+from pplseq.models.lds.queries import Forecast
+from pplseq.models.lds.times import gaps_ahead, labels_of, times_of, without_index
+from pplseq.models.structural.components import components_of, partial_weights, stationary_weights
 
 STARTS = ("wide", "diffuse")
 NEAR = 0.01  # nats between a variance that ended near 0 and one of 0
+FIRST_STEPS = 15
+MATRICES = 12  # (h, h), that a step leaves in memory for gradients
+FEWER = "make it of waves, few harmonics=... of each season"
+STARTS_OF_FITS = ("likely", "still", "shaken", "turning", "random")
+# deviations of shocks and noise, of the spread of a step, where fits start: the likelihood may have several maxima
+STEPS = {
+    "still": {"level": 0.3, "slope": 0.03, "seasonal": 0.1, "cycle": 0.3, "ar": 0.3, "noise": 0.5},
+    "shaken": {"level": 1.0, "slope": 0.3, "seasonal": 0.3, "cycle": 0.3, "ar": 0.3, "noise": 0.05},
+    "turning": {"level": 0.03, "slope": 1.0, "seasonal": 0.03, "cycle": 1.0, "ar": 1.0, "noise": 0.05},
+}
 WIDE = 1e6  # variance of the first state, of the mean square of the data
 
 
 class StructuralModel(LDS):
-    """x_t = level_t [+ seasonal_t] [+ inputs u_t] + noise: components that move on their own, by exact Kalman filtering.
+    """x_t = level_t [+ seasonal_t] [+ cycle_t] [+ ar_t] [+ inputs u_t] + noise: components that move on their own, by exact
+    Kalman filtering.
 
         level_t = level_{t-1} [+ slope_{t-1}] + N(0, level variance)      slope_t = slope_{t-1} + N(0, slope variance)
-        seasonal_t = -(seasonal_{t-1} + ... + seasonal_{t-s+1}) + N(0, seasonal variance)
+        seasonal_t = -(seasonal_{t-1} + ... + seasonal_{t-s+1}) + N(0, seasonal variance), or waves that turn, each shaken
+        cycle_t: a wave that turns by a frequency that is learned, and dies away by ``damping`` a step
+        ar_t = ar_1 ar_{t-1} + ... + ar_p ar_{t-p} + N(0, ar variance)
 
     It has all verbs of :class:`~pplseq.models.lds.program.LDS`: ``forecast``, ``smooth``, ``reconstruct``; missing values are
-    NaN.
+    NaN. Every verb takes ``times=``, numbers or dates (in days) of the steps in the form of x, or "index": the processes in
+    continuous time, variances being those of a unit of time (see :mod:`pplseq.models.structural.components`); ``forecast`` then
+    takes ``future_times``. With ``level="fixed", trend="stochastic"`` this is motion of constant velocity that is pushed at
+    random, with ``ar=1`` an Ornstein-Uhlenbeck process.
 
     Args:
         level: "stochastic", or "fixed" for a level (or trend) without shocks of its own.
         trend: None, "stochastic" (with ``level="fixed"``: a smooth trend) or "fixed": a slope that never changes.
-        seasonal: s, the steps of a season, or None.
+        seasonal: s, the steps of a season, a list of several, or None. One alone has a state for each step but one, which takes
+            12 (T, s, s) numbers: of hundreds of steps give few ``harmonics``.
+        harmonics: make seasons of waves, so many of each (a number, or a list): of a year of days, 3 to 10. None: of a list all
+            there are. Then steps of a season need not be whole, as 365.25.
+        cycle: whether there is one. ar: p, the order of an autoregression, or 0. Both start where they tend to.
         num_inputs: U, of regressors.
         initial: "wide": the first state has a variance a million times the mean square of the first data fitted, whose cost, in
             every score, grows with the states: scores of models with different components do not compare, `aic` and `bic`
@@ -60,39 +86,45 @@ class StructuralModel(LDS):
 
     name = "structural"
     methods = ("lbfgs", "sgd")  # sums over states lose the small variances that EM would find
-    starts = ()
+    starts = turns = STARTS_OF_FITS
 
     def __init__(
-        self, *, level: str = "stochastic", trend: str | None = None, seasonal: int | None = None, num_inputs: int = 0,
+        self, *, level: str = "stochastic", trend: str | None = None, seasonal: float | Sequence[float] | None = None,
+        harmonics: int | Sequence[int] | None = None, cycle: bool = False, ar: int = 0, num_inputs: int = 0,
         initial: str = "wide", dtype: str = "float64",
     ):  # fmt: skip
         Estimator.__init__(self)
         checks.choice("level", level, ("stochastic", "fixed"))
         if trend is not None:
             checks.choice("trend", trend, ("stochastic", "fixed"))
-        if seasonal is not None:
-            checks.count("seasonal", seasonal, 2)
+        seasons, waves = _seasons(seasonal, harmonics)
         real = DTYPES[checks.choice("dtype", dtype, DTYPES)]
-        self.parts = components_of(trend, seasonal, level)
+        self.parts = components_of(trend, level, seasons, waves, bool(cycle), checks.count("ar", ar, 0))
         self.num_features, self.num_inputs = 1, checks.count("num_inputs", num_inputs, 0)
         self.initial = "diffuse" if checks.choice("initial", initial, STARTS) == "diffuse" else "learned"
         self._config: dict[str, Any] = dict(
-            level=level, trend=trend, seasonal=seasonal, num_inputs=self.num_inputs, initial=initial
+            level=level, trend=trend, seasonal=seasonal, harmonics=harmonics, cycle=bool(cycle), ar=ar,
+            num_inputs=self.num_inputs, initial=initial,
         )
         self.num_states = sum(len(part.emission) for part in self.parts)
-        matrix = torch.block_diag(*(part.transition for part in self.parts)).to(real)
-        self.register_buffer("matrix", matrix, persistent=False)
+        checks.fits("seasonal", 8.0 * self.num_states**2, FEWER)
         self.register_buffer("loadings", torch.cat([part.emission for part in self.parts]).to(real)[None], persistent=False)
-        shocks = torch.tensor([shock for part in self.parts for shock in part.shocks])
-        names = [name for number, name in enumerate(VARIANCES) if bool((shocks == number).any())]
-        self.variances = tuple(names)
-        place = torch.zeros(len(names), self.num_states, dtype=real)
-        for row, name in enumerate(names):
-            place[row, shocks == VARIANCES.index(name)] = 1.0
-        self.register_buffer("places", place, persistent=False)
+        shocks = [shock for part in self.parts for shock in part.shocks]
+        self.variances = tuple(dict.fromkeys(filter(None, shocks)))
+        place = torch.tensor([[float(shock == name) for shock in shocks] for name in self.variances], dtype=real)
+        self.register_buffer("places", place.reshape(len(self.variances), self.num_states), persistent=False)
+        names = self.variances
         self.register_buffer("width", torch.ones((), dtype=real))
         self.log_scales = nn.Parameter(torch.full((len(names),), -1.0, dtype=real))
         self.log_noise = nn.Parameter(torch.zeros(1, dtype=real))
+        if cycle:
+            self.raw_frequency = nn.Parameter(torch.full((1,), -1.0, dtype=real))
+            self.raw_damping = nn.Parameter(torch.full((1,), 2.0, dtype=real))
+        if ar:
+            self.raw_ar = nn.Parameter(torch.zeros(ar, dtype=real))
+        if not any(part.learned for part in self.parts):  # the matrix of moves is known
+            matrix = torch.block_diag(*(part.move({}, self.loadings) for part in self.parts))
+            self.register_buffer("matrix", matrix, persistent=False)
         weights = nn.Parameter(torch.zeros(1, num_inputs, dtype=real)) if num_inputs else None
         self.register_parameter("emission_inputs", weights)
         self.state_prior = self.emission_prior = RegressionPrior()
@@ -106,8 +138,37 @@ class StructuralModel(LDS):
     transition_offset = transition_inputs = emission_offset = None
 
     @property
+    def learned(self) -> dict[str, Tensor]:
+        """What moves take beside variances: "frequency" of a cycle, radians a step, its "damping", and "ar" (p,)."""
+        found = {}
+        if self._config["cycle"]:
+            found |= {"frequency": math.pi * self.raw_frequency[0].sigmoid(), "damping": self.raw_damping[0].sigmoid()}
+        return found | ({"ar": stationary_weights(self.raw_ar.tanh())} if self._config["ar"] else {})
+
+    @property
     def transition(self) -> Tensor:  # pyright: ignore[reportIncompatibleVariableOverride]
-        return self.matrix
+        if "matrix" in self._buffers:
+            return self.matrix
+        learned = self.learned
+        return torch.block_diag(*(part.move(learned, self.loadings) for part in self.parts))
+
+    def moves_over(self, gaps: Tensor) -> tuple[Tensor, Tensor]:
+        learned, variances = self.learned, self._variances
+        found = [part.over(gaps, learned) for part in self.parts]
+        size, first = self.num_states, 0
+        moves, noises = (gaps.new_zeros(*gaps.shape, size, size) for _ in range(2))
+        for move, spreads in found:
+            some = slice(first, first + move.shape[-1])
+            moves[..., some, some] = move
+            for name, spread in spreads.items():
+                if name in variances:
+                    noises[..., some, some] = noises[..., some, some] + variances[name] * spread
+            first = some.stop
+        return moves, noises
+
+    @property
+    def _variances(self) -> dict[str, Tensor]:
+        return dict(zip(self.variances, (2 * self.log_scales).exp(), strict=True))
 
     @property
     def emission(self) -> Tensor:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -124,16 +185,21 @@ class StructuralModel(LDS):
 
     @property
     def initial_belief(self) -> GaussianBelief:
-        if self.initial == "diffuse":
-            return self._diffuse_belief
-        return GaussianBelief(self.matrix.new_zeros(self.num_states), self.width * torch.eye(self.num_states).to(self.matrix))
+        wide = torch.full_like(self.width, torch.inf) if self.initial == "diffuse" else self.width
+        learned, variances = self.learned, self._variances
+        spreads = [part.first(learned, variances) for part in self.parts]
+        blocks = [
+            torch.diag(wide.expand(len(part.emission))) if spread is None else spread
+            for part, spread in zip(self.parts, spreads, strict=True)
+        ]
+        return GaussianBelief(self.loadings.new_zeros(self.num_states), torch.block_diag(*blocks))
 
     @property
     def values(self) -> Parameters:
         """The matrices of the linear dynamical system, without gradients."""
         inputs, first = self.emission_inputs, self.initial_belief
         return Parameters(
-            self.matrix, None, None, self.state_noise, self.loadings, None, inputs, self._emission_noise, first.mean,
+            self.transition, None, None, self.state_noise, self.loadings, None, inputs, self._emission_noise, first.mean,
             first.covariance,
         ).detach()  # fmt: skip
 
@@ -145,7 +211,8 @@ class StructuralModel(LDS):
     def criterion_terms(self, batch: Batch, log_prob: float) -> tuple[float, int]:
         """As with an exactly diffuse start, whose states count as parameters, as in statsmodels: so that models with different
         components compare, whatever their own start is."""
-        count = self.num_free_parameters + len(batch.x) * self.num_states
+        wandering = sum(len(part.emission) for part in self.parts if not part.learned)
+        count = self.num_free_parameters + len(batch.x) * wandering
         if self.initial == "diffuse":
             return log_prob, count
         options: dict[str, Any] = self.config | {"initial": "diffuse"}
@@ -167,6 +234,7 @@ class StructuralModel(LDS):
         scales = (2 * self.log_scales).exp()
         found = {f"variance of {name}": scales[k] for k, name in enumerate(self.variances)}
         found["variance of noise"] = self._emission_noise[0]
+        found |= self.learned
         return found | ({"inputs": self.emission_inputs[0]} if self.num_inputs else {})
 
     @torch.no_grad()
@@ -189,8 +257,22 @@ class StructuralModel(LDS):
         return found
 
     @torch.no_grad()
-    def set_parameters(self, *, noise=None, inputs=None, width=None, **variances) -> Self:  # pyright: ignore
-        """Sets variances, of "level", "slope", "seasonal" and noise, weights (U,) of inputs, and that of a wide first state."""
+    def set_parameters(  # pyright: ignore
+        self, *, noise=None, inputs=None, width=None, frequency=None, damping=None, ar_weights=None, **variances
+    ) -> Self:
+        """Sets variances, of "level", "slope", "seasonal" ("seasonal_24" of several), "cycle", "ar" and noise, weights (U,) of
+        inputs, that of a wide first state, the frequency of a cycle (radians a step), its damping, and the weights (p,) of an
+        autoregression, which must be stationary."""
+        for name, value in (("frequency", frequency), ("damping", damping), ("ar_weights", ar_weights)):
+            if value is not None and name.removesuffix("_weights") not in self.learned:
+                raise ValueError(f"{name}: this model has none; make it with {'ar=...' if name[0] == 'a' else 'cycle=True'}")
+        if frequency is not None:
+            self.raw_frequency.fill_(_logit(checks.share("frequency", frequency, f"(0, {math.pi})") / math.pi))
+        if damping is not None:
+            self.raw_damping.fill_(_logit(checks.share("damping", damping, "(0, 1)")))
+        if ar_weights is not None:
+            weights = checks.finite("ar_weights", torch.as_tensor(ar_weights, dtype=torch.float64).to(self.raw_ar))
+            self.raw_ar.copy_(partial_weights(checks.shape("ar_weights", weights, self.raw_ar.shape)).atanh())
         if width is not None and self.initial == "diffuse":
             raise ValueError("width: nothing is known of a diffuse start; make the model with initial='wide'")
         for name, value in variances.items():
@@ -202,49 +284,110 @@ class StructuralModel(LDS):
         if width is not None:
             self.width.fill_(checks.positive("width", width))
         if inputs is not None:
-            weights = checks.finite("inputs", torch.as_tensor(inputs).to(self.matrix))
+            weights = checks.finite("inputs", torch.as_tensor(inputs, dtype=torch.float64).to(self.loadings))
             self.emission_inputs.copy_(checks.shape("inputs", weights, (self.num_inputs,))[None])
         return self
 
     # ---------------------------------------------------------------- fit
     def fit(self, x, lengths=None, *, fixed=(), method: str | None = None, **options) -> Self:
-        """See :meth:`~pplseq.models.estimator.Estimator.fit`."""
+        """See :meth:`~pplseq.models.estimator.Estimator.fit`; ``initialization``: see :meth:`initialize`."""
         if fixed:
             raise ValueError("fixed: give the components shocks, or none, by the options level and trend")
         if method in (None, "lbfgs"):
             options = {"num_steps": 500, "tolerance": 1e-9} | options
         return super(LDS, self).fit(x, lengths, method=method, **options)
 
+    def check_data(self, batch: Batch) -> None:
+        """Raises ValueError as of the LDS, and for what gradients would need more memory than there is for: some covariances a
+        step, which rows share unless something is missing in one alone or their times differ."""
+        rows, steps = batch.x.shape[:2]
+        known = ~batch.x[..., 0].isnan()
+        alike = batch.gaps is None and bool((known == known[:1]).all())
+        numbers = MATRICES * steps * (1 if alike else rows) * self.num_states**2
+        checks.fits("seasonal", numbers * batch.x.element_size(), FEWER)
+        super().check_data(batch)
+
     @torch.no_grad()
-    def initialize(self, batch: Batch, how: str = "") -> None:
-        """Shocks of components of a tenth of the spread of a step; a wide first state, of the data's own size."""
+    def initialize(self, batch: Batch, how: str = "likely") -> None:
+        """Shocks of components and noise of the size of the data's steps; a wide first state, of the data's own size.
+
+        Args:
+            how: "still": shocks of a tenth of the spread of a step. "shaken": of all of it. "turning": of the slope, the cycle
+                and the autoregression. "likely": the one of these that a few steps of L-BFGS take furthest. "random".
+        """
         known = ~batch.x.isnan()
         if batch.lengths is not None:  # what stands behind the end of a row is no data
             known &= (torch.arange(batch.x.shape[1], device=batch.x.device) < batch.lengths.unsqueeze(-1)).unsqueeze(-1)
         seen = batch.x[known]
         spread = float(seen.diff().std()) if len(seen) > 2 else float(seen.std())
+        if batch.gaps is not None and bool((batch.gaps > 0).any()):
+            spread /= math.sqrt(float(batch.gaps[batch.gaps > 0].mean()))
         spread = spread if spread > 0 else 1.0
         self.width.fill_(WIDE * float(seen.square().mean().clamp_min(1e-300)))
-        self.log_scales.copy_(torch.tensor([{"level": 0.3, "slope": 0.03, "seasonal": 0.1}[n] for n in self.variances]).log())
-        self.log_scales += torch.tensor(spread).log()
-        self.log_noise.fill_(float(torch.tensor(0.5 * spread).log()))
         if self.num_inputs:
             self.emission_inputs.zero_()
+        if how != "likely":
+            self._start_at(how, spread)
+            return
+        found = []
+        for way in STEPS:
+            self._start_at(way, spread)
+            with contextlib.suppress(ValueError, ArithmeticError), warnings.catch_warnings(), torch.enable_grad():
+                warnings.simplefilter("ignore")  # what is remarkable is said of the start that goes on
+                maximize_by_lbfgs(self, [batch], num_steps=FIRST_STEPS)
+                value = float(self.log_prob(batch.x, batch.lengths, **batch.known).sum())
+                found.append((value, {name: part.detach().clone() for name, part in self.named_parameters()}))
+        if found:
+            self.load_state_dict(max(found, key=lambda one: one[0])[1], strict=False)
+
+    def _start_at(self, way: str, spread: float) -> None:
+        shares = STEPS["still" if way == "random" else way]
+        names = [*(name.partition("_")[0] for name in self.variances), "noise"]
+        logs = torch.tensor([shares[name] * spread for name in names], dtype=torch.float64).log()
+        if way == "random":
+            logs += 1.5 * torch.randn(len(logs), dtype=torch.float64)
+        self.log_scales.copy_(logs[:-1])
+        self.log_noise.copy_(logs[-1:])
+        if self._config["cycle"]:
+            self.raw_frequency.fill_(-1.0)
+            self.raw_damping.fill_(2.0)
+            if way == "random":
+                self.raw_frequency.add_(torch.randn(1).to(self.raw_frequency))
+        if self._config["ar"]:
+            self.raw_ar.fill_(0.0)
+            self.raw_ar[0] = 0.5
 
     # ---------------------------------------------------------------- queries
+    def forecast(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self, x, num_steps: int | None = None, lengths=None, *, inputs=None, times=None, future_times=None, **known
+    ) -> Forecast:
+        """See :meth:`~pplseq.models.lds.queries.LDSQueries.forecast`; with ``times`` of the past, ``future_times`` (K,) or
+        (B, K) say for when it is."""
+        if times is None:
+            if future_times is not None:
+                raise ValueError("future_times: they go on from times; give those of x, times='index' for those of its index")
+            return super().forecast(x, num_steps, lengths, inputs=inputs, **known)
+        times = times_of(times, x, lengths)
+        gaps = gaps_ahead(times, future_times, lengths)
+        if num_steps not in (None, gaps.shape[1]):
+            raise ValueError(f"num_steps: future_times are of {gaps.shape[1]} steps, got {num_steps}; leave it out")
+        known |= {"times": times, "future_gaps": gaps}
+        found = super().forecast(without_index(x), gaps.shape[1], lengths, inputs=inputs, **known)
+        return found._replace(times=labels_of(future_times, len(gaps)))
+
     @torch.no_grad()
-    def components(self, x, lengths=None, *, inputs=None) -> dict[str, StateMoments]:
+    def components(self, x, lengths=None, *, inputs=None, times=None) -> dict[str, StateMoments]:
         """What each component adds to x, given all of x: by name, means (B, T) and variances (B, T).
 
         "slope" is that of the trend; "inputs" has no variance.
         """
-        batch, chain = self._posterior(x, lengths, inputs=inputs)
+        batch, chain = self._posterior(x, lengths, inputs=inputs, times=times)
         states, found, first = chain.smoothed_states(), {}, 0
         covariances, like = states.covariances.dense(), self.results_like(x)
         for part in self.parts:
             size = len(part.emission)
             some = slice(first, first + size)
-            weights = part.emission.to(self.matrix)
+            weights = part.emission.to(self.loadings)
             mean = states.means[..., some] @ weights
             variance = torch.einsum("...ij,i,j->...", covariances[..., some, some], weights, weights)
             found[part.name] = StateMoments(as_given(mean, like), as_given(variance, like))
@@ -256,6 +399,37 @@ class StructuralModel(LDS):
             driven = batch.inputs @ self.emission_inputs[0]
             found["inputs"] = StateMoments(as_given(driven, like), as_given(torch.zeros_like(driven), like))
         return found
+
+
+def _seasons(seasonal: Any, harmonics: Any) -> tuple[list[float], list[int] | None]:
+    """Steps of each season, and how many waves it is made of; None for a state a step."""
+    if seasonal is None:
+        if harmonics is not None:
+            raise ValueError("harmonics: they are those of a season; give seasonal=..., or leave them out")
+        return [], None
+    alone = not isinstance(seasonal, (list, tuple))
+    if alone and harmonics is None:
+        return [checks.count("seasonal", seasonal, 2)], None
+    seasons = [seasonal] if alone else list(seasonal)
+    for season in seasons:
+        if checks.number("seasonal", season) < 2:
+            raise ValueError(f"seasonal must be at least 2 steps, got {season}")
+    if not seasons or len(set(seasons)) < len(seasons):
+        raise ValueError(f"seasonal: expected different numbers of steps, got {checks.shown(seasonal)}")
+    several: list[Any] = list(harmonics) if isinstance(harmonics, (list, tuple)) else [harmonics] * len(seasons)
+    if len(several) != len(seasons):
+        raise ValueError(f"harmonics: expected one number for each of {len(seasons)} seasons, got {checks.shown(harmonics)}")
+    found = []
+    for season, number in zip(seasons, several, strict=True):
+        number = int(season // 2) if number is None else checks.count("harmonics", number)
+        if number > season // 2:
+            raise ValueError(f"harmonics: a season of {season} steps has at most {int(season // 2)}, got {number}")
+        found.append(number)
+    return seasons, found
+
+
+def _logit(share: float) -> float:
+    return math.log(share / (1 - share))
 
 
 def _half_log(variance: float) -> float:

@@ -127,7 +127,7 @@ class SwitchingParameters(Estimator):
                     raise ValueError(f"{name}: every row must hold probabilities that sum to 1")
                 (self.transition_logits if name == "transition" else self.initial_logits).copy_(value.log())
             elif name == "variance" and not bool((value > 0).all()):
-                raise ValueError(f"variance must be positive, got {value.tolist()}")
+                raise ValueError(f"variance must be positive, got {checks.shown(value.tolist())}")
             values[name] = value
         self._write(values)
         return self

@@ -68,7 +68,9 @@ class FeatureTagger(IterativeTagger, ProbabilisticTagger):
         )  # fmt: skip
         self.spans = None if spans is None else checks.choice("spans", spans, SCHEMES)
         if spans is not None and not issubclass(self.weights_class, LinearChainCRF):
-            raise ValueError(f"spans: a {type(self).__name__} chooses tags one by one; use CRFTagger, got {spans!r}")
+            raise ValueError(
+                f"spans: a {type(self).__name__} chooses tags one by one; use CRFTagger, got {checks.shown(spans)}"
+            )
         self.columns, self.min_count = columns, min_count
         self.pairs = checks.choice("pairs", pairs, ("observed", "all"))
         self.dtype = checks.choice("dtype", dtype, ("float32", "float64"))

@@ -147,7 +147,7 @@ def transition_probs(ngrams: np.ndarray, order: int, smoothing: str, add: float 
         ValueError: an unknown smoothing or order, or a lambda that is not positive.
     """
     if order not in (1, 2):
-        raise ValueError(f"order must be 1 (bigrams) or 2 (trigrams), got {order!r}")
+        raise ValueError(f"order must be 1 (bigrams) or 2 (trigrams), got {checks.shown(order)}")
     checks.choice("smoothing", smoothing, SMOOTHING)
     if smoothing == "add" and not add > 0:
         raise ValueError(f"add must be positive, got {add}")

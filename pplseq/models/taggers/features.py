@@ -117,12 +117,15 @@ class _Template:
             if match is None or name not in known_names or (size and int(size) < 1):
                 known = ", ".join([*ATTRIBUTES, GAZETTEER, LEXICON, *(f"{name}N" for name in (*AFFIXES, COLUMN, CLUSTER))])
                 raise ValueError(
-                    f"templates: {text!r} is none; expected attributes with the place they are looked up at, such as "
+                    f"templates: {checks.shown(text)} is none; expected attributes with the place they are looked up at, such "
+                    "as "
                     f"'suffix3[-1]' or 'lower[0]|lower[1]', with attributes of: {known}"
                 )
             self.parts.append((name + (size or ""), int(match[3])))
         if len(self.parts) > 63 // PART_BITS:
-            raise ValueError(f"templates: {text!r} has {len(self.parts)} parts, at most {63 // PART_BITS} are possible")
+            raise ValueError(
+                f"templates: {checks.shown(text)} has {len(self.parts)} parts, at most {63 // PART_BITS} are possible"
+            )
 
 
 def _of_token(name: str) -> bool:

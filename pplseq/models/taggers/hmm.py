@@ -143,7 +143,8 @@ class HMMTagger(SentenceTagger):
         if isinstance(x, (str, Path)):
             if cluster is None:
                 raise ValueError(
-                    f"x: expected tagged sentences, got the path {str(x)!r}; read it, fit(pplseq.data.read_tagged(path)), or "
+                    f"x: expected tagged sentences, got the path {checks.shown(str(x))}; read it, "
+                    "fit(pplseq.data.read_tagged(path)), or "
                     "give cluster, whose workers read files"
                 )
         else:

@@ -251,7 +251,9 @@ class LatentTagger(IterativeTagger, SentenceTagger):
         for i, sentence in enumerate(x):
             if not known.issuperset(sentence.tags):
                 strange = next(tag for tag in sentence.tags if tag not in known)
-                raise ValueError(f"x: number {i} has the tag {strange!r}; expected None or one of: {', '.join(self.tags)}")
+                raise ValueError(
+                    f"x: number {i} has the tag {checks.shown(strange)}; expected None or one of: {', '.join(self.tags)}"
+                )
         lacking = [i for i, sentence in enumerate(x) if None in sentence.tags]
         with torch.no_grad():
             for batch in self.batches([x[i].words for i in lacking]):

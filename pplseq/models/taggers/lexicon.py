@@ -38,12 +38,13 @@ class TagDictionary:
         for word, tags in entries.items():
             if isinstance(tags, str):
                 raise ValueError(
-                    f"lexicon: the tags of {word!r} are the string {tags!r}; expected a list, or tag: weight"
+                    f"lexicon: the tags of {checks.shown(word)} are the string {checks.shown(tags)}; expected a list, or tag: "
+                    "weight"
                 )
             weights = dict(tags) if isinstance(tags, Mapping) else dict.fromkeys(tags, 1.0)
             total = sum(checks.number(f"lexicon: the weight of {tag!r} of {word!r}", w) for tag, w in weights.items())
             if not weights or not all(w > 0 and math.isfinite(w) for w in weights.values()):
-                raise ValueError(f"lexicon: {word!r} must have tags with positive weights, got {weights}")
+                raise ValueError(f"lexicon: {checks.shown(word)} must have tags with positive weights, got {weights}")
             self.entries[word] = {tag: weight / total for tag, weight in weights.items()}
 
     @classmethod
@@ -219,7 +220,8 @@ class ListedTags:
                 if tag not in self.number:
                     some = ", ".join(sorted(tags)[:20]) + (", ..." if len(tags) > 20 else "")
                     raise ValueError(
-                        f"lexicon: {word!r} has the tag {tag!r}, which no word of the training text has ({some}); take it "
+                        f"lexicon: {checks.shown(word)} has the tag {tag!r}, which no word of the training text has ({some}); "
+                        "take it "
                         "out of the lexicon, or add tagged sentences with it"
                     )
 

@@ -80,7 +80,9 @@ class ProbabilisticTagger(Tagger):
         Cost: of an automaton of D states, D^2 that of a chain without it.
         """
         if not hasattr(constraint, "over"):
-            raise TypeError(f"constraint: expected a Constraint on tags, like Constraint.bio(tagger.tags), got {constraint!r}")
+            raise TypeError(
+                f"constraint: expected a Constraint on tags, like Constraint.bio(tagger.tags), got {checks.shown(constraint)}"
+            )
         self.check_fitted()
         found = copy.copy(self)
         found._constraint = constraint if self._constraint is None else self._constraint & constraint

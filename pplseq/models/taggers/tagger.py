@@ -195,7 +195,7 @@ def check_words(sentences: Sequence[Words]) -> None:
     for i, words in enumerate(sentences):
         for word in words:
             if not isinstance(word, str):
-                raise TypeError(f"x: number {i} holds {word!r}, expected words (strings)")
+                raise TypeError(f"x: number {i} holds {checks.shown(word)}, expected words (strings)")
 
 
 def tag_names(sentences: Sequence[TaggedSentence]) -> tuple[str, ...]:

@@ -8,6 +8,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from pplseq import checks
+
 NORMALIZATIONS = ("tokens", "pairs")
 ROW_CHUNK = 4096  # rows of a product done together: their (rows, h) results stay in the cache
 
@@ -218,7 +220,7 @@ class LagCovariances:
         if normalize is None:
             normalize = "tokens" if probs_from is None else probs_from.normalize
         if normalize not in NORMALIZATIONS:
-            raise ValueError(f"normalize: expected one of {', '.join(NORMALIZATIONS)}, got {normalize!r}")
+            raise ValueError(f"normalize: expected one of {', '.join(NORMALIZATIONS)}, got {checks.shown(normalize)}")
         num_tokens = words.sum() if normalize == "tokens" else None
         if probs_from is not None:
             options = {
@@ -238,7 +240,8 @@ class LagCovariances:
         if pseudo_counts == 0 and len(unseen):
             word = counts.vocabulary.words[unseen[0]] if hasattr(counts.vocabulary, "words") else unseen[0]
             raise ValueError(
-                f"counts: {word!r} and {len(unseen) - 1} other words never occur, so that whitening would divide by "
+                f"counts: {checks.shown(word)} and {len(unseen) - 1} other words never occur, so that whitening would divide "
+                "by "
                 "zero; give pseudo_counts > 0 or cut the vocabulary"
             )
         total = words.sum()

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from pplseq import checks
 from pplseq.kernels.kalman import symmetric
 from pplseq.kernels.matrix_equations import stationary_covariance
 from pplseq.models.text_lds.asos import asos_likelihood
@@ -90,7 +91,7 @@ def realise(
         Belanger & Kakade (2015), sections 3.4 and A.1; P. Van Overschee and B. De Moor (1996), chapter 3, for G's use.
     """
     if how not in METHODS:
-        raise ValueError(f"how: expected one of {', '.join(METHODS)}, got {how!r}")
+        raise ValueError(f"how: expected one of {', '.join(METHODS)}, got {checks.shown(how)}")
     if len(identification.emission) != cov.size:
         raise ValueError(
             f"identification: {len(identification.emission)} words; expected {cov.size} as the covariances"

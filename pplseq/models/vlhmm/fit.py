@@ -251,7 +251,8 @@ def make_clusters(
         return clustering.brown_clusters(text.tokens, len(vocabulary), num_blocks, **options)
     if not Path(blocks).exists():
         raise ValueError(
-            f"blocks must be brown, uniform, none or an existing paths file, got {blocks!r}.{checks.nearest(blocks, BLOCKS)}"
+            f"blocks must be brown, uniform, none or an existing paths file, got "
+            f"{checks.shown(blocks)}.{checks.nearest(blocks, BLOCKS)}"
         )
     with open(blocks, "rb") as file:
         in_file = {line.split(b"\t")[1].decode("utf-8", "replace") for line in file if line.count(b"\t") == 2}

@@ -86,7 +86,7 @@ class VLHMM(Constrainable):
         super().__init__()
         for name, value in (("tied", tied), ("shared_layer", shared_layer)):
             if not isinstance(value, bool):
-                raise TypeError(f"{name} must be True or False, got {value!r}")
+                raise TypeError(f"{name} must be True or False, got {checks.shown(value)}")
         if shared_layer and not tied:
             raise ValueError("shared_layer: start and emission have embeddings of their own; tie them, or leave it out")
         if feature_dropout and parameterization == "scalar":
@@ -132,7 +132,7 @@ class VLHMM(Constrainable):
         """
         num_words = checks.count("num_words", num_words)
         if reset_id is not None and not isinstance(reset_id, int):
-            raise TypeError(f"reset_id must be a word id or None, got {reset_id!r}")
+            raise TypeError(f"reset_id must be a word id or None, got {checks.shown(reset_id)}")
         if reset_id is not None and not 0 <= reset_id < num_words:
             raise ValueError(f"reset_id must be a word id in 0..{num_words - 1} or None, got {reset_id}")
         blocks = torch.zeros(num_words, dtype=torch.long) if blocks is None else _whole("blocks", blocks)

@@ -12,6 +12,7 @@ from typing import Any, BinaryIO
 import numpy as np
 import torch
 
+from pplseq import checks
 from pplseq.data.labelled_strings import LabelledStrings, read_labelled_strings
 from pplseq.data.sources import available_lines, existing_path, listing
 from pplseq.data.tables import MissingColumn
@@ -235,7 +236,7 @@ def _effects(run: Run, options: Any) -> Iterator[dict[str, Any]]:
     feature = options.feature or (columns.inputs[0] if len(columns.inputs) == 1 else None)
     if feature not in columns.inputs:
         raise ValueError(
-            f"feature: say which input varies with --feature, one of {', '.join(columns.inputs)}; got {feature!r}"
+            f"feature: say which input varies with --feature, one of {', '.join(columns.inputs)}; got {checks.shown(feature)}"
         )
     if columns.input_symbols and feature in columns.input_symbols:
         yield from _symbol_effects(run, columns, feature, options)
@@ -255,7 +256,7 @@ def _effects(run: Run, options: Any) -> Iterator[dict[str, Any]]:
 def _symbol_effects(run: Run, columns: Columns, feature: str, options: Any) -> Iterator[dict[str, Any]]:
     """Transitions at every symbol of a column, the other inputs at their means, or first symbols."""
     if unfit := [name for name in ("values", "png") if getattr(options, name) is not None]:
-        raise ValueError(f"{unfit[0]}: {feature!r} holds symbols, all of which are listed; leave it out")
+        raise ValueError(f"{unfit[0]}: {checks.shown(feature)} holds symbols, all of which are listed; leave it out")
     assert columns.input_symbols is not None
     for number, level in enumerate(columns.input_symbols[feature]):
         if feature in columns.coded:
@@ -277,7 +278,7 @@ def _values(option: str | None, mean: float, scale: float) -> np.ndarray:
             return values
     except ValueError:
         pass
-    raise ValueError(f"values must be LOW:HIGH:NUMBER, like -2:2:25; got {option!r}")
+    raise ValueError(f"values must be LOW:HIGH:NUMBER, like -2:2:25; got {checks.shown(option)}")
 
 
 def _string_answers(run: Run, question: str, data: str) -> Iterator[dict[str, Any]]:

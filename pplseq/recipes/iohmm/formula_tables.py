@@ -69,7 +69,10 @@ def read_formulas(formulas: Formulas, data: str, *, outputs: bool = True) -> For
     elif ".parquet" in Path(data).suffixes:
         frame = pandas.read_parquet(existing_path(data))
     else:
-        frame = pandas.read_csv(existing_path(data), sep="\t" if ".tsv" in Path(data).suffixes else ",")
+        sep = "\t" if ".tsv" in Path(data).suffixes else ","
+        frame = pandas.read_csv(existing_path(data), sep=sep)
+        if len(frame.columns) == 1 and ";" in str(frame.columns[0]):
+            frame = pandas.read_csv(data, sep=";", decimal=",")
     try:
         found = formulas.read(frame, outputs=outputs)
     except ValueError as error:

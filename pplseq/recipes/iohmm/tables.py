@@ -43,7 +43,7 @@ def sizes_of(states: str | None, default: Sequence[int]) -> list[int]:
             return sizes
     except ValueError:
         pass
-    raise ValueError(f"states must be numbers of at least 1, like 3, 2,3,4 or 2-8; got {states!r}")
+    raise ValueError(f"states must be numbers of at least 1, like 3, 2,3,4 or 2-8; got {checks.shown(states)}")
 
 
 # ---------------------------------------------------------------- folders
@@ -220,7 +220,7 @@ def _graph(option: str | None) -> Any:
         return option
     path = Path(option)
     if not path.is_file():
-        raise FileNotFoundError(f"graph: expected ergodic, left_right or a file of 0s and 1s, got {option!r}")
+        raise FileNotFoundError(f"graph: expected ergodic, left_right or a file of 0s and 1s, got {checks.shown(option)}")
     try:
         rows = [
             [int(cell) for cell in line.replace(",", " ").split()]

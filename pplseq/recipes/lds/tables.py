@@ -152,6 +152,10 @@ def train(job: Job) -> dict[str, Any]:
     model = _model(columns, settings).to(checks.device(settings.device))
     columns.name(model)
     batch = model.as_batch(x, inputs=inputs) if columns.inputs else model.as_batch(x)
+    try:
+        model.check_data(batch)
+    except ValueError as error:
+        raise ValueError(f"{job.data}: {error}") from None
     batches = split_rows(batch, settings.batch_size)
     job.watch.say(
         f"{len(table.ids):,} sequences, {sum(table.lengths):,} steps; outputs {', '.join(columns.outputs)}, inputs "

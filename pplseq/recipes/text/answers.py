@@ -223,7 +223,7 @@ def constraint_of(settings: ConstrainedAsking) -> Constraint | None:
     for entry in settings.word_class:
         name, equals, words = entry.partition("=")
         if not name or not equals or not all(word.strip() for word in words.split(",")):
-            raise ValueError(f"word_class must be NAME=WORD,WORD, got {entry!r}")
+            raise ValueError(f"word_class must be NAME=WORD,WORD, got {checks.shown(entry)}")
         classes[name] = [word.strip() for word in words.split(",")]
     most: dict[str, Any] = {"max_states": settings.max_states}
     found = []

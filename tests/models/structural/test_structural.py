@@ -135,3 +135,14 @@ def test_a_variance_that_ends_at_zero_is_said_to_be_at_its_bound():
         close(model.summary(NILE).errors[[0, 2]], found.errors[[0, 2]], rtol=1e-3, atol=0.0)
     model.set_parameters(slope=5.0)  # far from the bound, though the likelihood is larger there
     assert not model.at_bounds(model.as_batch(NILE))
+
+
+@pytest.mark.parametrize("name", ["plain", "logarithms"])
+def test_of_several_maxima_the_highest_is_found(name):
+    """A wave that a trend follows by its slope, or calls noise: each way of starting ends at one of them, and not the same."""
+    x = 50 + 40 * np.sin(2 * np.pi * np.arange(60) / 11) + 3 * np.random.default_rng(0).normal(size=60)
+    x = np.log(x) if name == "logarithms" else x
+    ends = {how: StructuralModel(trend="stochastic", level="fixed").fit(x, initialization=how).score(x)
+            for how in ("still", "shaken", "turning")}  # fmt: skip
+    found = StructuralModel(trend="stochastic", level="fixed").fit(x).score(x)
+    assert found == pytest.approx(max(ends.values()), abs=0.01) and found > min(ends.values()) + 5

@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
+from pplseq import checks
 from pplseq.data.columns import TaggedSentence
 from pplseq.data.tag_formats import BETWEEN_COLUMNS, NO_TAG
 from pplseq.models.taggers.latent import LatentTagger, LatentTaggerSettings
@@ -50,7 +51,8 @@ class MorphologyTagger(Tagger):
         self.columns = tuple(columns.split(",")) if isinstance(columns, str) else tuple(columns)
         if not self.columns or LEMMA in self.columns[:-1] or self.columns == (LEMMA,):
             raise ValueError(
-                f"columns: expected names such as {', '.join(COLUMNS)}, lemma as the last of several; got {columns!r}"
+                f"columns: expected names such as {', '.join(COLUMNS)}, lemma as the last of several; got "
+                f"{checks.shown(columns)}"
             )
         self.settings = settings or LatentTaggerSettings(**{**DEFAULTS, **options})
         if self.settings.lexicon is not None:

@@ -140,7 +140,7 @@ class ProductOfTaggers(Product):
         self.members = tuple(members)
         for member in self.members:
             if not isinstance(member, Tagger) or not hasattr(member, "smooth"):
-                raise TypeError(f"members: expected taggers that give probabilities (smooth), got {member!r}")
+                raise TypeError(f"members: expected taggers that give probabilities (smooth), got {checks.shown(member)}")
 
     @classmethod
     def of(cls, models: Iterable[Tagger]) -> ProductOfTaggers:

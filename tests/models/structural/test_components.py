@@ -1,0 +1,112 @@
+"""Seasons of waves, cycles and autoregressions: dense Gaussians, what they are made of, and what does not fit."""
+
+import numpy as np
+import pytest
+import torch
+
+from pplseq import StructuralModel, checks
+from pplseq.models.structural.components import partial_weights, stationary_weights
+
+
+def kernel(model, steps):
+    """Covariances of x at two steps, from powers of the moves."""
+    move, noise, spread = model.transition, model.state_noise, model.initial_belief.covariance
+    seen = model.emission[0]
+    found = torch.zeros(steps, steps).double()
+    for s in range(steps):
+        ahead = spread
+        for t in range(s, steps):
+            found[s, t] = found[t, s] = seen @ ahead @ seen
+            ahead = move @ ahead
+        spread = move @ spread @ move.T + noise
+    return (found + model.emission_noise[0, 0] * torch.eye(steps).double()).detach()
+
+
+OPTIONS = {
+    "waves": ({"seasonal": 4, "harmonics": 2}, {}, 1 + 3),
+    "two seasons": ({"seasonal": [4, 8]}, {}, 1 + 3 + 4),
+    "part of a season": ({"seasonal": [365.25, 7], "harmonics": [2, 3]}, {}, 1 + 4 + 6),
+    "cycle": ({"cycle": True, "trend": "fixed"}, {"frequency": 0.6, "damping": 0.9}, 2 + 2),
+    "ar": ({"ar": 3}, {"ar_weights": [0.5, 0.2, -0.1]}, 1 + 3),
+}
+
+
+def made(name):
+    options, values, size = OPTIONS[name]
+    model = StructuralModel(**options)
+    variances = {own: 0.2 + 0.1 * k for k, own in enumerate(model.variances)}
+    assert model.num_states == size
+    return model.set_parameters(width=5.0, noise=0.3, **variances, **values)
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_likelihoods_gradients_and_folders(name, tmp_path):
+    model, x = made(name), np.random.default_rng(0).normal(size=10)
+    dense = torch.distributions.MultivariateNormal(torch.zeros(10).double(), kernel(model, 10))
+    assert model.score(x) == pytest.approx(float(dense.log_prob(torch.tensor(x))), abs=1e-8)
+    batch = model.as_batch(x)
+    value = model.log_joint(batch.x)
+    for parameter, gradient in zip(parameters := list(model.parameters()), torch.autograd.grad(value, parameters), strict=True):
+        with torch.no_grad():
+            parameter[0] += 1e-5
+            above = model.score(x)
+            parameter[0] -= 2e-5
+            below = model.score(x)
+            parameter[0] += 1e-5
+        assert float(gradient[0]) == pytest.approx((above - below) / 2e-5, abs=1e-6)
+    loaded = StructuralModel.load(model.save(tmp_path / "model"))
+    assert loaded.score(x) == model.score(x) and loaded.config == model.config
+    parts = model.components(x)
+    torch.testing.assert_close(sum(p.means for key, p in parts.items() if key != "slope"), model.reconstruct(x).means[..., 0])
+
+
+def test_a_season_of_all_its_waves_is_one_of_dummies():
+    """Without shocks: both are any pattern that sums to 0."""
+    x = np.random.default_rng(1).normal(size=20)
+    waves = StructuralModel(seasonal=5, harmonics=2, initial="diffuse").set_parameters(level=0.3, noise=0.4, seasonal=0.0)
+    dummies = StructuralModel(seasonal=5, initial="diffuse").set_parameters(level=0.3, noise=0.4, seasonal=0.0)
+    one, other = (model.forecast(x, 6).means for model in (waves, dummies))
+    torch.testing.assert_close(one, other)
+
+
+def test_what_starts_where_it_tends_to_is_not_diffuse():
+    model = StructuralModel(ar=2, initial="diffuse").set_parameters(level=0.1, noise=0.2, ar=0.5, ar_weights=[0.4, 0.3])
+    x = np.random.default_rng(2).normal(size=12)
+    wide = StructuralModel(ar=2).set_parameters(level=0.1, noise=0.2, ar=0.5, ar_weights=[0.4, 0.3], width=1e9)
+    assert model.score(x) == pytest.approx(wide.score(x) + 0.5 * np.log(1e9), abs=1e-4)
+    assert wide.aic(x) == pytest.approx(model.aic(x)) == pytest.approx(2 * (5 + 1) - 2 * model.score(x))
+
+
+def test_weights_are_those_of_a_stationary_process():
+    partial = torch.tensor([0.9, -0.8, 0.5, 0.99]).double()
+    weights = stationary_weights(partial)
+    roots = np.roots([1.0, *-weights.numpy()])
+    assert abs(roots).max() < 1
+    torch.testing.assert_close(partial_weights(weights), partial)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: StructuralModel(seasonal=7, harmonics=4), "harmonics: a season of 7 steps has at most 3, got 4"),
+        (lambda: StructuralModel(harmonics=4), "harmonics: they are those of a season"),
+        (lambda: StructuralModel(seasonal=[7, 7]), "seasonal: expected different numbers of steps"),
+        (lambda: StructuralModel(seasonal=[24, 168], harmonics=[3]), "harmonics: expected one number for each of 2 seasons"),
+        (lambda: StructuralModel(seasonal=[1.5]), "seasonal must be at least 2 steps"),
+        (lambda: StructuralModel(ar=1).set_parameters(ar_weights=[1.0]), "ar_weights: they must be those of a stationary"),
+        (lambda: StructuralModel().set_parameters(frequency=1.0), "frequency: this model has none; make it with cycle=True"),
+    ],
+)
+def test_what_does_not_fit_is_said(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+def test_what_does_not_fit_into_memory_is_refused_beforehand(monkeypatch):
+    """12 matrices a step: a season of 365 steps and 1,500 rows took 19 GB."""
+    monkeypatch.setattr(checks, "machine_memory", lambda: 16e9)
+    x = np.zeros(1500)
+    with pytest.raises(ValueError, match="seasonal: this takes 19 GB of memory, .* make it of waves, few harmonics="):
+        StructuralModel(seasonal=365).fit(x)
+    with pytest.raises(ValueError, match="x must vary"):  # which fits
+        StructuralModel(seasonal=365, harmonics=5).fit(x)

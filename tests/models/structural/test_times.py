@@ -1,0 +1,120 @@
+"""Steps at any times: a dense Gaussian whose covariances are those of the processes in continuous time."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from pplseq import LDS, StructuralModel
+
+WIDTH, NOISE = 4.0, 0.3
+TIMES = np.cumsum([0.0, 0.5, 2.25, 0.0, 0.125, 7.0, 1.0, 0.75])
+
+
+def brownian(early, late):
+    return early + 0 * late
+
+
+def integrated(early, late):
+    return early**2 * (3 * late - early) / 6
+
+
+def kernels(time, other):
+    """Covariances of the components of the models below at two times since the first, by the name of the option."""
+    early, late, apart = np.minimum(time, other), np.maximum(time, other), np.abs(time - other)
+    level = WIDTH + 0.2 * brownian(early, late)
+    line = WIDTH * (1 + time * other) + 0.1 * integrated(early, late)
+    waves = sum((WIDTH + 0.05 * early) * np.cos(2 * np.pi * k / 5.5 * apart) for k in (1, 2))
+    damped = 0.4 / (1 - 0.81) * 0.9**apart
+    return {
+        "level": level, "trend": line + 0.2 * brownian(early, late), "velocity": line, "seasonal": level + waves,
+        "cycle": level + damped * np.cos(0.7 * apart), "ar": level + damped,
+    }  # fmt: skip
+
+
+MODELS = {
+    "level": (lambda **o: StructuralModel(**o), {"level": 0.2}),
+    "trend": (lambda **o: StructuralModel(trend="stochastic", **o), {"level": 0.2, "slope": 0.1}),
+    "velocity": (lambda **o: StructuralModel(trend="stochastic", level="fixed", **o), {"slope": 0.1}),
+    "seasonal": (lambda **o: StructuralModel(seasonal=5.5, harmonics=2, **o), {"level": 0.2, "seasonal": 0.05}),
+    "cycle": (lambda **o: StructuralModel(cycle=True, **o), {"level": 0.2, "cycle": 0.4, "frequency": 0.7, "damping": 0.9}),
+    "ar": (lambda **o: StructuralModel(ar=1, **o), {"level": 0.2, "ar": 0.4, "ar_weights": [0.9]}),
+}
+
+
+def make(name):
+    model, values = MODELS[name]
+    return model().set_parameters(width=WIDTH, noise=NOISE, **values)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_any_times_are_those_of_one_gaussian(name):
+    model, x = make(name), np.random.default_rng(0).normal(size=(2, 8)).cumsum(1)
+    x[0, 4] = np.nan
+    ahead = TIMES[-1] + np.array([0.4, 3.0])
+    every = np.concatenate([TIMES, ahead])
+    covariance = kernels(every[:, None], every[None])[name] + NOISE * np.eye(10)
+    wanted = 0.0
+    for row in x:
+        seen = np.isfinite(row).nonzero()[0]
+        past = covariance[np.ix_(seen, seen)]
+        wanted += float(
+            torch.distributions.MultivariateNormal(torch.zeros(len(seen)).double(), torch.tensor(past)).log_prob(
+                torch.tensor(row[seen])
+            )
+        )
+        gain = np.linalg.solve(past, covariance[np.ix_(seen, [8, 9])]).T
+        found = model.forecast(row, times=5 + TIMES, future_times=5 + ahead)
+        np.testing.assert_allclose(found.means[0, :, 0], gain @ row[seen], rtol=1e-8)
+        left = covariance[8:, 8:] - gain @ covariance[np.ix_(seen, [8, 9])]
+        np.testing.assert_allclose(found.covariances[0, :, 0, 0], left.diagonal(), rtol=1e-8)
+    ragged = [x[0], x[1, :5]], [TIMES, TIMES[:5]]
+    assert model.score(x[..., None], times=np.stack([TIMES, TIMES])) == pytest.approx(wanted, abs=1e-8)
+    assert model.score(ragged[0], times=ragged[1]) == pytest.approx(sum(map(lambda a, t: model.score(a, times=t), *ragged)))
+    parts = model.components(x[1], times=TIMES)
+    total = sum(part.means for key, part in parts.items() if key != "slope")
+    torch.testing.assert_close(total, model.reconstruct(x[1], times=TIMES).means[..., 0])
+
+
+@pytest.mark.parametrize("name", [name for name in MODELS if name not in ("trend", "velocity")])
+def test_whole_times_are_steps(name):
+    x = np.random.default_rng(1).normal(size=12).cumsum()
+    model = make(name)
+    assert model.score(x, times=np.arange(12)) == pytest.approx(model.score(x), abs=1e-8)
+    gradients = []
+    for known in ({}, {"gaps": model.as_batch(x, times=np.arange(12)).gaps}):
+        value = model.log_joint(model.as_batch(x).x, **known)
+        gradients.append(torch.autograd.grad(value, list(model.parameters())))
+    for one, other in zip(*gradients, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def test_times_of_an_index_and_fits():
+    pd = pytest.importorskip("pandas")
+    days = pd.Timestamp("2024-01-01") + pd.to_timedelta(np.cumsum([0, 1, 0.5, 2, 9, 0.25, 3, 1, 1, 4, 2]), "D")
+    x = pd.Series(np.random.default_rng(2).normal(size=11).cumsum(), index=days)
+    model = StructuralModel().fit(x, times="index")
+    numbers = (days - days[0]) / pd.Timedelta("1D")
+    value = model.score(x, times="index")
+    assert value == model.score(x.to_numpy(), times=numbers) == model.score(x, times=days.tz_localize("UTC"))
+    assert model.score([x, x[:5]], times="index") == pytest.approx(value + model.score(x[:5], times=days[:5]))
+    together = pd.concat([x, x[:5]])
+    assert model.score(together, [11, 5], times="index") == pytest.approx(model.score([x, x[:5]], times="index"))
+    assert model.aic(x, times="index") == model.aic(x.to_numpy(), times=numbers.to_numpy())
+    ahead = days[-1] + pd.to_timedelta([1.5, 2], "D")
+    assert model.forecast(x, times="index", future_times=ahead).frame().index.equals(ahead)
+    for call, message in (
+        (lambda: model.score(x, times=days[::-1]), "times: those of a sequence must rise"),
+        (lambda: model.score(x, times=days[:5]), "times: expected one for each step of x"),
+        (lambda: model.score(x.to_numpy(), times="index"), "times: x has no index"),
+        (lambda: model.forecast(x, 2, times="index"), "future_times: must be given"),
+        (lambda: model.forecast(x, times="index", future_times=days[:2]), "future_times: those of a sequence must rise"),
+        (lambda: model.forecast(x.to_numpy(), 2, future_times=days[:2]), "future_times: they go on from times"),
+        (lambda: StructuralModel(seasonal=4).fit(x, times="index"), "times: seasonal moves step by step"),
+        (lambda: StructuralModel(ar=2).fit(x, times="index"), "times: ar moves step by step"),
+        (lambda: LDS(1, 1).fit(x, times="index"), "times: LDS moves step by step; a StructuralModel moves over any time"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            call()
+    assert math.isfinite(model.predict_next(x, times="index", future_times=ahead[:1]).means)
