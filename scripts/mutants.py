@@ -173,8 +173,7 @@ MUTANTS = [
     ),
     Mutant(
         "structural: criteria of another start", "pplseq/models/structural/program.py",
-        "count = self.num_free_parameters + len(batch.x) * self.num_states", "count = self.num_free_parameters",
-        ("tests/models/structural",),
+        "count = self.num_free_parameters + len(batch.x) * wandering", "count = self.num_free_parameters", ("tests/models/structural",),
     ),
     Mutant(
         "props: the guard gives nothing back", "pplseq/models/props/guard.py",
