@@ -233,6 +233,21 @@ class SequenceModel(checks.NamedArguments, PyroModule):
         """Raises unless x holds observations of the model's kind, or marks of missing ones; here: words."""
         checks.words(x, self.num_words or 0)
 
+    def check_rows(self, x: Tensor, lengths: Tensor | None) -> None:
+        """:meth:`check_observations` of padded rows, whose vectors behind their ends may be anything; and of lengths."""
+        padded = isinstance(x, Tensor) and x.is_floating_point() and isinstance(lengths, Tensor) and x.dim() == 3
+        if padded and lengths.shape == x.shape[:1]:
+            ended = torch.arange(x.shape[1], device=x.device) >= lengths.unsqueeze(-1)
+            self.check_observations(x.masked_fill(ended.unsqueeze(-1), torch.nan))
+        else:
+            self.check_observations(x)
+        checks.lengths(lengths, x)
+
+    @property
+    def num_observable_states(self) -> int:
+        """How many states ``states`` tells apart: those of the chain, or its regimes, of which a chain has several states."""
+        return self.num_states
+
     def observed(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """x with something harmless where it is missing, and where it is not: (B, T), or (B, T, n) of vectors seen in part."""
         return x.clamp_min(0), x != MISSING
@@ -267,9 +282,8 @@ class SequenceModel(checks.NamedArguments, PyroModule):
             values = observed = None
         else:
             if not checks.TRUSTED.get():
-                self.check_observations(x)
-                checks.lengths(lengths, x)
-                checks.states(states, x, self.num_states)
+                self.check_rows(x, lengths)
+                checks.states(states, x, self.num_observable_states)
             shape = x.shape[0], x.shape[1]
             values, observed = self.observed(x)
         if not checks.TRUSTED.get():

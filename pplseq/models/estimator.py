@@ -79,6 +79,7 @@ class Estimator(FittedState, SequenceModel):
     methods: ClassVar[tuple[str, ...]] = ("sgd", "lbfgs")
     starts: ClassVar[tuple[str, ...]] = ()  # ways to initialize, where there are several
     turns: ClassVar[tuple[str, ...]] = ()  # ways that several starts take in turn; none: all start in the first way
+    least_starts: ClassVar[int] = 1  # that a fit races, where it is not asked for more
     finalists: ClassVar[int] = 1  # of several starts those that are fitted to the end, where they do not end alike
     history: Any = None  # of the last fit: a FitHistory, or the History of a training run
 
@@ -102,9 +103,8 @@ class Estimator(FittedState, SequenceModel):
         x, lengths = self.in_form(x, lengths)
         x = in_ids(x, self.vocabulary)
         batch = to_batch(x, lengths, words=self.num_features is None, reference=self.reference)
-        self.check_observations(batch.x)
-        checks.lengths(batch.lengths, batch.x)
-        return batch if states is None else batch._replace(states=padded_states(states, x, batch, self.num_states))
+        self.check_rows(batch.x, batch.lengths)
+        return batch if states is None else batch._replace(states=padded_states(states, x, batch, self.num_observable_states))
 
     def as_text(self, x, lengths, known: Mapping[str, Any]) -> tuple[Any, Any]:
         """Sentences as the lines of a corpus, which end in ``<eos>``, where a text is learned from or scored; else as it came.
@@ -150,8 +150,8 @@ class Estimator(FittedState, SequenceModel):
                 ``step_size`` is given.
             warm_start: start from the parameters as they are, instead of anew from the data.
             initialization: how to start anew, one of ``starts``, by default the first.
-            num_restarts: starts; after every 10 iterations of EM the worse half is dropped, until one is left (two of a
-                switching regression, which are both fitted to the end).
+            num_restarts: starts; after every 10 iterations of EM (of L-BFGS of models without) the worse half is dropped, until
+                one is left (two of a switching regression, which are both fitted to the end).
             seed: makes the fit repeatable; None draws from torch's generator.
             folder: of a run: checkpoints ``last/`` and ``best/``, and ``metrics.jsonl``. Ctrl-C and SIGTERM leave a checkpoint
                 of "em" and "sgd"; of the other methods the folder gets the model when they are done.
@@ -178,10 +178,9 @@ class Estimator(FittedState, SequenceModel):
             raise ValueError(f"initialization: {type(self).__name__} starts in one way; leave it out, got {initialization!r}")
         how = () if initialization is None else (checks.choice("initialization", initialization, self.starts),)
         self.check_method(method)
-        if num_restarts > 1 and (warm_start or "em" not in self.methods):
-            why = "a warm start has" if warm_start else f"{type(self).__name__}, which has no EM to race them, has"
-            raise ValueError(f"num_restarts: {why} one starting point; got {num_restarts}")
-        with self.naming(x, warm_start or resume, known.get("inputs")):
+        if num_restarts > 1 and warm_start:
+            raise ValueError(f"num_restarts: a warm start has one starting point; got {num_restarts}")
+        with self.naming(x, warm_start or resume, known.get("inputs"), known.get("states")):
             batch = None if isinstance(x, TextFiles) else self.as_batch(*self.as_text(x, lengths, known), **known)
         if batch is not None:
             self.check_data(batch)
@@ -198,8 +197,8 @@ class Estimator(FittedState, SequenceModel):
                 batches = split_rows(batch, size)
             alone, starts = folder is None and max_time is None and not resume, []
             if not (warm_start or resume):
-                finalists = self.finalists if alone else 1
-                ways = [how or self.turns[k % len(self.turns) :][:1] if self.turns else how for k in range(num_restarts)]
+                finalists, num_starts = self.finalists if alone else 1, max(num_restarts, self.least_starts)
+                ways = [how or self.turns[k % len(self.turns) :][:1] if self.turns else how for k in range(num_starts)]
                 begin = [partial(self.initialize, batch, *way) for way in ways]
                 starts = start_anew(self, batches, begin, cluster, finalists)
             if alone:

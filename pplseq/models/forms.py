@@ -79,7 +79,7 @@ def in_form(x: Any, lengths: Any = None, *, num_features: int | None, name: str 
         first = next((row for row in x if row is not None), None)
         if first is None or isinstance(first, str) or np.ndim(first) > 0 or is_table(first):
             whole = num_features is None and isinstance(x, Sequences)  # a column that lacks a word is one of floats
-            rows = [_whole(row) if whole and _floats(row) else _row(row, num_features, name) for row in x]
+            rows = [whole(row) if whole and _floats(row) else _row(row, num_features, name) for row in x]
             if num_features == 1 and len(x) > 1 and all(np.shape(row) == (1,) for row in x):
                 raise ValueError(
                     f"{name}: {len(x)} lists of one number could be one sequence or {len(x)}: write [{name}] for the first, "
@@ -291,17 +291,17 @@ def numbers_of(frame: Any, num_features: int | None = None, name: str = "x") -> 
                 f"{where} must hold numbers, got {type(texts[0]).__name__}; leave it out, or make numbers of it{words}"
             )
         try:
-            found.append(np.asarray([np.nan if _missing(value) else value for value in values], dtype=float))
+            found.append(np.asarray([np.nan if missing(value) else value for value in values], dtype=float))
         except (TypeError, ValueError):
             what = type(next(value for value in values if not isinstance(value, (int, float)))).__name__
             raise TypeError(f"{where} must hold numbers, got {what}; leave it out, or make numbers of it") from None
     numbers = np.stack(found, 1) if columns else found[0]
     if num_features is not None:
         return numbers
-    return _whole(numbers)
+    return whole(numbers)
 
 
-def _whole(numbers: np.ndarray) -> np.ndarray:
+def whole(numbers: np.ndarray) -> np.ndarray:
     """Words, -1 where one is missing; as they are where they are no whole numbers, which who takes them refuses."""
     whole = np.where(np.isnan(numbers), -1, numbers)
     return whole.astype(np.int64) if (np.isfinite(whole) & (whole == whole.round())).all() else numbers
@@ -345,7 +345,7 @@ def sequences_by(
     places: dict[Any, list[int]] = {}
     for place, parts in enumerate(zip(*(frame[column] for column in keys), strict=True)):
         key = parts if len(keys) > 1 else parts[0]
-        if any(map(_missing, parts)):
+        if any(map(missing, parts)):
             raise ValueError(f"frame: row {place} has no {by!r}, so that it is of no sequence; leave it out")
         places.setdefault(key, []).append(place)
     if order_by is not None:
@@ -353,18 +353,18 @@ def sequences_by(
         places = {key: _by_time(times, rows, order_by) for key, rows in places.items()}
     chosen = frame[names if isinstance(names, str) else list(names)]
     if isinstance(names, str) and any(isinstance(value, str) for value in chosen):
-        words = [None if _missing(value) else value for value in chosen]
+        words = [None if missing(value) else value for value in chosen]
         return Sequences([[words[row] for row in rows] for rows in places.values()], list(places), None, str(by))
     numbers = numbers_of(chosen, num_features=0)
-    if isinstance(names, str) and not any(_missing(value) or isinstance(value, float) for value in chosen):
-        numbers = _whole(numbers)  # may be words
+    if isinstance(names, str) and not any(missing(value) or isinstance(value, float) for value in chosen):
+        numbers = whole(numbers)  # may be words
     known = _as_texts([names] if isinstance(names, str) else list(names), "frame")
     return Sequences([numbers[rows] for rows in places.values()], list(places), known, str(by))
 
 
 def _by_time(times: list[Any], rows: list[int], name: str) -> list[int]:
     """Rows by their times, of which a column of this name tells."""
-    if untimed := [row for row in rows if _missing(times[row])]:
+    if untimed := [row for row in rows if missing(times[row])]:
         raise ValueError(f"order_by: row {untimed[0]} has no {name!r}; fill it in, or leave the row out")
     try:
         if any(isinstance(times[row], str) for row in rows):  # "10" would stand before "9"
@@ -383,16 +383,17 @@ def of_objects(x: np.ndarray, num_features: int | None, name: str) -> Any:
     if x.ndim == 1 and any(isinstance(value, str) or np.ndim(value) for value in values):
         return values
     try:
-        numbers = np.asarray([np.nan if _missing(value) else value for value in values], dtype=float).reshape(x.shape)
+        numbers = np.asarray([np.nan if missing(value) else value for value in values], dtype=float).reshape(x.shape)
     except (TypeError, ValueError):
-        what = type(next(v for v in values if not (_missing(v) or isinstance(v, (int, float))))).__name__
+        what = type(next(v for v in values if not (missing(v) or isinstance(v, (int, float))))).__name__
         raise TypeError(
             f"{name} must hold numbers, None where one is missing, got {what}; encode words with a Vocabulary"
         ) from None
-    return numbers if num_features is not None else _whole(numbers)
+    return numbers if num_features is not None else whole(numbers)
 
 
-def _missing(value: Any) -> bool:
+def missing(value: Any) -> bool:
+    """Whether a value says that there is none: None, NaN, and pandas' NA and NaT."""
     return value is None or type(value).__name__ == "NAType" or value != value
 
 

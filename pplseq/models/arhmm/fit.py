@@ -63,13 +63,19 @@ def m_step(model: ARHMMParameters, statistics: Statistics) -> list[str]:
 
 @torch.no_grad()
 def start(model: ARHMMParameters, batch: Batch) -> None:
-    """Regressions of stretches of the data that are dealt out to the states at random."""
+    """Regressions of stretches of the data that are dealt out to the states at random, those of known states to theirs."""
     x, seen = model.explained(batch)
     states, steps = model.num_states, int(seen.sum())
     length = max(1, steps // (SEGMENTS * states))
     owner = torch.cat([torch.randperm(states) for _ in range(steps // length // states + 1)]).repeat_interleave(length)
     probs = torch.zeros(*seen.shape, states, dtype=torch.float64, device=x.device)
     probs[seen] = 0.9 * torch.nn.functional.one_hot(owner[:steps].to(x.device), states).double() + 0.1 / states
+    if batch.states is not None and bool((known := (batch.states >= 0) & seen).any()):
+        labelled = batch.states[known].unique()
+        others = torch.ones(states, dtype=torch.float64, device=x.device).index_fill_(0, labelled, 0.0)
+        # a regression of a few steps is held by the weight of as many as it has coefficients
+        probs = probs * others + (model.weights.shape[-1] + 1) / steps * (1 - others) * seen.unsqueeze(-1)
+        probs[known] += torch.nn.functional.one_hot(batch.states[known], states) * (1 - others)
     model.weights.zero_()
     model.scale.zero_()
     spread = x[seen].std(0).log()

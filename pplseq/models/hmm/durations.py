@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from pplseq import checks
 from pplseq.infer.fit.closed_forms import dirichlet_mode
 from pplseq.infer.fit.em import Batch, Statistics
-from pplseq.models.base import Given
 from pplseq.models.hmm.program import HMM
 from pplseq.models.regimes import RegimeQueries
 
@@ -73,11 +72,6 @@ class SemiMarkovHMM(RegimeQueries, HMM):
         self.move_logits = nn.Parameter(0.1 * torch.randn(regimes, regimes, dtype=dtype))
         shape = (regimes, size) if duration == "explicit" else (regimes,)
         self.duration_logits = nn.Parameter(0.1 * torch.randn(shape, dtype=dtype))
-
-    def given(self, x, lengths=None, start=None, *, states: Tensor | None = None, **known) -> Given:
-        if states is not None:  # a regime that is seen leaves open how long it has lasted
-            raise ValueError("states: regimes of a semi-Markov model cannot be observed; leave them out, or use HMM")
-        return super().given(x, lengths, start, **known)
 
     # ---------------------------------------------------------------- values
     def _moves(self) -> Tensor:
@@ -158,12 +152,9 @@ class SemiMarkovHMM(RegimeQueries, HMM):
     @torch.no_grad()
     def initialize(self, batch: Batch, how: str = "") -> None:
         """Emissions around what the data hold, nearly even moves and durations."""
-        x, seen = self.emissions.observed(batch.x)
-        if batch.lengths is not None:
-            seen = seen & (torch.arange(x.shape[1], device=x.device) < batch.lengths.unsqueeze(-1))
         for logits in (self.start_logits, self.move_logits, self.duration_logits):
             logits.copy_(0.1 * torch.randn(logits.shape, dtype=torch.float64))
-        self.emissions.initialize(x, seen)
+        self._initialize_emissions(batch, how)
 
     @torch.no_grad()
     def maximize(self, statistics: Statistics) -> list[str]:

@@ -118,10 +118,12 @@ class CategoricalTable(PyroModule):
         return []
 
     @torch.no_grad()
-    def initialize(self, x: Tensor, seen: Tensor) -> None:
-        """Random tables around the frequencies of the words in x."""
+    def initialize(self, x: Tensor, seen: Tensor, which: list[int] | None = None) -> None:
+        """Random tables around the frequencies of the words in x where seen (B, T), of some states, None for all."""
         counts = torch.bincount(x[seen], minlength=self.num_words).to(self.logits) + 0.1
-        self.logits.copy_((counts.log() + random_rows(*self.logits.shape).to(counts)).log_softmax(-1))
+        found = (counts.log() + random_rows(*self.logits.shape).to(counts)).log_softmax(-1)
+        states = slice(None) if which is None else which
+        self.logits[states] = found[states]
 
 
 class GaussianTable(PyroModule):
@@ -191,6 +193,10 @@ class GaussianTable(PyroModule):
             return torch.diag_embed((2 * self.log_scale).exp().expand(self.loc.shape))
         tril = self._tril()
         return tril @ tril.mT
+
+    def units(self) -> dict[str, Tensor]:
+        """By raw name how much a location varies."""
+        return {"loc": self.covariances().detach().diagonal(dim1=-2, dim2=-1).sqrt()}
 
     def moments(self) -> tuple[Tensor, Tensor]:
         """(Z, D) means and (Z, D, D) covariances of what the states emit."""
@@ -336,15 +342,20 @@ class GaussianTable(PyroModule):
         return remarks
 
     @torch.no_grad()
-    def initialize(self, x: Tensor, seen: Tensor) -> None:
-        """Means by k-means++ and a few rounds of Lloyd's algorithm, covariances of the whole data."""
+    def initialize(self, x: Tensor, seen: Tensor, which: list[int] | None = None) -> None:
+        """Means by k-means++ and a few rounds of Lloyd's algorithm, covariances of the whole data; of some states, whose
+        covariances stay, or of all for None."""
         rows = x[seen].to(self.loc)
+        if which is not None:
+            rows = partly_seen.filled_at_random(rows[torch.randperm(len(rows))[:KMEANS_ROWS].to(rows.device)])
+            self.loc[which] = kmeans(rows - rows.mean(0), len(which)) + rows.mean(0)
+            return
         if len(rows) < self.num_states:
             raise ValueError(f"x: {self.num_states} states need at least as many observations, got {len(rows)}")
         rows = partly_seen.filled_at_random(rows[torch.randperm(len(rows))[:KMEANS_ROWS].to(rows.device)])
         centre = rows.mean(0)
         centred = rows - centre
-        loc = _kmeans(centred, self.num_states) + centre
+        loc = kmeans(centred, self.num_states) + centre
         _warn_of_constants(rows)
         floor = self.lowest(centred.new_tensor(len(rows)), centred.sum(0), centred.square().sum(0), centre)
         if self.covariance in ("diag", "spherical"):
@@ -365,8 +376,8 @@ def _warn_of_constants(rows: Tensor) -> None:
         )  # fmt: skip
 
 
-def _kmeans(rows: Tensor, num_clusters: int, rounds: int = 10) -> Tensor:
-    """(K, D) centres."""
+def kmeans(rows: Tensor, num_clusters: int, rounds: int = 10, *, assign: bool = False) -> Tensor:
+    """(K, D) centres, or with ``assign`` the nearest one (N,) of each row."""
     centres = rows[torch.randint(len(rows), (1,)).to(rows.device)]
     while len(centres) < num_clusters:
         distance = torch.cdist(rows, centres).amin(-1).square()
@@ -378,7 +389,7 @@ def _kmeans(rows: Tensor, num_clusters: int, rounds: int = 10) -> Tensor:
         count = torch.bincount(nearest, minlength=num_clusters).to(rows).unsqueeze(-1)
         total = torch.zeros_like(centres).index_add_(0, nearest, rows)
         centres = torch.where(count > 0, total / count, centres)
-    return centres
+    return torch.cdist(rows, centres).argmin(-1) if assign else centres
 
 
 def check_vectors(x: Any, num_features: int, missing: str) -> None:

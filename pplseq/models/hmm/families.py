@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import pyro.distributions as dist
 import torch
@@ -61,12 +60,14 @@ class Family:
         statistics: observations (N, D), weights (N, Z, D), parameters -> sums over N, (Z, D, ...); None: EM cannot learn it.
         update: statistics, parameters -> parameters that raise the expected log-likelihood, in closed form or by Newton's
             method on one of them.
-        start: one column (N,) of data -> parameters of states around it; None: those of the constructor.
+        start: one column (N,) of data -> parameters of states around it; None: each state is fitted to a cluster of the data,
+            see :mod:`~pplseq.models.hmm.family_start`.
         holds: whether a column of data (N,) lies in the support, and how to say what it takes.
         unusual: where a column (N,) hints at another unit than the family takes, and what to say of it.
-        fill: a number of the support. histogram: whether the statistics are those of :func:`histogram`.
+        fill: a number of the support, inside of it. histogram: whether the statistics are those of :func:`histogram`.
         about_origin: whether statistics and update take numbers, and "loc", as seen from a point near the data, so that moments
             lose no digits; the point is then among the parameters of both, "origin" (D,).
+        moving: names of parameters that the support depends on. called: what messages call it.
     """
 
     make: Callable[..., TorchDistribution]
@@ -79,6 +80,8 @@ class Family:
     histogram: bool = False
     unusual: tuple[Callable[[Tensor], Tensor], str] | None = None
     about_origin: bool = False
+    moving: tuple[str, ...] = ()
+    called: str = "its family"
 
     @property
     def has_em(self) -> bool:
@@ -282,7 +285,7 @@ FAMILIES: dict[str, Family] = {
 
 def name_of(family: Family) -> str:
     """What a family is called."""
-    return next((name for name, known in FAMILIES.items() if known is family), "its family")
+    return next((name for name, known in FAMILIES.items() if known is family), family.called)
 
 
 def no_maximum(family: Family, value: float) -> bool:
@@ -290,51 +293,3 @@ def no_maximum(family: Family, value: float) -> bool:
     if {"scale", "concentration"} & set(family.parameters):
         return True  # narrower without end
     return family.holds is not None and (value == 0 or "probs" in family.parameters)
-
-
-def family_of(name: Any) -> Family:
-    """A family by its name, or the family itself, or made of a distribution class by its constraints.
-
-    Raises:
-        ValueError, TypeError: for anything else; says what there is.
-    """
-    if isinstance(name, Family):
-        return name
-    if isinstance(name, str):
-        if name in FAMILIES:
-            return FAMILIES[name]
-        kind = getattr(dist, name, None)
-        if not (isinstance(kind, type) and issubclass(kind, torch.distributions.Distribution)):
-            from pplseq import checks
-
-            raise ValueError(
-                f"emission: no family {name!r}.{checks.nearest(name, FAMILIES)}; or the name of a distribution of "
-                "pyro.distributions over single numbers, as 'Laplace'; or a Family"
-            )
-        return _of_class(kind)
-    if isinstance(name, type) and issubclass(name, torch.distributions.Distribution):
-        return _of_class(name)
-    raise TypeError(f"emission must be a name, a distribution class or a Family, got {type(name).__name__}")
-
-
-def _of_class(kind: type) -> Family:
-    """A distribution class with its own parameters; of probs and logits it takes the logits."""
-    wanted: Any = kind.arg_constraints
-    if not isinstance(wanted, dict) or not wanted:
-        raise ValueError(f"emission: {kind.__name__} does not say what its parameters are; write a Family")
-    names = [name for name in wanted if name not in ("probs", "rate") or not {"logits", "scale"} & set(wanted)]
-    known = {"real": REAL, "positive": POSITIVE, "unit": SHARE}
-    parameters = {}
-    for name in names:
-        constraint = wanted[name]
-        if constraint in (constraints.real, constraints.positive, constraints.unit_interval):
-            parameters[name] = known[{constraints.real: "real", constraints.positive: "positive"}.get(constraint, "unit")]
-        elif isinstance(constraint, type(constraints.greater_than(0))) or constraint is constraints.nonnegative:
-            parameters[name] = POSITIVE
-        else:
-            raise ValueError(f"emission: the parameter {name!r} of {kind.__name__} is no single number; write a Family")
-    support = getattr(kind, "support", constraints.real)
-    fill = 0.0
-    if isinstance(support, constraints.Constraint):
-        fill = 0.5 if support is constraints.unit_interval else 1.0 if support is constraints.positive else 0.0
-    return Family(lambda **values: kind(**values, validate_args=False), parameters, fill=fill)

@@ -127,6 +127,10 @@ class StateTables(Estimator):
                 raise ValueError(f"{name}: every row must hold probabilities that sum to 1")
             logits.copy_(value.log())
 
+    def parameter_units(self) -> dict[str, Tensor]:
+        """How much locations may vary, so that a fit does not depend on what the data are measured in."""
+        return {f"emissions.{name}": unit for name, unit in getattr(self.emissions, "units", dict)().items()}
+
     @property
     def num_free_parameters(self) -> int:
         return self.num_states - 1 + self.num_states * (self.num_states - 1) + self.emissions.num_free

@@ -398,7 +398,7 @@ class IOHMM(IOHMMQueries):
         if validation is None and select == "validation":
             raise ValueError("validation: select='validation' needs validation data, (x, inputs); got None")
         plan = plan._replace(folder=folder, resume=resume, max_time=max_time, on_record=on_record, cluster=cluster)
-        with self.naming(x, bool(warm_start or resume), inputs):
+        with self.naming(x, bool(warm_start or resume), inputs, states):
             batch = with_steps(self.as_batch(x, lengths, states=states, inputs=inputs))
         held_out = None
         if validation is not None:

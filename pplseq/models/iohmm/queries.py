@@ -30,6 +30,7 @@ from pplseq.models.iohmm.parameters import IOParameters
 from pplseq.models.iohmm.quantiles import emission_means, with_quantiles
 from pplseq.models.iohmm.responses import ResponseEmission
 from pplseq.models.iohmm.whole_rows import chain_of_whole_rows, is_short
+from pplseq.models.state_labels import numbers_of_states
 from pplseq.models.state_languages import StateLanguages
 
 
@@ -70,6 +71,7 @@ class IOHMMQueries(StateLanguages, IOParameters):
     def as_batch(self, x, lengths=None, *, states=None, inputs=None) -> Batch:
         """Data as checked tensors: see :meth:`~pplseq.models.iohmm.data.IOFormat.batch`; frames are read by ``formulas``."""
         self.check_labels(x, lengths, inputs, states)
+        states = None if states is None else numbers_of_states(states, self.state_names)
         if self.formulas is not None:
             x, inputs, lengths = self.formulas.data_of(x, inputs, lengths)
         return self.format.batch(by_names(x, self.column_names), lengths, states=states, inputs=self.inputs_by_name(inputs))
