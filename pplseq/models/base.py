@@ -312,8 +312,11 @@ class SequenceModel(checks.NamedArguments, PyroModule):
     def forward(self, *args, **kwargs):
         # the handler is entered inside the module's call: see BlockedEnum.__call__
         handler = self.messenger(vectorize=self.vectorize, factor=not vars(self).get("_queried", False))
+        frozen = [parameter for parameter in self.parameters() if not parameter.requires_grad]
         with handler:
             result = self.model(*args, **kwargs)
+        for parameter in frozen:  # Pyro's store has made them learn
+            parameter.requires_grad_(False)
         vars(self)["_chains"] = handler.chains
         return result
 

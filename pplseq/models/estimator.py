@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Self
@@ -21,6 +22,7 @@ from pplseq.distributions.state import MISSING, Belief
 from pplseq.infer.discrete.mixtures import step_of
 from pplseq.infer.discrete.results import MissingWords, NextDistribution, StateMarginals
 from pplseq.infer.fit.em import Batch
+from pplseq.infer.fit.held import Slot, any_held, held, holding, kept
 from pplseq.models.base import SequenceModel, first_parameter, in_training
 from pplseq.models.batch import (
     as_given,
@@ -136,6 +138,7 @@ class Estimator(FittedState, SequenceModel):
         folder: str | Path | None = None,
         resume: bool = False,
         max_time: float | None = None,
+        fixed: str | Sequence[str] | Mapping[str, Any] = (),
         **options,
     ) -> Self:
         """Fits the parameters to data; ``history`` says afterwards how it went.
@@ -157,6 +160,10 @@ class Estimator(FittedState, SequenceModel):
                 of "em" and "sgd"; of the other methods the folder gets the model when they are done.
             resume: go on where the run in the folder stopped, to the numbers it would have come to; give the same data.
             max_time: seconds, over all resumptions, of "em" and "sgd".
+            fixed: parameters that keep their values, by the names of ``set_parameters``; or a mapping from names to masks, True
+                where an entry is held, in the shape of the parameter: of probabilities the rest of a row is shared out among the
+                others. Parameters whose ``requires_grad`` is False are held as well; none that is held counts in
+                ``num_free_parameters``.
             **options: ``device``, to which the model moves first; what is ``known`` with the sequences (observed states make
                 the fit supervised, or partly so); options of :func:`~pplseq.infer.fit.em.expectation_maximization`
                 (max_iterations, tolerance, step_size; ``cluster``, an address as of :func:`pplseq.runs.cluster.connected`,
@@ -186,7 +193,7 @@ class Estimator(FittedState, SequenceModel):
             self.check_data(batch)
         if method != "em" or in_training(self):  # a model that was fitted or loaded before is at test, without dropout
             self.train(method != "em")
-        with seeded(seed), on_cluster(options) as options:
+        with seeded(seed), on_cluster(options) as options, contextlib.ExitStack() as stack:
             cluster = options.get("cluster")
             if batch is None:
                 alone = dict(lengths=lengths, batch_size=batch_size, step_size=options.get("step_size"), **known)
@@ -196,10 +203,15 @@ class Estimator(FittedState, SequenceModel):
                 size = max(1, PART_STEPS // batch.x.shape[1]) if batch_size is None and cluster is not None else batch_size
                 batches = split_rows(batch, size)
             alone, starts = folder is None and max_time is None and not resume, []
+            holds = self.held_by(fixed)
+            stack.enter_context(holding([(self.slots[name], mask) for name, mask in holds.items()]))
+            self.fixed_parameters = frozenset(name for name, mask in holds.items() if mask is None)
+            self.fixed_entries = {name: mask for name, mask in holds.items() if mask is not None}
+            self.check_held(method)
             if not (warm_start or resume):
                 finalists, num_starts = self.finalists if alone else 1, max(num_restarts, self.least_starts)
                 ways = [how or self.turns[k % len(self.turns) :][:1] if self.turns else how for k in range(num_starts)]
-                begin = [partial(self.initialize, batch, *way) for way in ways]
+                begin = [partial(self._begin, batch, *way) for way in ways]
                 starts = start_anew(self, batches, begin, cluster, finalists)
             if alone:
                 history = fit_best(self, batches, method, options, starts)
@@ -218,6 +230,70 @@ class Estimator(FittedState, SequenceModel):
 
     def initialize(self, batch: Batch, how: str = "") -> None:
         """Where a fit starts: by default the parameters as they are."""
+
+    def _begin(self, batch: Batch, *how: str) -> None:
+        """A start, in which what is held is what it was."""
+        parts = [parameter for parameter in self.parameters() if held(parameter) is not None]
+        before = [part.detach().clone() for part in parts]
+        self.initialize(batch, *how)
+        with torch.no_grad():
+            for part, value in zip(parts, before, strict=True):
+                part.copy_(kept(part, part) if part.requires_grad else value)
+
+    @property
+    def slots(self) -> dict[str, Slot]:
+        """What is learned, by the names of :meth:`estimates`."""
+        return {name: Slot(parameter) for name, parameter in self.named_parameters()}
+
+    def held_by(self, fixed: str | Sequence[str] | Mapping[str, Any]) -> dict[str, Tensor | None]:
+        """What a fit shall hold: None for all of a parameter, or the mask of its entries.
+
+        Raises:
+            ValueError, TypeError: for other names, and masks that are none.
+        """
+        slots, found = self.slots, {}
+        given = dict(fixed) if isinstance(fixed, Mapping) else dict.fromkeys([fixed] if isinstance(fixed, str) else fixed, True)
+        for name, mask in given.items():
+            own = {"covariance": "precision", "covariances": "precision"}.get(name, name) if name not in slots else name
+            if own not in slots:
+                raise ValueError(f"fixed: {type(self).__name__} has no parameter {str(name)[:40]!r}.{checks.nearest(str(name), slots)}")
+            if mask is True:
+                found[own] = None
+                continue
+            mask = torch.as_tensor(np.asarray(mask))
+            shape = tuple(slots[own].raw.shape)
+            if mask.dtype != torch.bool or tuple(mask.shape) != shape:
+                raise ValueError(
+                    f"fixed: {name!r} takes True, or a mask of True and False in its shape {shape}; got {mask.dtype} of shape "
+                    f"{tuple(mask.shape)}"
+                )
+            if slots[own].triangle and bool(mask.any()) and not bool(mask.all()):
+                raise ValueError(f"fixed: entries of {name!r} cannot be held one by one; give True, to hold it whole")
+            if bool(mask.any()):
+                found[own] = None if bool(mask.all()) else mask.to(slots[own].raw.device)
+        return found
+
+    def check_held(self, method: str) -> None:
+        """Raises ValueError where a method cannot hold what is held."""
+        if method in ("svi", "nuts") and any_held(self):
+            raise ValueError(
+                f"fixed: {method!r} draws all parameters from their priors; hold some by 'em', 'lbfgs' or 'sgd', or give these "
+                "narrow priors"
+            )
+        if not any(parameter.requires_grad for parameter in self.parameters()):
+            raise ValueError("fixed: every parameter is held, so there is nothing to fit")
+
+    @property
+    def num_held(self) -> int:
+        """How many parameters are not free, as they are held or the last fit was told to keep them."""
+        slots = self.slots
+        whole = {name: torch.ones_like(slots[name].raw, dtype=torch.bool) for name in self.not_free if name in slots}
+        return sum(slots[name].num_free(mask) for name, mask in ({**self.fixed_entries} | whole).items())
+
+    @property
+    def not_free(self) -> frozenset[str]:
+        """Parameters that the last fit was told to keep whole, or whose ``requires_grad`` is False."""
+        return self.fixed_parameters | {name for name, slot in self.slots.items() if not slot.raw.requires_grad}
 
     def log_prior(self) -> Tensor:
         """log density of the parameters under the priors, nats; 0 without priors."""
@@ -290,7 +366,7 @@ class Estimator(FittedState, SequenceModel):
     @property
     def num_free_parameters(self) -> int:
         """Of the criteria below; models whose parameters are tied by constraints count fewer than they store."""
-        return sum(parameter.numel() for parameter in self.parameters())
+        return sum(parameter.numel() for parameter in self.parameters()) - self.num_held
 
     def criterion_terms(self, batch: Batch, log_prob: float) -> tuple[float, int]:
         """What the criteria below are made of, given log p(x): a log-likelihood, and how many parameters were learned."""

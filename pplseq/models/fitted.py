@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Self, cast
 
 import torch
@@ -27,6 +27,7 @@ class FittedState(SequenceModel):
     input_column_names: tuple[str, ...] | None = None  # of the frame of inputs
     state_names: tuple[str, ...] | None = None  # of states 0, 1, ..., where a fit was given observed states by name
     fixed_parameters: frozenset[str] = frozenset()  # names of those that the last fit was told to keep
+    fixed_entries: Mapping[str, Tensor] = {}  # noqa: RUF012  (of others, which entries it was)
 
     @property
     def has_columns(self) -> bool:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from pplseq.infer.fit.closed_forms import dirichlet_mode
 from pplseq.infer.fit.em import NOTHING, Batch, Statistics, least_variances
+from pplseq.infer.fit.held import held, kept
 from pplseq.models.lds.parameters import RegressionPrior
 from pplseq.models.lds.statistics import Regression, regression_mode
 
@@ -40,23 +41,30 @@ def regression_statistics(model: ARHMMParameters, probs: Tensor, batch: Batch) -
 def m_step(model: ARHMMParameters, statistics: Statistics) -> list[str]:
     """The most likely parameters given the statistics; says which states are empty or collapsed."""
     floor = least_variances(*(statistics[f"data_{part}"] for part in ("count", "sum", "square")), FLOOR)
-    free = torch.ones(model.weights.shape[-1], dtype=torch.bool, device=floor.device)
+    every = torch.ones(model.weights.shape[-1], dtype=torch.bool, device=floor.device)
+    fixed, noises = held(model.weights), held(model.scale)
     weights, covariances = model.weights.double().clone(), model.covariances.double().clone()
     empty, low = [], []
     for state, count in enumerate(statistics["count"].tolist()):
         if count < NOTHING:
             empty.append(state)
             continue
+        free = every if fixed is None else ~fixed[state, 0]
         part = Regression(*(statistics[name][state] for name in Regression._fields))
         weights[state], covariances[state], floored = regression_mode(
-            weights[state], covariances[state], part, free=free, shrunk=~free, prior=RegressionPrior(), floor=floor
+            weights[state], covariances[state], part, free=free, shrunk=~every, prior=RegressionPrior(), floor=floor,
+            hold_noise=noises is not None,
         )
         low += [state] if floored else []
+    parts = [part for part in model.parameters() if held(part) is not None]
+    before = [part.detach().clone() for part in parts]
     model.set_parameters(
         **model.by_name(weights), covariances=covariances,
         transition=dirichlet_mode(statistics["transition"], None, torch.log_softmax(model.transition_logits, -1)).exp(),
         initial=dirichlet_mode(statistics["initial"], None, torch.log_softmax(model.initial_logits, -1)).exp(),
     )  # fmt: skip
+    for part, value in zip(parts, before, strict=True):
+        part.copy_(kept(part, part) if part.requires_grad else value)
     notes = [f"states {empty} are empty and keep their parameters"] if empty else []
     return notes + ([f"states {low} collapsed to the smallest variance allowed, {FLOOR:g} of the data's"] if low else [])
 

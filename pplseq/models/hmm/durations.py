@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from pplseq import checks
 from pplseq.infer.fit.closed_forms import dirichlet_mode
 from pplseq.infer.fit.em import Batch, Statistics
+from pplseq.infer.fit.held import Slot, kept
 from pplseq.models.hmm.program import HMM
 from pplseq.models.regimes import RegimeQueries
 
@@ -146,7 +147,16 @@ class SemiMarkovHMM(RegimeQueries, HMM):
     def num_free_parameters(self) -> int:
         regimes, size, duration = self._sizes
         each = size - 1 if duration == "explicit" else 1
-        return regimes - 1 + regimes * (regimes - 2) + regimes * each + self.emissions.num_free
+        return regimes - 1 + regimes * (regimes - 2) + regimes * each + self.emissions.num_free - self.num_held
+
+    @property
+    def slots(self) -> dict[str, Slot]:
+        regimes, _, duration = self._sizes
+        others = ~torch.eye(regimes, dtype=torch.bool, device=self.move_logits.device)
+        return {
+            "initial": Slot(self.start_logits, True), "transition": Slot(self.move_logits, True, others),
+            "duration": Slot(self.duration_logits, duration == "explicit"), **self.emissions.slots,
+        }  # fmt: skip
 
     # ---------------------------------------------------------------- fit
     @torch.no_grad()
@@ -165,14 +175,16 @@ class SemiMarkovHMM(RegimeQueries, HMM):
         if duration == "explicit":
             entered = counts[:, 0] * others.unsqueeze(-1)
             lasted = start + entered.sum(0)
-            self.duration_logits.copy_(dirichlet_mode(lasted, None, torch.log_softmax(self.duration_logits, -1)))
+            found = dirichlet_mode(lasted, None, torch.log_softmax(self.duration_logits, -1))
             moved = entered.sum(-1)
         else:
             moved = counts[:, -1, :, 0] * others
             within = torch.einsum("rdrd->r", counts)
             left = torch.einsum("rdre->rde", counts).diagonal(1, 1, 2).sum(-1) + moved.sum(-1)
             share = (within / (within + left)).clamp(1e-9, 1 - 1e-9)
-            self.duration_logits.copy_(torch.where(within + left > 0, torch.special.logit(share), self.duration_logits))
-        self.start_logits.copy_(dirichlet_mode(start.sum(-1), None, torch.log_softmax(self.start_logits, -1)))
-        self.move_logits.copy_(dirichlet_mode(moved, None, self._moves()))
+            found = torch.where(within + left > 0, torch.special.logit(share), self.duration_logits)
+        self.duration_logits.copy_(kept(self.duration_logits, found))
+        found = dirichlet_mode(start.sum(-1), None, torch.log_softmax(self.start_logits, -1))
+        self.start_logits.copy_(kept(self.start_logits, found))
+        self.move_logits.copy_(kept(self.move_logits, dirichlet_mode(moved, None, self._moves())))
         return self.emissions.maximize(statistics, None)

@@ -17,6 +17,7 @@ from pplseq.distributions.dense import CategoricalEmission, GaussianEmission
 from pplseq.distributions.state import MISSING
 from pplseq.infer.fit.closed_forms import dirichlet_mode, gaussian_mode
 from pplseq.infer.fit.em import NOTHING, Statistics, least_variances
+from pplseq.infer.fit.held import Slot, held, kept
 from pplseq.models.base import first_parameter
 from pplseq.models.hmm import partly_seen
 from pplseq.models.hmm.known_noise import noisy_moments
@@ -62,6 +63,10 @@ class CategoricalTable(PyroModule):
     @property
     def num_free(self) -> int:
         return self.num_states * (self.num_words - 1)
+
+    @property
+    def slots(self) -> dict[str, Slot]:
+        return {"emission": Slot(self.logits, True)}
 
     def check(self, x: Tensor) -> None:
         checks.words(x, self.num_words)
@@ -114,7 +119,7 @@ class CategoricalTable(PyroModule):
         concentration = None
         if priors is not None:
             concentration = priors.concentrations(self.num_states, self.num_words, counts)["emission"]
-        self.logits.copy_(dirichlet_mode(counts, concentration, self.logits))
+        self.logits.copy_(kept(self.logits, dirichlet_mode(counts, concentration, self.logits)))
         return []
 
     @torch.no_grad()
@@ -158,6 +163,11 @@ class GaussianTable(PyroModule):
         triangle = size * (size + 1) // 2
         spread = {"diag": states * size, "spherical": states, "full": states * triangle, "tied": triangle}
         return states * size + spread[self.covariance]
+
+    @property
+    def slots(self) -> dict[str, Slot]:
+        full = self.covariance in ("full", "tied")
+        return {"loc": Slot(self.loc), "precision": Slot(self.scale_tril if full else self.log_scale, triangle=full)}
 
     def check(self, x: Tensor) -> None:
         check_vectors(x, self.num_features, "NaN is a missing coordinate, a row of NaN a missing observation")
@@ -321,7 +331,9 @@ class GaussianTable(PyroModule):
         squares = second if self.covariance == "tied" else second.sum(0)
         squares = squares if squares.dim() == 1 else squares.diagonal()
         floor = self.lowest(weight.sum(), first.sum(0), squares, origin)
-        loc, covariance, floored = gaussian_mode(weight, first, second, self.covariance, prior, floor)
+        fixed = held(self.loc)
+        about = None if fixed is None else (fixed, self._means().detach(), self.covariances().double().detach())
+        loc, covariance, floored = gaussian_mode(weight, first, second, self.covariance, prior, floor, about)
         loc = loc + origin
         empty = weight < NOTHING if prior is None else torch.zeros_like(weight, dtype=torch.bool)
         remarks = []
@@ -338,7 +350,12 @@ class GaussianTable(PyroModule):
             remarks.append(
                 f"{which} collapsed to the smallest variance allowed, {allowed}; give priors or fewer states"
             )
-        self.set_values(loc, covariance=covariance)
+        raw = next(slot.raw for name, slot in self.slots.items() if name == "precision")
+        before = raw.detach().clone()
+        self.set_values(kept(self.loc, loc), covariance=covariance)
+        mask = held(raw)
+        if mask is not None:
+            raw.copy_(torch.where(mask, before, raw))
         return remarks
 
     @torch.no_grad()

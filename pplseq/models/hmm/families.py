@@ -129,10 +129,22 @@ def _normal_statistics(obs: Tensor, weight: Tensor, _: Parameters) -> Statistics
     return _weighted(obs, weight) | {"second": torch.einsum("nzd,nd->zd", weight, obs**2)}
 
 
+def _kept(name: str, new: Tensor, p: Parameters) -> Tensor:
+    """A new parameter, the old one where it is held; those that depend on it are set after it."""
+    mask = p.get(f"held {name}")
+    return new if mask is None else torch.where(mask, p[name].to(new), new)
+
+
+def _about(loc: Tensor, mass: Tensor, s: Statistics) -> Tensor:
+    """Mean squares about a location."""
+    mean = s["first"] / mass
+    return s["second"] / mass - mean**2 + (loc - mean).square()
+
+
 def _normal_update(s: Statistics, p: Parameters) -> dict[str, Tensor]:
     mass = s["weight"].clamp_min(TINY)
-    loc = s["first"] / mass
-    return {"loc": loc, "scale": (s["second"] / mass - loc**2).maximum(_lowest(s, mass, p)).sqrt()}
+    loc = _kept("loc", s["first"] / mass, p)
+    return {"loc": loc, "scale": _about(loc, mass, s).maximum(_lowest(s, mass, p)).sqrt()}
 
 
 def _lowest(s: Statistics, mass: Tensor, p: Parameters) -> Tensor:
@@ -157,8 +169,8 @@ def _student_statistics(obs: Tensor, weight: Tensor, p: Parameters) -> Statistic
 
 def _student_update(s: Statistics, p: Parameters) -> dict[str, Tensor]:
     mass = s["mass"].clamp_min(TINY)
-    loc, weight = s["first"] / mass, s["weight"].clamp_min(TINY)
-    scale = ((s["second"] - mass * loc**2) / weight).maximum(_lowest(s, mass, p)).sqrt()
+    loc, weight = _kept("loc", s["first"] / mass, p), s["weight"].clamp_min(TINY)
+    scale = (_about(loc, mass, s) * mass / weight).maximum(_lowest(s, mass, p)).sqrt()
     about = (s["log"] - s["mass"]) / weight  # mean of log u - u
 
     def objective(df: Tensor) -> Tensor:
@@ -209,11 +221,12 @@ def _negative_binomial_update(s: Statistics, p: Parameters) -> dict[str, Tensor]
     histogram = s["histogram"]  # (Z, D, N)
     number = torch.arange(histogram.shape[-1]).to(histogram)
     weight = histogram.sum(-1).clamp_min(TINY)
-    mean = ((histogram * number).sum(-1) / weight).clamp_min(TINY)
+    seen = ((histogram * number).sum(-1) / weight).clamp_min(TINY)
+    mean = _kept("mean", seen, p)
 
     def objective(size: Tensor) -> Tensor:
         pochhammer = torch.lgamma(number + size.unsqueeze(-1)) - torch.lgamma(size).unsqueeze(-1)
-        normaliser = size * (size / (size + mean)).log() + mean * (mean / (size + mean)).log()
+        normaliser = size * (size / (size + mean)).log() + seen * (mean / (size + mean)).log()
         return (histogram * pochhammer).sum(-1) / weight + normaliser
 
     return {"mean": mean, "size": maximize_each(p["size"].to(mean), objective)}
@@ -222,13 +235,14 @@ def _negative_binomial_update(s: Statistics, p: Parameters) -> dict[str, Tensor]
 # ------------------------------------------------------------------------------------------------ angles
 def _circular_update(s: Statistics, p: Parameters) -> dict[str, Tensor]:
     """Source: K. V. Mardia and P. E. Jupp (2000), Directional statistics, section 5.3.1."""
-    length = (s["cosine"].square() + s["sine"].square()).sqrt() / s["weight"].clamp_min(TINY)
+    loc = _kept("loc", torch.atan2(s["sine"], s["cosine"]), p)
+    length = (s["cosine"] * loc.cos() + s["sine"] * loc.sin()) / s["weight"].clamp_min(TINY)
 
     def objective(kappa: Tensor) -> Tensor:
         return kappa * (length - 1) - torch.special.i0e(kappa).log()
 
     concentration = maximize_each(p["concentration"].to(length), objective)
-    return {"loc": torch.atan2(s["sine"], s["cosine"]), "concentration": concentration}
+    return {"loc": loc, "concentration": concentration}
 
 
 def _circular_statistics(obs: Tensor, weight: Tensor, _: Parameters) -> Statistics:

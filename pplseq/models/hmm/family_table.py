@@ -16,6 +16,7 @@ from torch.distributions import constraints
 from pplseq.distributions.columns import ColumnEmission, Columns, MixtureEmission
 from pplseq.infer.fit.closed_forms import dirichlet_mode
 from pplseq.infer.fit.em import NOTHING, Statistics
+from pplseq.infer.fit.held import Slot, held, kept
 from pplseq.models.hmm.emissions import (
     GaussianTable,
     check_vectors,
@@ -26,7 +27,7 @@ from pplseq.models.hmm.emissions import (
     mixture_moments,
     safe_log,
 )
-from pplseq.models.hmm.families import Family, histogram, name_of, no_maximum
+from pplseq.models.hmm.families import FAMILIES, Family, histogram, name_of, no_maximum
 from pplseq.models.hmm.family_start import clusters, fit_family
 from pplseq.models.hmm.named_families import family_of, spelled
 from pplseq.models.hmm.partly_seen import filled_at_random
@@ -71,6 +72,26 @@ class FamilyTable(PyroModule):
     @property
     def has_em(self) -> bool:
         return all(family.has_em for _, family, _ in self.parts)
+
+    @property
+    def slots(self) -> dict[str, Slot]:
+        return {
+            f"{prefix}{name}": Slot(getattr(self, f"raw_{prefix}{name}"))
+            for prefix, family, _ in self.parts for name in family.parameters
+        }  # fmt: skip
+
+    def check_held(self, method: str) -> None:
+        """Raises ValueError where a method cannot hold what is held, or would have to learn what it cannot."""
+        for prefix, family, _ in self.parts:
+            whole = [name for name in family.parameters if not getattr(self, f"raw_{prefix}{name}").requires_grad]
+            if free := [f"{prefix}{name}" for name in family.moving if name not in whole]:
+                raise ValueError(
+                    f"emission: the support of {name_of(family)} ends where {' and '.join(free)} say, of which there is no "
+                    f"gradient: set them, set_parameters({free[0]}=...), and hold them, fit(..., fixed={free})"
+                )
+            masks = [held(getattr(self, f"raw_{prefix}{name}")) for name in family.parameters]
+            if method == "em" and len(whole) < len(masks) and any(m is not None for m in masks) and family not in FAMILIES.values():
+                raise ValueError("fixed: the M-step of a Family of your own knows of nothing held; use method 'lbfgs' or 'sgd'")
 
     @property
     def num_free(self) -> int:
@@ -233,11 +254,13 @@ class FamilyTable(PyroModule):
             before = self._own(prefix, family, columns, values)
             weight = own["histogram"].sum(-1) if family.histogram else own["weight"]
             empty = weight < NOTHING
-            after = family.update(own, before)
+            masks = {f"held {name}": held(getattr(self, f"raw_{prefix}{name}")) for name in family.parameters}
+            after = family.update(own, before | {name: mask for name, mask in masks.items() if mask is not None})
             for name, value in after.items():
                 value = torch.where(empty, before[name].to(value), value)
                 value = value + before["origin"] if name == "loc" and family.about_origin else value
-                getattr(self, f"raw_{prefix}{name}").copy_(family.parameters[name].unconstrained(value))
+                raw = getattr(self, f"raw_{prefix}{name}")
+                raw.copy_(kept(raw, family.parameters[name].unconstrained(value)))
             if bool(empty.any()):
                 states = empty.any(-1).nonzero().flatten().tolist()
                 remarks.append(f"states {states} are empty and keep their parameters")
@@ -300,6 +323,10 @@ class MixtureTable(PyroModule):
     @property
     def num_free(self) -> int:
         return self.gaussians.num_free + self.num_states * (self.num_components - 1)
+
+    @property
+    def slots(self) -> dict[str, Slot]:
+        return {"weights": Slot(self.weight_logits, True), **self.gaussians.slots}
 
     def check(self, x: Tensor) -> None:
         self.gaussians.check(x)
@@ -367,7 +394,7 @@ class MixtureTable(PyroModule):
     def maximize(self, statistics: Statistics, priors: Priors | None) -> list[str]:
         counts = statistics["components"]
         flat = None if priors is None else torch.full_like(counts, float(priors.weights))
-        self.weight_logits.copy_(dirichlet_mode(counts, flat, self.log_weights))
+        self.weight_logits.copy_(kept(self.weight_logits, dirichlet_mode(counts, flat, self.log_weights)))
         return self.gaussians.maximize(statistics, priors)
 
     @torch.no_grad()

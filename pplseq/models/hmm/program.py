@@ -19,6 +19,7 @@ from pplseq.infer.discrete.chain import Chain
 from pplseq.infer.discrete.results import NextDistribution
 from pplseq.infer.fit.closed_forms import dirichlet_mode
 from pplseq.infer.fit.em import Batch, Statistics
+from pplseq.infer.fit.held import any_held, kept
 from pplseq.infer.programs.markov import markov
 from pplseq.models.base import Given, Sizes, one_chain
 from pplseq.models.constrained import Constrainable
@@ -418,7 +419,7 @@ class HMM(Constrainable, StateLanguages, ShortWays):
 
     @torch.no_grad()
     def maximize(self, statistics: Statistics) -> list[str]:
-        if self.maximize_at_once(statistics):
+        if not any_held(self) and self.maximize_at_once(statistics):
             return []
         tables = {"initial": None, "transition": None}
         if self.priors is not None:
@@ -427,5 +428,5 @@ class HMM(Constrainable, StateLanguages, ShortWays):
             prior = tables[name]
             if prior is not None and allowed is not None:
                 prior = prior.masked_fill(~allowed, 1.0)
-            logits.copy_(dirichlet_mode(statistics[name], prior, logits))
+            logits.copy_(kept(logits, dirichlet_mode(statistics[name], prior, logits)))
         return self.emissions.maximize(statistics, self.priors)

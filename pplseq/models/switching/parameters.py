@@ -16,6 +16,7 @@ from pplseq.distributions.dense import DenseTransition, GaussianEmission
 from pplseq.distributions.state import Emission, Transition
 from pplseq.distributions.stationary import stationary_log_probs
 from pplseq.infer.fit.em import Batch
+from pplseq.infer.fit.held import Slot
 from pplseq.models.estimator import Estimator
 from pplseq.models.hmm.tables import DTYPES
 from pplseq.models.lds.arguments import with_inputs
@@ -145,7 +146,15 @@ class SwitchingParameters(Estimator):
     @property
     def num_free_parameters(self) -> int:
         total = sum(parameter.numel() for parameter in self.parameters())
-        return total - self.num_regimes - (self.start == "learned")
+        return total - self.num_regimes - (self.start == "learned") - self.num_held
+
+    @property
+    def slots(self) -> dict[str, Slot]:
+        names = {"mean": "raw_mean", "inputs": "inputs_weights", "lags": "lags_weights", "variance": "log_scale"}
+        own = dict(self.named_parameters())
+        found = {name: Slot(own[raw]) for name, raw in names.items() if raw in own}
+        rows = {"transition": "transition_logits", "initial": "initial_logits"}
+        return found | {name: Slot(own[raw], True) for name, raw in rows.items() if raw in own}
 
     # ---------------------------------------------------------------- data
     def as_batch(self, x, lengths=None, *, states=None, inputs=None) -> Batch:
