@@ -236,11 +236,13 @@ class SequenceModel(checks.NamedArguments, PyroModule):
     def check_rows(self, x: Tensor, lengths: Tensor | None) -> None:
         """:meth:`check_observations` of padded rows, whose vectors behind their ends may be anything; and of lengths."""
         padded = isinstance(x, Tensor) and x.is_floating_point() and isinstance(lengths, Tensor) and x.dim() == 3
-        if padded and lengths.shape == x.shape[:1]:
+        inside = x
+        if padded and lengths.shape == x.shape[:1] and bool((lengths > 0).any()):
+            some = x[lengths > 0][:, :1]  # of a row without steps the first of others
+            first = torch.where((lengths > 0)[:, None, None], x[:, :1], some[:1])
             ended = torch.arange(x.shape[1], device=x.device) >= lengths.unsqueeze(-1)
-            self.check_observations(x.masked_fill(ended.unsqueeze(-1), torch.nan))
-        else:
-            self.check_observations(x)
+            inside = torch.where(ended.unsqueeze(-1), first, x)
+        self.check_observations(inside)
         checks.lengths(lengths, x)
 
     @property
@@ -420,8 +422,10 @@ class SequenceModel(checks.NamedArguments, PyroModule):
             return self.posterior(batch.x, batch.lengths, **batch.known) if chain is None else chain
 
     def log_prob(self, x: Tensor, lengths: Tensor | None = None, start: Belief | None = None, **known) -> Tensor:
-        """(B,) log p(x) of each row, nats; at test, as :meth:`posterior`."""
-        return self.posterior(x, lengths, start, **known).log_prob()
+        """(B,) log p(x) of each row, nats, -inf of one that is impossible; at test, as :meth:`posterior`."""
+        chain: Any = self.posterior(x, lengths, start, **known)
+        with chain.unchecked() if isinstance(chain, Chain) else contextlib.nullcontext():
+            return chain.log_prob()
 
     def save(self, folder) -> Path:
         """Writes the model, its vocabulary and clusters as a folder; see :func:`pplseq.models.storage.save_model`."""

@@ -19,6 +19,7 @@ from pplseq import checks
 from pplseq.data.text import Text
 from pplseq.data.text_parts import TextFiles
 from pplseq.distributions.state import MISSING, Belief
+from pplseq.infer.discrete.chain import Chain
 from pplseq.infer.discrete.mixtures import step_of
 from pplseq.infer.discrete.results import MissingWords, NextDistribution, StateMarginals
 from pplseq.infer.fit.em import Batch
@@ -346,7 +347,7 @@ class Estimator(FittedState, SequenceModel):
                 raise TypeError(f"{type(self).__name__}: no argument {name!r} beside the data.{takes}")
 
     def score(self, x, lengths=None, *, per_token: bool = False, **known) -> float:
-        """log p(x), nats, summed over sequences (as hmmlearn's); or the mean over tokens.
+        """log p(x), nats, summed over sequences (as hmmlearn's), -inf where one is impossible; or the mean over tokens.
 
         Of sentences (strings, or lists of words) the ``<eos>`` behind each counts as a token, as it does in a corpus, where the
         model's vocabulary has it and nothing is ``known`` of single steps: exp(-score(x, per_token=True)) is the perplexity
@@ -360,7 +361,8 @@ class Estimator(FittedState, SequenceModel):
         if batch.states is None and not getattr(chain, "is_whole", False) and not observed_tokens(self, batch):
             raise ValueError("x: every observation is missing (NaN, or -1), so there is nothing to score")
         total = getattr(chain, "total_log_prob", None)  # where a tensor would cost more than the number
-        value = float(chain.log_prob().detach().sum(dtype=torch.float64)) if total is None else total()
+        with chain.unchecked() if isinstance(chain, Chain) else contextlib.nullcontext():
+            value = float(chain.log_prob().detach().sum(dtype=torch.float64)) if total is None else total()
         return value / batch.num_tokens if per_token else value
 
     @property

@@ -202,9 +202,10 @@ class ARHMMParameters(Estimator):
         flat = (rows == rows[0]).all(0).nonzero().flatten().tolist()
         if flat:
             raise ValueError(f"x: columns {flat} (from 0) hold one value only, so nothing can be learned of them")
-        values = {name: value.clone() for name, value in self.by_name(self.weights).items()}
+        values = self.by_name(self.weights)
         self.centre.copy_(rows.mean(0))
-        self.set_parameters(**values)
+        about = values["lags"].sum(1) @ self.centre if self.order else 0.0
+        self.weights[..., 0] = values["constants"] - self.centre + about
 
     # ---------------------------------------------------------------- distributions
     def specs(self) -> tuple[DenseTransition, ConditionalEmission]:

@@ -18,6 +18,7 @@ from pplseq.distributions.dense import StepTransition
 from pplseq.distributions.state import Belief, Emission, Transition
 from pplseq.infer.discrete.chain import Chain
 from pplseq.infer.discrete.dense import DenseChain
+from pplseq.infer.discrete.mixtures import Shares
 from pplseq.infer.discrete.results import NextDistribution
 from pplseq.infer.fit.em import Batch
 from pplseq.models.batch import as_given
@@ -212,7 +213,8 @@ class IOHMMQueries(StateLanguages, IOParameters):
     def _as_next(self, found: Outputs) -> NextDistribution:
         words = found.outputs.log() if self.format.discrete else None
         means = None if self.format.discrete else found.outputs
-        return NextDistribution(found.states.log(), words, means, found.covariances)
+        bits = Shares(found.outputs) if self.outputs == "bernoulli" else None
+        return NextDistribution(found.states.log(), words, means, found.covariances, bits)
 
     def _future(self, inputs, rows: int, num_steps: int | None, one_step: bool = False, past=None) -> Inputs:
         """Checked inputs of steps to come, (rows, K[, U]), from those of each row or of one for all."""

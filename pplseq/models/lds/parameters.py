@@ -47,9 +47,9 @@ class Parameters(NamedTuple):
     initial_mean: Tensor | None  # None where the start is stationary
     initial_covariance: Tensor | None  # infinite where it is diffuse
 
-    def detach(self) -> Parameters:
-        """The same without gradients."""
-        parts: Any = [None if value is None else value.detach() for value in self]
+    def copy(self) -> Parameters:
+        """The same without gradients, in memory of its own."""
+        parts: Any = [None if value is None else value.detach().clone() for value in self]
         return Parameters(*parts)
 
     def columns(self, kind: str) -> dict[str, Tensor]:
@@ -387,9 +387,9 @@ class LDSTensors(GaussianEstimator):
 
     @property
     def values(self) -> Parameters:
-        """The parameters as they are usually written, without gradients."""
+        """The parameters as they are usually written, without gradients; a copy."""
         with torch.no_grad():
-            return self._written().detach()
+            return self._written().copy()
 
     def _written(self) -> Parameters:
         """The parameters as they are usually written."""

@@ -135,7 +135,7 @@ class StructuralModel(LDS):
         return Parameters(
             self.matrix, None, None, self.state_noise, self.loadings, None, inputs, self._emission_noise, first.mean,
             first.covariance,
-        ).detach()  # fmt: skip
+        ).copy()  # fmt: skip
 
     @property
     def num_free_parameters(self) -> int:
