@@ -161,9 +161,9 @@ class Estimator(FittedState, SequenceModel):
                 of "em" and "sgd"; of the other methods the folder gets the model when they are done.
             resume: go on where the run in the folder stopped, to the numbers it would have come to; give the same data.
             max_time: seconds, over all resumptions, of "em" and "sgd".
-            fixed: parameters that keep their values, by the names of ``set_parameters``; or a mapping from names to masks, True
-                where an entry is held, in the shape of the parameter: of probabilities the rest of a row is shared out among the
-                others. Parameters whose ``requires_grad`` is False are held as well; none that is held counts in
+            fixed: parameters that keep their values, by the names of ``set_parameters``; or a mapping from names to masks,
+                True where an entry is held, in the shape of the parameter: of probabilities the rest of a row is shared out
+                among the others. Parameters whose ``requires_grad`` is False are held as well; none that is held counts in
                 ``num_free_parameters``.
             **options: ``device``, to which the model moves first; what is ``known`` with the sequences (observed states make
                 the fit supervised, or partly so); options of :func:`~pplseq.infer.fit.em.expectation_maximization`
@@ -257,7 +257,8 @@ class Estimator(FittedState, SequenceModel):
         for name, mask in given.items():
             own = {"covariance": "precision", "covariances": "precision"}.get(name, name) if name not in slots else name
             if own not in slots:
-                raise ValueError(f"fixed: {type(self).__name__} has no parameter {str(name)[:40]!r}.{checks.nearest(str(name), slots)}")
+                near = checks.nearest(str(name), slots)
+                raise ValueError(f"fixed: {type(self).__name__} has no parameter {str(name)[:40]!r}.{near}")
             if mask is True:
                 found[own] = None
                 continue

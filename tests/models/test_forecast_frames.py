@@ -193,7 +193,8 @@ def test_a_switching_regression_and_formulas_tell_all_sequences(frame):
 def test_frames_of_bits_words_and_counts(outputs):
     """The mean, and the smallest interval of 0 and 1, or of counts, that holds at least .95."""
     rng, u = np.random.default_rng(0), np.linspace(-1, 1, 40)
-    x = {"bernoulli": (rng.random((40, 2)) < [0.01, 0.5]) * 1.0, "poisson": rng.poisson(3, 40)}.get(outputs, rng.integers(0, 3, 40))
+    x = rng.poisson(3, 40) if outputs == "poisson" else rng.integers(0, 3, 40)
+    x = (rng.random((40, 2)) < [0.01, 0.5]) * 1.0 if outputs == "bernoulli" else x
     if outputs == "words of an HMM":
         found = HMM(2, 3).fit(x, seed=0).forecast(x, 3)
     else:

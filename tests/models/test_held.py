@@ -39,7 +39,9 @@ CASES = {
     "degrees of freedom": (lambda: HMM(2, emission="student_t"), NUMBERS, "df", 7, 9),
     "angles": (lambda: HMM(2, emission="von_mises"), NUMBERS / 4, ["loc"], 5, 7),
     "weights": (lambda: HMM(2, num_features=2, emission="mixture"), VECTORS, ["weights"], 19, 21),
-    "durations": (lambda: SemiMarkovHMM(2, emission="poisson", max_duration=4), COUNTS, {"duration": [[True] * 4, [False] * 4]}, 6, 9),
+    "durations": (
+        lambda: SemiMarkovHMM(2, emission="poisson", max_duration=4), COUNTS, {"duration": [[True] * 4, [False] * 4]}, 6, 9
+    ),
     "regimes": (lambda: SemiMarkovHMM(3, emission="poisson", max_duration=4), COUNTS, ["transition"], 14, 17),
     "autoregressions": (lambda: ARHMM(2, 1), NUMBERS[:, None], ["transition"], 7, 9),
     "regressors": (lambda: ARHMM(2, 1), NUMBERS[:, None], {"weights": [[[False, True]], [[False, False]]]}, 8, 9),
@@ -119,7 +121,8 @@ def test_parts_of_an_iohmm(fixed, method):
         parameter.requires_grad_(False)
     plain.fit(VECTORS, warm_start=True)
     assert plain.num_free_parameters == free - 4
-    assert all(torch.equal(own, before[f"emission_network.{name}"]) for name, own in plain.network("emission").named_parameters())
+    for name, own in plain.network("emission").named_parameters():
+        assert torch.equal(own, before[f"emission_network.{name}"])
 
 
 def test_what_cannot_be_held():

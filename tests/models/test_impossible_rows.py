@@ -1,4 +1,4 @@
-"""A row of probability zero: -inf is the log-likelihood of it alone; questions about its states are refused, and priors smooth."""
+"""A row of probability zero: -inf is the log-likelihood of it alone; questions about its states are refused; priors smooth."""
 
 import numpy as np
 import pytest
@@ -29,7 +29,9 @@ MODELS = {
 def test_it_is_of_that_row_alone(name, form):
     model = MODELS[name]()
     model.is_fitted = True
-    rows = {"list": ROWS, "tensor": torch.tensor(ROWS), "ragged": [ROWS[0], ROWS[1][:2], ROWS[2]], "gaps": [[0, -1, 1], *ROWS[1:]]}[form]
+    rows = {
+        "list": ROWS, "tensor": torch.tensor(ROWS), "ragged": [ROWS[0], ROWS[1][:2], ROWS[2]], "gaps": [[0, -1, 1], *ROWS[1:]]
+    }[form]  # fmt: skip
     batch = model.as_batch(rows)
     found = model.log_prob(batch.x, batch.lengths)
     assert found.isneginf().tolist() == [False, True, False]

@@ -94,8 +94,8 @@ class NextDistribution(NamedTuple):
         return intervals_of(self.quantiles, level)
 
     def frame(self, row: int | None = None, level: float = 0.95) -> Any:
-        """The forecast of K steps as a frame of pandas: of each column the mean, and the ends of its interval beside it; of words
-        x0, x1, ... the probability of each word, and whether it comes.
+        """The forecast of K steps as a frame of pandas: of each column the mean, and the ends of its interval beside it; of
+        words x0, x1, ... the probability of each word, and whether it comes.
 
         Args:
             row: one sequence; None for all, with a first column that says which where they are several. level: of intervals.

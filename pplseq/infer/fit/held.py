@@ -1,7 +1,7 @@
 """Numbers of parameters that a fit leaves as they are, by every method.
 
-A parameter whose ``requires_grad`` is False is held whole, whoever said so; of others single entries may be. M-steps set parameters
-through :func:`kept`, gradients of what is held are none.
+A parameter whose ``requires_grad`` is False is held whole, whoever said so; of others single entries may be. M-steps set
+parameters through :func:`kept`, gradients of what is held are none.
 """
 
 from __future__ import annotations

@@ -90,7 +90,8 @@ class FamilyTable(PyroModule):
                     f"gradient: set them, set_parameters({free[0]}=...), and hold them, fit(..., fixed={free})"
                 )
             masks = [held(getattr(self, f"raw_{prefix}{name}")) for name in family.parameters]
-            if method == "em" and len(whole) < len(masks) and any(m is not None for m in masks) and family not in FAMILIES.values():
+            partly = len(whole) < len(masks) and any(mask is not None for mask in masks)
+            if method == "em" and partly and family not in FAMILIES.values():
                 raise ValueError("fixed: the M-step of a Family of your own knows of nothing held; use method 'lbfgs' or 'sgd'")
 
     @property
@@ -268,8 +269,8 @@ class FamilyTable(PyroModule):
 
     @torch.no_grad()
     def initialize(self, x: Tensor, seen: Tensor, which: list[int] | None = None, *, over_time: bool = False) -> None:
-        """Parameters around the data, spread over their quantiles, or those of clusters, of values or ``over_time`` of what they
-        are like over a few steps; of some states, or of all for None."""
+        """Parameters around the data, spread over their quantiles, or those of clusters, of values or ``over_time`` of what
+        they are like over a few steps; of some states, or of all for None."""
         rows, states = x[seen].double(), list(range(self.num_states)) if which is None else which
         if which is None and len(rows) < self.num_states:
             raise ValueError(f"x: {self.num_states} states need at least as many observations, got {len(rows)}")

@@ -381,8 +381,9 @@ class IOHMM(IOHMMQueries):
             max_time: seconds, over all resumptions; the choice is then among what the restarts have come to, and
                 ``history.reason`` is "max_time". on_record: called with the record of every iteration.
             cluster: an address as of :func:`pplseq.runs.cluster.connected`, whose workers fit the restarts of "em" and "gem".
-            fixed: parts that keep their parameters: "initial", "transition", "emission", "noise" (covariances, dispersions). Those
-                none of whose parameters has ``requires_grad`` are held as well; what is held is not in ``num_free_parameters``.
+            fixed: parts that keep their parameters: "initial", "transition", "emission", "noise" (covariances, dispersions).
+                Those none of whose parameters has ``requires_grad`` are held as well; what is held is not in
+                ``num_free_parameters``.
             **options: ``device``, to which the model moves first; max_iterations (100) and tolerance (1e-5 nats per step) of
                 "em" and "gem"; num_steps and lr of "sgd" and "svi"; those of
                 :func:`~pplseq.infer.fit.gradients.fit_variationally` and ``sample_parameters``.

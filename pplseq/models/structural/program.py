@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from pplseq import checks
 from pplseq.distributions.gaussian_types import GaussianBelief
 from pplseq.infer.fit.em import ROUNDING, Batch
+from pplseq.infer.fit.held import Slot
 from pplseq.infer.gaussian.results import StateMoments
 from pplseq.models.batch import as_given
 from pplseq.models.estimator import Estimator
@@ -139,7 +140,11 @@ class StructuralModel(LDS):
 
     @property
     def num_free_parameters(self) -> int:
-        return sum(parameter.numel() for parameter in self.parameters())
+        return sum(parameter.numel() for parameter in self.parameters()) - self.num_held
+
+    @property
+    def slots(self) -> dict[str, Slot]:
+        return {name: Slot(own) for name, own in self.named_parameters()}
 
     @torch.no_grad()
     def criterion_terms(self, batch: Batch, log_prob: float) -> tuple[float, int]:
