@@ -78,8 +78,8 @@ def in_form(x: Any, lengths: Any = None, *, num_features: int | None, name: str 
             )
         first = next((row for row in x if row is not None), None)
         if first is None or isinstance(first, str) or np.ndim(first) > 0 or is_table(first):
-            whole = num_features is None and isinstance(x, Sequences)  # a column that lacks a word is one of floats
-            rows = [whole(row) if whole and _floats(row) else _row(row, num_features, name) for row in x]
+            of_table = num_features is None and isinstance(x, Sequences)  # a column that lacks a word is one of floats
+            rows = [whole(row) if of_table and _floats(row) else _row(row, num_features, name) for row in x]
             if num_features == 1 and len(x) > 1 and all(np.shape(row) == (1,) for row in x):
                 raise ValueError(
                     f"{name}: {len(x)} lists of one number could be one sequence or {len(x)}: write [{name}] for the first, "
