@@ -96,6 +96,9 @@ class ColumnEmission(Emission):
         *batch, self.num_states = everything.batch_shape
         self.batch_shape, self.event_shape = torch.Size(batch), everything.event_shape
 
+    def harmless(self) -> Tensor:
+        return torch.full(self.event_shape, torch.nan)  # for which each column has a number of its own
+
     def log_likelihood(self, obs: Tensor) -> Tensor:
         if obs.shape[-1:] != self.event_shape:
             raise ValueError(f"obs must end in dimension D = {self.event_shape[0]}, got shape {tuple(obs.shape)}")

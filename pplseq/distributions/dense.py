@@ -46,15 +46,16 @@ class DenseTransition(Transition):
     Args:
         initial: (*b, Z) log-probabilities of the first state.
         matrix: (*b, Z, Z) log transition probabilities, [from, to]; -inf forbids a transition.
+        regime_of: (Z,) the regime of each state, where an observed state says the regime only; None: it says the state.
     """
 
-    def __init__(self, initial: Tensor, matrix: Tensor):
+    def __init__(self, initial: Tensor, matrix: Tensor, regime_of: Tensor | None = None):
         if matrix.dim() < 2 or matrix.shape[-1] != matrix.shape[-2]:
             raise ValueError(f"matrix must be square, (..., Z, Z), got {tuple(matrix.shape)}")
         _check_states("initial", initial, "Z", matrix.shape[-1:])
         check_normalised("initial", initial)
         check_normalised("matrix", matrix)
-        self.initial, self.matrix = in_float32(initial), in_float32(matrix)
+        self.initial, self.matrix, self.regime_of = in_float32(initial), in_float32(matrix), regime_of
         self.num_states, self.device = matrix.shape[-1], matrix.device
         self.batch_shape = broadcast_shapes(initial.shape[:-1], matrix.shape[:-2])
 

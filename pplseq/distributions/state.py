@@ -20,6 +20,16 @@ def broadcast_shapes(*shapes: torch.Size) -> torch.Size:
     return torch.broadcast_shapes(*shapes)
 
 
+def inside(support: constraints.Constraint, event_shape: tuple[int, ...] = ()) -> Tensor:
+    """A point of a support that is at none of its ends, where densities and their gradients are finite."""
+    while isinstance(support, constraints.independent):
+        support = support.base_constraint
+    try:
+        return torch.distributions.transform_to(support)(torch.zeros(event_shape))
+    except NotImplementedError:  # of what is discrete
+        return torch.full(event_shape, float(getattr(support, "lower_bound", 0)))
+
+
 class Conditional(TorchDistribution):
     """A distribution whose arguments are checked by who makes it, so that Pyro need not."""
 
@@ -305,6 +315,10 @@ class Emission:
             got = None if inputs is None else tuple(inputs.shape)
             raise ValueError(f"inputs: {type(self).__name__} takes {expected} at every step, got {got}")
         return StateEmission(self, state, inputs)
+
+    def harmless(self) -> Tensor:
+        """An observation that stands where there is none and no other is known: its density is masked, and has a gradient."""
+        return inside(self.support_constraint, tuple(self.event_shape))
 
     def log_likelihood(self, obs: Tensor, *inputs: Any, **named: Any) -> Tensor:
         """(*B, Z) log p(obs | z) for every z, nats."""

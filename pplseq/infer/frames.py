@@ -34,7 +34,7 @@ def forecast_frame(
     except ImportError as error:
         raise ImportError('frame: a table needs pandas: pip install "pplseq[frames]"') from error
     if means is None or means.dim() != 3:
-        raise ValueError("frame: is of forecasts of vectors, (B, K, D); words have probabilities, and one step no rows")
+        raise ValueError("frame: the steps of a forecast, (B, K, D), are its rows, and one step no rows: ask forecast")
     if row is None and len(means) > 1:
         low_and_high = ends()
         parts = [forecast_frame(means, lambda: low_and_high, k, column_names, index) for k in range(len(means))]

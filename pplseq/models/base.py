@@ -233,6 +233,23 @@ class SequenceModel(checks.NamedArguments, PyroModule):
         """Raises unless x holds observations of the model's kind, or marks of missing ones; here: words."""
         checks.words(x, self.num_words or 0)
 
+    def check_rows(self, x: Tensor, lengths: Tensor | None) -> None:
+        """:meth:`check_observations` of padded rows, whose vectors behind their ends may be anything; and of lengths."""
+        padded = isinstance(x, Tensor) and x.is_floating_point() and isinstance(lengths, Tensor) and x.dim() == 3
+        inside = x
+        if padded and lengths.shape == x.shape[:1] and bool((lengths > 0).any()):
+            some = x[lengths > 0][:, :1]  # of a row without steps the first of others
+            first = torch.where((lengths > 0)[:, None, None], x[:, :1], some[:1])
+            ended = torch.arange(x.shape[1], device=x.device) >= lengths.unsqueeze(-1)
+            inside = torch.where(ended.unsqueeze(-1), first, x)
+        self.check_observations(inside)
+        checks.lengths(lengths, x)
+
+    @property
+    def num_observable_states(self) -> int:
+        """How many states ``states`` tells apart: those of the chain, or its regimes, of which a chain has several states."""
+        return self.num_states
+
     def observed(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """x with something harmless where it is missing, and where it is not: (B, T), or (B, T, n) of vectors seen in part."""
         return x.clamp_min(0), x != MISSING
@@ -267,9 +284,8 @@ class SequenceModel(checks.NamedArguments, PyroModule):
             values = observed = None
         else:
             if not checks.TRUSTED.get():
-                self.check_observations(x)
-                checks.lengths(lengths, x)
-                checks.states(states, x, self.num_states)
+                self.check_rows(x, lengths)
+                checks.states(states, x, self.num_observable_states)
             shape = x.shape[0], x.shape[1]
             values, observed = self.observed(x)
         if not checks.TRUSTED.get():
@@ -298,8 +314,11 @@ class SequenceModel(checks.NamedArguments, PyroModule):
     def forward(self, *args, **kwargs):
         # the handler is entered inside the module's call: see BlockedEnum.__call__
         handler = self.messenger(vectorize=self.vectorize, factor=not vars(self).get("_queried", False))
+        frozen = [parameter for parameter in self.parameters() if not parameter.requires_grad]
         with handler:
             result = self.model(*args, **kwargs)
+        for parameter in frozen:  # Pyro's store has made them learn
+            parameter.requires_grad_(False)
         vars(self)["_chains"] = handler.chains
         return result
 
@@ -403,8 +422,10 @@ class SequenceModel(checks.NamedArguments, PyroModule):
             return self.posterior(batch.x, batch.lengths, **batch.known) if chain is None else chain
 
     def log_prob(self, x: Tensor, lengths: Tensor | None = None, start: Belief | None = None, **known) -> Tensor:
-        """(B,) log p(x) of each row, nats; at test, as :meth:`posterior`."""
-        return self.posterior(x, lengths, start, **known).log_prob()
+        """(B,) log p(x) of each row, nats, -inf of one that is impossible; at test, as :meth:`posterior`."""
+        chain: Any = self.posterior(x, lengths, start, **known)
+        with chain.unchecked() if isinstance(chain, Chain) else contextlib.nullcontext():
+            return chain.log_prob()
 
     def save(self, folder) -> Path:
         """Writes the model, its vocabulary and clusters as a folder; see :func:`pplseq.models.storage.save_model`."""

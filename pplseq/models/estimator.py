@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Self
@@ -18,9 +19,11 @@ from pplseq import checks
 from pplseq.data.text import Text
 from pplseq.data.text_parts import TextFiles
 from pplseq.distributions.state import MISSING, Belief
+from pplseq.infer.discrete.chain import Chain
 from pplseq.infer.discrete.mixtures import step_of
 from pplseq.infer.discrete.results import MissingWords, NextDistribution, StateMarginals
 from pplseq.infer.fit.em import Batch
+from pplseq.infer.fit.held import Slot, any_held, held, holding, kept
 from pplseq.models.base import SequenceModel, first_parameter, in_training
 from pplseq.models.batch import (
     as_given,
@@ -79,6 +82,7 @@ class Estimator(FittedState, SequenceModel):
     methods: ClassVar[tuple[str, ...]] = ("sgd", "lbfgs")
     starts: ClassVar[tuple[str, ...]] = ()  # ways to initialize, where there are several
     turns: ClassVar[tuple[str, ...]] = ()  # ways that several starts take in turn; none: all start in the first way
+    least_starts: ClassVar[int] = 1  # that a fit races, where it is not asked for more
     finalists: ClassVar[int] = 1  # of several starts those that are fitted to the end, where they do not end alike
     history: Any = None  # of the last fit: a FitHistory, or the History of a training run
 
@@ -102,9 +106,8 @@ class Estimator(FittedState, SequenceModel):
         x, lengths = self.in_form(x, lengths)
         x = in_ids(x, self.vocabulary)
         batch = to_batch(x, lengths, words=self.num_features is None, reference=self.reference)
-        self.check_observations(batch.x)
-        checks.lengths(batch.lengths, batch.x)
-        return batch if states is None else batch._replace(states=padded_states(states, x, batch, self.num_states))
+        self.check_rows(batch.x, batch.lengths)
+        return batch if states is None else batch._replace(states=padded_states(states, x, batch, self.num_observable_states))
 
     def as_text(self, x, lengths, known: Mapping[str, Any]) -> tuple[Any, Any]:
         """Sentences as the lines of a corpus, which end in ``<eos>``, where a text is learned from or scored; else as it came.
@@ -136,6 +139,7 @@ class Estimator(FittedState, SequenceModel):
         folder: str | Path | None = None,
         resume: bool = False,
         max_time: float | None = None,
+        fixed: str | Sequence[str] | Mapping[str, Any] = (),
         **options,
     ) -> Self:
         """Fits the parameters to data; ``history`` says afterwards how it went.
@@ -150,13 +154,17 @@ class Estimator(FittedState, SequenceModel):
                 ``step_size`` is given.
             warm_start: start from the parameters as they are, instead of anew from the data.
             initialization: how to start anew, one of ``starts``, by default the first.
-            num_restarts: starts; after every 10 iterations of EM the worse half is dropped, until one is left (two of a
-                switching regression, which are both fitted to the end).
+            num_restarts: starts; after every 10 iterations of EM (of L-BFGS of models without) the worse half is dropped, until
+                one is left (two of a switching regression, which are both fitted to the end).
             seed: makes the fit repeatable; None draws from torch's generator.
             folder: of a run: checkpoints ``last/`` and ``best/``, and ``metrics.jsonl``. Ctrl-C and SIGTERM leave a checkpoint
                 of "em" and "sgd"; of the other methods the folder gets the model when they are done.
             resume: go on where the run in the folder stopped, to the numbers it would have come to; give the same data.
             max_time: seconds, over all resumptions, of "em" and "sgd".
+            fixed: parameters that keep their values, by the names of ``set_parameters``; or a mapping from names to masks,
+                True where an entry is held, in the shape of the parameter: of probabilities the rest of a row is shared out
+                among the others. Parameters whose ``requires_grad`` is False are held as well; none that is held counts in
+                ``num_free_parameters``.
             **options: ``device``, to which the model moves first; what is ``known`` with the sequences (observed states make
                 the fit supervised, or partly so); options of :func:`~pplseq.infer.fit.em.expectation_maximization`
                 (max_iterations, tolerance, step_size; ``cluster``, an address as of :func:`pplseq.runs.cluster.connected`,
@@ -180,16 +188,15 @@ class Estimator(FittedState, SequenceModel):
             )
         how = () if initialization is None else (checks.choice("initialization", initialization, self.starts),)
         self.check_method(method)
-        if num_restarts > 1 and (warm_start or "em" not in self.methods):
-            why = "a warm start has" if warm_start else f"{type(self).__name__}, which has no EM to race them, has"
-            raise ValueError(f"num_restarts: {why} one starting point; got {num_restarts}")
-        with self.naming(x, warm_start or resume, known.get("inputs")):
+        if num_restarts > 1 and warm_start:
+            raise ValueError(f"num_restarts: a warm start has one starting point; got {num_restarts}")
+        with self.naming(x, warm_start or resume, known.get("inputs"), known.get("states")):
             batch = None if isinstance(x, TextFiles) else self.as_batch(*self.as_text(x, lengths, known), **known)
         if batch is not None:
             self.check_data(batch)
         if method != "em" or in_training(self):  # a model that was fitted or loaded before is at test, without dropout
             self.train(method != "em")
-        with seeded(seed), on_cluster(options) as options:
+        with seeded(seed), on_cluster(options) as options, contextlib.ExitStack() as stack:
             cluster = options.get("cluster")
             if batch is None:
                 alone = dict(lengths=lengths, batch_size=batch_size, step_size=options.get("step_size"), **known)
@@ -199,10 +206,15 @@ class Estimator(FittedState, SequenceModel):
                 size = max(1, PART_STEPS // batch.x.shape[1]) if batch_size is None and cluster is not None else batch_size
                 batches = split_rows(batch, size)
             alone, starts = folder is None and max_time is None and not resume, []
+            holds = self.held_by(fixed)
+            stack.enter_context(holding([(self.slots[name], mask) for name, mask in holds.items()]))
+            self.fixed_parameters = frozenset(name for name, mask in holds.items() if mask is None)
+            self.fixed_entries = {name: mask for name, mask in holds.items() if mask is not None}
+            self.check_held(method)
             if not (warm_start or resume):
-                finalists = self.finalists if alone else 1
-                ways = [how or self.turns[k % len(self.turns) :][:1] if self.turns else how for k in range(num_restarts)]
-                begin = [partial(self.initialize, batch, *way) for way in ways]
+                finalists, num_starts = self.finalists if alone else 1, max(num_restarts, self.least_starts)
+                ways = [how or self.turns[k % len(self.turns) :][:1] if self.turns else how for k in range(num_starts)]
+                begin = [partial(self._begin, batch, *way) for way in ways]
                 starts = start_anew(self, batches, begin, cluster, finalists)
             if alone:
                 history = fit_best(self, batches, method, options, starts)
@@ -221,6 +233,71 @@ class Estimator(FittedState, SequenceModel):
 
     def initialize(self, batch: Batch, how: str = "") -> None:
         """Where a fit starts: by default the parameters as they are."""
+
+    def _begin(self, batch: Batch, *how: str) -> None:
+        """A start, in which what is held is what it was."""
+        parts = [parameter for parameter in self.parameters() if held(parameter) is not None]
+        before = [part.detach().clone() for part in parts]
+        self.initialize(batch, *how)
+        with torch.no_grad():
+            for part, value in zip(parts, before, strict=True):
+                part.copy_(kept(part, part) if part.requires_grad else value)
+
+    @property
+    def slots(self) -> dict[str, Slot]:
+        """What is learned, by the names of :meth:`estimates`."""
+        return {name: Slot(parameter) for name, parameter in self.named_parameters()}
+
+    def held_by(self, fixed: str | Sequence[str] | Mapping[str, Any]) -> dict[str, Tensor | None]:
+        """What a fit shall hold: None for all of a parameter, or the mask of its entries.
+
+        Raises:
+            ValueError, TypeError: for other names, and masks that are none.
+        """
+        slots, found = self.slots, {}
+        given = dict(fixed) if isinstance(fixed, Mapping) else dict.fromkeys([fixed] if isinstance(fixed, str) else fixed, True)
+        for name, mask in given.items():
+            own = {"covariance": "precision", "covariances": "precision"}.get(name, name) if name not in slots else name
+            if own not in slots:
+                near = checks.nearest(str(name), slots)
+                raise ValueError(f"fixed: {type(self).__name__} has no parameter {str(name)[:40]!r}.{near}")
+            if mask is True:
+                found[own] = None
+                continue
+            mask = torch.as_tensor(np.asarray(mask))
+            shape = tuple(slots[own].raw.shape)
+            if mask.dtype != torch.bool or tuple(mask.shape) != shape:
+                raise ValueError(
+                    f"fixed: {name!r} takes True, or a mask of True and False in its shape {shape}; got {mask.dtype} of shape "
+                    f"{tuple(mask.shape)}"
+                )
+            if slots[own].triangle and bool(mask.any()) and not bool(mask.all()):
+                raise ValueError(f"fixed: entries of {name!r} cannot be held one by one; give True, to hold it whole")
+            if bool(mask.any()):
+                found[own] = None if bool(mask.all()) else mask.to(slots[own].raw.device)
+        return found
+
+    def check_held(self, method: str) -> None:
+        """Raises ValueError where a method cannot hold what is held."""
+        if method in ("svi", "nuts") and any_held(self):
+            raise ValueError(
+                f"fixed: {method!r} draws all parameters from their priors; hold some by 'em', 'lbfgs' or 'sgd', or give these "
+                "narrow priors"
+            )
+        if not any(parameter.requires_grad for parameter in self.parameters()):
+            raise ValueError("fixed: every parameter is held, so there is nothing to fit")
+
+    @property
+    def num_held(self) -> int:
+        """How many parameters are not free, as they are held or the last fit was told to keep them."""
+        slots = self.slots
+        whole = {name: torch.ones_like(slots[name].raw, dtype=torch.bool) for name in self.not_free if name in slots}
+        return sum(slots[name].num_free(mask) for name, mask in ({**self.fixed_entries} | whole).items())
+
+    @property
+    def not_free(self) -> frozenset[str]:
+        """Parameters that the last fit was told to keep whole, or whose ``requires_grad`` is False."""
+        return self.fixed_parameters | {name for name, slot in self.slots.items() if not slot.raw.requires_grad}
 
     def log_prior(self) -> Tensor:
         """log density of the parameters under the priors, nats; 0 without priors."""
@@ -273,7 +350,7 @@ class Estimator(FittedState, SequenceModel):
                 raise TypeError(f"{type(self).__name__}: no argument {name!r} beside the data.{takes}")
 
     def score(self, x, lengths=None, *, per_token: bool = False, **known) -> float:
-        """log p(x), nats, summed over sequences (as hmmlearn's); or the mean over tokens.
+        """log p(x), nats, summed over sequences (as hmmlearn's), -inf where one is impossible; or the mean over tokens.
 
         Of sentences (strings, or lists of words) the ``<eos>`` behind each counts as a token, as it does in a corpus, where the
         model's vocabulary has it and nothing is ``known`` of single steps: exp(-score(x, per_token=True)) is the perplexity
@@ -287,13 +364,14 @@ class Estimator(FittedState, SequenceModel):
         if batch.states is None and not getattr(chain, "is_whole", False) and not observed_tokens(self, batch):
             raise ValueError("x: every observation is missing (NaN, or -1), so there is nothing to score")
         total = getattr(chain, "total_log_prob", None)  # where a tensor would cost more than the number
-        value = float(chain.log_prob().detach().sum(dtype=torch.float64)) if total is None else total()
+        with chain.unchecked() if isinstance(chain, Chain) else contextlib.nullcontext():
+            value = float(chain.log_prob().detach().sum(dtype=torch.float64)) if total is None else total()
         return value / batch.num_tokens if per_token else value
 
     @property
     def num_free_parameters(self) -> int:
         """Of the criteria below; models whose parameters are tied by constraints count fewer than they store."""
-        return sum(parameter.numel() for parameter in self.parameters())
+        return sum(parameter.numel() for parameter in self.parameters()) - self.num_held
 
     def criterion_terms(self, batch: Batch, log_prob: float) -> tuple[float, int]:
         """What the criteria below are made of, given log p(x): a log-likelihood, and how many parameters were learned."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Self, cast
 
 import torch
@@ -15,6 +15,7 @@ from pplseq import checks
 from pplseq.models.base import SequenceModel
 from pplseq.models.forms import Form, Sequences, by_names, column_names, in_form, states_in_form
 from pplseq.models.row_labels import check_rows_together, in_steps, labels_ahead
+from pplseq.models.state_labels import names_of_states, numbers_of_states
 
 
 class FittedState(SequenceModel):
@@ -24,7 +25,9 @@ class FittedState(SequenceModel):
     num_features: int | None = None
     column_names: tuple[str, ...] | None = None  # of the frame it was fitted to, in the order of its numbers
     input_column_names: tuple[str, ...] | None = None  # of the frame of inputs
+    state_names: tuple[str, ...] | None = None  # of states 0, 1, ..., where a fit was given observed states by name
     fixed_parameters: frozenset[str] = frozenset()  # names of those that the last fit was told to keep
+    fixed_entries: Mapping[str, Tensor] = {}  # noqa: RUF012  (of others, which entries it was)
 
     @property
     def has_columns(self) -> bool:
@@ -38,11 +41,12 @@ class FittedState(SequenceModel):
         return in_form(by_names(x, self.column_names), lengths, num_features=self.num_features)
 
     def states_in_form(self, states: Any, x: Any, lengths: Any = None) -> Any:
-        """Observed states beside x, both as they came: of one sequence as a row, and of frames and series the numbers."""
+        """Observed states beside x, both as they came, as numbers, -1 where unknown; of one sequence as a row."""
         if states is None:
             return None
         check_rows_together(x, states, "states")
-        return states_in_form(*in_steps(states, lengths, "states"))
+        states, lengths = in_steps(states, lengths, "states")
+        return states_in_form(numbers_of_states(states, self.state_names), lengths)
 
     def inputs_in_form(self, inputs: Any, lengths: Any = None, *, size: int, beside: Any = None) -> Any:
         """Inputs (N, U) of that size as :func:`pplseq.models.forms.in_form` reads them, a frame's columns by those names;
@@ -68,21 +72,31 @@ class FittedState(SequenceModel):
 
     def take_names(self, other: FittedState) -> None:
         """Words, their clusters and the names of columns of another model."""
-        for name in ("vocabulary", "clusters", "column_names", "input_column_names"):
+        for name in ("vocabulary", "clusters", "column_names", "input_column_names", "state_names"):
             setattr(self, name, getattr(other, name))
 
     @contextlib.contextmanager
-    def naming(self, x: Any, keep: bool, inputs: Any = None) -> Iterator[None]:
-        """Takes the names of frames' columns for the fit; an error inside leaves those of the fit before."""
-        before = self.column_names, self.input_column_names
+    def naming(self, x: Any, keep: bool, inputs: Any = None, states: Any = None) -> Iterator[None]:
+        """Takes the names of frames' columns, and of observed states, for the fit; an error inside leaves those of the fit
+        before.
+
+        Raises:
+            ValueError: for more names of states than the model has states.
+        """
+        before = self.column_names, self.input_column_names, self.state_names
         if not keep or before[0] is None:
             self.column_names = column_names(x) if self.has_columns else None
         if not keep or before[1] is None:
             self.input_column_names = column_names(inputs, "inputs")
+        if not keep or before[2] is None:
+            self.state_names = names_of_states(states)
         try:
+            if self.state_names is not None and len(self.state_names) > self.num_observable_states:
+                names = ", ".join(self.state_names[:8])
+                raise ValueError(f"states: {len(self.state_names)} names ({names}) for {self.num_observable_states} states")
             yield
         except BaseException:
-            self.column_names, self.input_column_names = before
+            self.column_names, self.input_column_names, self.state_names = before
             raise
 
     def entry_name(self, name: str, place: Sequence[int], shape: Sequence[int]) -> str:

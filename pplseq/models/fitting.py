@@ -209,7 +209,8 @@ def _num_tokens(part: TextPart, vocabulary: Vocabulary, lower: bool) -> int:
 def start_anew(
     model: Any, batches: Sequence[Batch], initialize: Sequence[Callable[[], None]], cluster: Any = None, finalists: int = 1
 ) -> list[dict[str, Tensor]]:  # fmt: skip
-    """Leaves the model at a start; of several, the one that wins a race: after a few iterations of EM the worse half is out.
+    """Leaves the model at a start; of several, the one that wins a race: after a few iterations of EM, or of L-BFGS of models
+    without, the worse half is out.
 
     Returns:
         The starts that are left, ``finalists`` at most, best first.
@@ -224,13 +225,29 @@ def start_anew(
             model.load_state_dict(start)
             with warnings.catch_warnings():  # what is remarkable is said of the start that wins
                 warnings.simplefilter("ignore", RuntimeWarning)
-                history = expectation_maximization(model, batches, max_iterations=RACE_ITERATIONS, cluster=cluster)
-            values.append(history.log_posteriors[-1])
+                values.append(_run(model, batches, cluster))
             start.update(copy.deepcopy(model.state_dict()))
         order = sorted(range(len(starts)), key=values.__getitem__, reverse=True)
         starts = [starts[k] for k in order[: max(finalists, len(starts) // 2)]]
     model.load_state_dict(starts[0])
     return starts
+
+
+def _run(model: Any, batches: Sequence[Batch], cluster: Any) -> float:
+    """What a start of a race comes to, nats; -inf where it comes to nothing."""
+    by_em = "em" in model.methods
+    try:
+        model.check_method("em")
+    except ValueError:  # priors that EM does not take
+        by_em = False
+    try:
+        if by_em:
+            return expectation_maximization(model, batches, max_iterations=RACE_ITERATIONS, cluster=cluster).log_posteriors[-1]
+        maximize_by_lbfgs(model, batches, num_steps=RACE_ITERATIONS)
+        value = _log_posterior(model, batches)
+    except ArithmeticError:
+        return -math.inf
+    return -math.inf if math.isnan(value) else value
 
 
 def fit_best(

@@ -83,8 +83,8 @@ def in_form(x: Any, lengths: Any = None, *, num_features: int | None, name: str 
             )
         first = next((row for row in x if row is not None), None)
         if first is None or isinstance(first, str) or np.ndim(first) > 0 or is_table(first):
-            whole = num_features is None and isinstance(x, Sequences)  # a column that lacks a word is one of floats
-            rows = [_whole(row) if whole and _floats(row) else _row(row, num_features, name) for row in x]
+            of_table = num_features is None and isinstance(x, Sequences)  # a column that lacks a word is one of floats
+            rows = [whole(row) if of_table and _floats(row) else _row(row, num_features, name) for row in x]
             if num_features == 1 and len(x) > 1 and all(np.shape(row) == (1,) for row in x):
                 raise ValueError(
                     f"{name}: {len(x)} lists of one number could be one sequence or {len(x)}: write [{name}] for the first, "
@@ -160,7 +160,7 @@ def unmasked(x: Any, *, words: bool = False) -> Any:
     if values.dtype.kind not in "biuf":
         return np.where(hidden, None, values.astype(object))
     numbers = np.where(hidden, np.nan, values if values.dtype.kind == "f" else values.astype(float))
-    return _whole(numbers) if words else numbers
+    return whole(numbers) if words else numbers
 
 
 def is_frame(x: Any) -> bool:
@@ -318,17 +318,17 @@ def numbers_of(frame: Any, num_features: int | None = None, name: str = "x") -> 
                 f"{where} must hold numbers, got {type(texts[0]).__name__}; leave it out, or make numbers of it{words}"
             )
         try:
-            found.append(np.asarray([np.nan if _missing(value) else value for value in values], dtype=float))
+            found.append(np.asarray([np.nan if missing(value) else value for value in values], dtype=float))
         except (TypeError, ValueError):
             what = type(next(value for value in values if not isinstance(value, (int, float)))).__name__
             raise TypeError(f"{where} must hold numbers, got {what}; leave it out, or make numbers of it") from None
     numbers = np.stack(found, 1) if columns else found[0]
     if num_features is not None:
         return numbers
-    return _whole(numbers)
+    return whole(numbers)
 
 
-def _whole(numbers: np.ndarray) -> np.ndarray:
+def whole(numbers: np.ndarray) -> np.ndarray:
     """Words, -1 where one is missing; as they are where they are no whole numbers, which who takes them refuses."""
     whole = np.where(np.isnan(numbers), -1, numbers)
     return whole.astype(np.int64) if (np.isfinite(whole) & (whole == whole.round())).all() else numbers
@@ -376,7 +376,7 @@ def sequences_by(
     places: dict[Any, list[int]] = {}
     for place, parts in enumerate(zip(*(frame[column] for column in keys), strict=True)):
         key = parts if len(keys) > 1 else parts[0]
-        if any(map(_missing, parts)):
+        if any(map(missing, parts)):
             raise ValueError(f"frame: row {place} has no {checks.shown(by)}, so that it is of no sequence; leave it out")
         places.setdefault(key, []).append(place)
     steps: dict[Any, Any] = {}
@@ -386,12 +386,12 @@ def sequences_by(
         steps = {key: places_of([times[row] for row in rows], f"order_by: column {order_by!r}") for key, rows in places.items()}
     chosen = frame[names if isinstance(names, str) else list(names)]
     if isinstance(names, str) and any(isinstance(value, str) for value in chosen):
-        words = [None if _missing(value) else value for value in chosen]
+        words = [None if missing(value) else value for value in chosen]
         told = [_put(np.asarray(words, dtype=object)[rows], steps.get(key), None).tolist() for key, rows in places.items()]
         return Sequences(told, list(places), None, str(by))
     numbers = numbers_of(chosen, num_features=0)
-    if isinstance(names, str) and not any(_missing(value) or isinstance(value, float) for value in chosen):
-        numbers = _whole(numbers)  # may be words
+    if isinstance(names, str) and not any(missing(value) or isinstance(value, float) for value in chosen):
+        numbers = whole(numbers)  # may be words
     known = _as_texts([names] if isinstance(names, str) else list(names), "frame")
     nothing = -1 if numbers.dtype.kind == "i" else np.nan
     told = [_put(numbers[rows], steps.get(key), nothing) for key, rows in places.items()]
@@ -409,7 +409,7 @@ def _put(rows: np.ndarray, steps: np.ndarray | None, nothing: Any) -> np.ndarray
 
 def _by_time(times: list[Any], rows: list[int], name: str) -> list[int]:
     """Rows by their times, of which a column of this name tells."""
-    if untimed := [row for row in rows if _missing(times[row])]:
+    if untimed := [row for row in rows if missing(times[row])]:
         raise ValueError(f"order_by: row {untimed[0]} has no {name!r}; fill it in, or leave the row out")
     try:
         if any(isinstance(times[row], str) for row in rows):  # "10" would stand before "9"
@@ -428,16 +428,17 @@ def of_objects(x: np.ndarray, num_features: int | None, name: str) -> Any:
     if x.ndim == 1 and any(isinstance(value, str) or np.ndim(value) for value in values):
         return values
     try:
-        numbers = np.asarray([np.nan if _missing(value) else value for value in values], dtype=float).reshape(x.shape)
+        numbers = np.asarray([np.nan if missing(value) else value for value in values], dtype=float).reshape(x.shape)
     except (TypeError, ValueError):
-        what = type(next(v for v in values if not (_missing(v) or isinstance(v, (int, float))))).__name__
+        what = type(next(v for v in values if not (missing(v) or isinstance(v, (int, float))))).__name__
         raise TypeError(
             f"{name} must hold numbers, None where one is missing, got {what}; encode words with a Vocabulary"
         ) from None
-    return numbers if num_features is not None else _whole(numbers)
+    return numbers if num_features is not None else whole(numbers)
 
 
-def _missing(value: Any) -> bool:
+def missing(value: Any) -> bool:
+    """Whether a value says that there is none: None, NaN, and pandas' NA and NaT."""
     return value is None or type(value).__name__ == "NAType" or value != value
 
 

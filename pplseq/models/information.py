@@ -101,7 +101,9 @@ def summarize(model: Estimator, batch: Batch) -> Summary:
         own = name.partition("[")[0]
         hidden += [own in free] * value.numel()
         own = "transition" if own == "eigenvalue" else own.partition(" ")[0]  # "transition a" of an entry with a name
-        fixed += [own in model.fixed_parameters] * value.numel()
+        mask = model.fixed_entries.get(own)
+        held = own in model.not_free
+        fixed += [held] * value.numel() if mask is None or mask.shape != value.shape else (mask | held).flatten().tolist()
         flat.append(value.flatten())
     estimates = torch.cat(flat)
     slopes = [

@@ -20,6 +20,10 @@ class RegimeQueries(Estimator):
     num_regimes: int
     regime_of: Tensor
 
+    @property
+    def num_observable_states(self) -> int:
+        return self.num_regimes
+
     def regimes(self, probs: Tensor) -> Tensor:
         """(..., R) probabilities of (..., N) those of states."""
         return probs.new_zeros(*probs.shape[:-1], self.num_regimes).index_add_(-1, self.regime_of, probs)

@@ -10,6 +10,7 @@ import torch
 from pplseq import checks
 from pplseq.folder import FolderError, FolderKind, check_finite
 
+NAMES = ("column_names", "input_column_names", "state_names")  # of a model, kept with it
 MODEL = FolderKind(
     "pplseq", 2, header="config.json", tensors="model.safetensors", what="model", again="train again or save it again"
 )
@@ -39,7 +40,7 @@ def save_model(model, folder) -> Path:
     if clusters is not None and vocabulary is None:
         raise ValueError("clusters: they are written by word, so set model.vocabulary too")
     header = {"model": model.name, "config": model.config}
-    for name in ("column_names", "input_column_names"):
+    for name in NAMES:
         if getattr(model, name, None) is not None:
             header[name] = list(getattr(model, name))
     if vocabulary is not None:
@@ -96,7 +97,7 @@ def read_model(folder, device: str | torch.device = "cpu"):
     if vocabulary is not None and num_words is not None and num_words != len(vocabulary):
         raise FolderError(f"{folder}: vocab.txt has {len(vocabulary)} words, but the model has {num_words}")
     model.vocabulary, model.clusters = vocabulary, clusters
-    for name in ("column_names", "input_column_names"):
+    for name in NAMES:
         if header.get(name) is not None:
             setattr(model, name, tuple(header[name]))
     model.is_fitted = True

@@ -404,3 +404,27 @@ def test_arguments_have_the_same_names_everywhere(verb):
         if issubclass(tagger, ProbabilisticTagger) and verb != "fit" and hasattr(tagger, verb):
             wanted = [name for name in FIRST[verb] if name not in ("lengths", "start")]
             assert positional(getattr(tagger, verb)) == wanted, tagger.__name__
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_what_a_property_returns_is_a_copy(name):
+    """No number that a property hands out without a gradient changes when the parameters do."""
+    model = CASES[name].model()
+    places = {parameter.untyped_storage().data_ptr(): own for own, parameter in model.named_parameters()}
+
+    def tensors(value):
+        if isinstance(value, torch.Tensor):
+            yield value
+        elif isinstance(value, (dict, tuple, list)):
+            for part in value.values() if isinstance(value, dict) else value:
+                yield from tensors(part)
+
+    for attribute in dir(type(model)):
+        if attribute.startswith("_") or attribute == "slots" or not isinstance(getattr(type(model), attribute, None), property):
+            continue
+        try:
+            value = getattr(model, attribute)
+        except (AttributeError, TypeError, ValueError, KeyError, RuntimeError):  # it has no answer yet
+            continue
+        shared = [places.get(part.untyped_storage().data_ptr()) for part in tensors(value) if not part.requires_grad]
+        assert not any(shared), f"{attribute} is {shared}"

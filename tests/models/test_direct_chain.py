@@ -48,8 +48,6 @@ def test_same_chain_as_the_programs(name, how):
         if x.is_floating_point() and name.startswith("iohmm"):
             x[2, 0, 1] = torch.nan  # in part
     if how == "states known":
-        if "decode" in case.own:
-            pytest.skip("its regimes, of several states each, cannot be observed")
         known["states"] = torch.full(x.shape[:2], -1)
         known["states"][0, 0] = 0
     start = None

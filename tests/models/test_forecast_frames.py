@@ -187,3 +187,25 @@ def test_a_switching_regression_and_formulas_tell_all_sequences(frame):
     formulas.read(table)
     model = IOHMM(1, outputs="gaussian", **(formulas.options | {"num_outputs": 1})).fit(table, max_iterations=2)
     assert list(model.forecast(table, 2).frame()["trip"]) == ["b", "b", "a", "a"]
+
+
+@pytest.mark.parametrize("outputs", ["bernoulli", "categorical", "poisson", "words of an HMM"])
+def test_frames_of_bits_words_and_counts(outputs):
+    """The mean, and the smallest interval of 0 and 1, or of counts, that holds at least .95."""
+    rng, u = np.random.default_rng(0), np.linspace(-1, 1, 40)
+    x = rng.poisson(3, 40) if outputs == "poisson" else rng.integers(0, 3, 40)
+    x = (rng.random((40, 2)) < [0.01, 0.5]) * 1.0 if outputs == "bernoulli" else x
+    if outputs == "words of an HMM":
+        found = HMM(2, 3).fit(x, seed=0).forecast(x, 3)
+    else:
+        size = {"bernoulli": {"num_outputs": 2}, "categorical": {"num_outputs": 3}}.get(outputs, {})
+        model = IOHMM(2, num_inputs=1, outputs=outputs, **size).fit(x, inputs=u, seed=0, max_iterations=5)
+        found = model.forecast(x, inputs=u, future_inputs=np.zeros(3))
+    frame = found.frame()
+    means = found.word_log_probs.exp() if found.means is None else found.means
+    assert len(frame) == 3
+    for k in range(means.shape[-1]):
+        assert frame[f"x{k}"].tolist() == pytest.approx(means[0, :, k].tolist())
+        if outputs != "poisson":
+            assert frame[f"x{k} low"].tolist() == [float(1 - p < 0.025) for p in means[0, :, k]]
+            assert frame[f"x{k} high"].tolist() == [float(1 - p < 0.975) for p in means[0, :, k]]

@@ -95,8 +95,8 @@ def test_states_of_one_sequence_and_of_several(x, lengths, states):
 def test_states_that_are_none():
     model = HMM(2, num_features=1)
     for states in (np.where(STATES > 0, "a", "b"), [["a"] * 30], pandas.Series(["a"] * 30), ["a", "b"] * 15):
-        with pytest.raises(TypeError, match=r"states: expected the numbers 0, 1, .* got the text '[ab]'; number them"):
-            model.fit(NUMBERS, states=states)
+        with pytest.raises(ValueError, match=r"states: no state is called '[ab]'; the model's have numbers"):
+            model.as_batch(NUMBERS, states=states)  # a fit takes names
     partly = pandas.Series(STATES.astype(float)).where(STATES > 0)
     assert set(model.as_batch(NUMBERS, states=partly).states[0].tolist()) == {-1, 1}
     with pytest.raises(ValueError, match=r"states must cover x, \(1, 30\), got \(1, 29\)"):

@@ -84,7 +84,8 @@ def test_zeros_and_tiny_probabilities():
     with torch.no_grad():
         model.transition_logits[0, 1] = -300 * math.log(10)
     check(model, torch.tensor([[0, 0, 1, 2], [0, 1, 1, 0]]))
-    for ask in (model.score, model.smooth, model.decode):
+    assert model.score(torch.tensor([[0, 0], [1, 1]])) == -math.inf
+    for ask in (model.smooth, model.decode):
         with pytest.raises(ValueError, match="row 1, step 0: observation 1 is impossible"):
             ask(torch.tensor([[0, 0], [1, 1]]))
 

@@ -116,15 +116,15 @@ class DenseChain(Chain):
         )
         if seen is not None:
             used = seen if used is None else seen & used
-        if used is not None:  # a NaN under the mask must not reach the gradient
-            event = (...,) + (None,) * len(emission.event_shape)
-            obs = torch.where(used[event], obs, torch.zeros_like(obs))
+        if used is not None:
+            obs = _filled(obs, used, emission)
         given = () if self.emission_inputs is None else (self._aligned(self.emission_inputs[steps]),)
         emit = emission.log_likelihood(obs, *given)
         if used is not None:
             emit = torch.where(used.unsqueeze(-1), emit, 0.0)
         if states is not None:
-            numbers = torch.arange(emit.shape[-1], device=emit.device)
+            numbers = getattr(self.transition, "regime_of", None)
+            numbers = torch.arange(emit.shape[-1], device=emit.device) if numbers is None else numbers
             forbidden = (states.unsqueeze(-1) >= 0) & (states.unsqueeze(-1) != numbers)
             if self.valid is not None:
                 forbidden &= self._aligned(self.valid[steps]).unsqueeze(-1)
@@ -155,6 +155,17 @@ class DenseChain(Chain):
             pair = transition.matrices(None if inputs is None else inputs[1:])
             pair = pair.expand(self.num_steps - 1, *batch, num_states, num_states)
         return Factors(init, pair, emit, valid)
+
+
+def _filled(obs: Tensor, used: Tensor, emission: Emission) -> Tensor:
+    """Observations (T, *B, ...) with the first that is used (T, *B) wherever one is not: what stands there, NaN or a number
+    outside of the support, would reach the gradient from under its mask."""
+    event = tuple(emission.event_shape)
+    shape = broadcast_shapes(used.shape, obs.shape[: obs.dim() - len(event)])
+    flat = used.expand(shape).flatten()
+    first = obs.expand(*shape, *event).flatten(0, len(shape) - 1).index_select(0, flat.int().argmax().reshape(1))[0]
+    harmless = torch.where(flat.any(), first, emission.harmless().to(obs))
+    return torch.where(used[(...,) + (None,) * len(event)], obs, harmless)
 
 
 class FactorChain(Chain):

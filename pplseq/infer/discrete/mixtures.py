@@ -34,6 +34,16 @@ class _Part(Quantiles):
         return self.whole.quantiles(share)[self.index]
 
 
+class Shares(Quantiles):
+    """Of numbers that are 1 with these probabilities (B, K, D), and 0 otherwise."""
+
+    def __init__(self, probs: Tensor):
+        self.probs = probs
+
+    def quantiles(self, share: float) -> Tensor:
+        return (1 - self.probs < share).to(self.probs)
+
+
 def step_of(found: Any, step: int) -> Any:
     """One step of a forecast, a named tuple of what is indexed as tensors (B, K, ...) are, and of names and None."""
     return found._make(part if part is None or isinstance(part, tuple) else part[:, step] for part in found)

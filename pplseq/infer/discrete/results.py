@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from pplseq.infer.discrete.mixtures import Quantiles, intervals_of
+from pplseq.infer.discrete.mixtures import Quantiles, Shares, intervals_of
 from pplseq.infer.frames import forecast_frame
 
 
@@ -93,15 +94,21 @@ class NextDistribution(NamedTuple):
         return intervals_of(self.quantiles, level)
 
     def frame(self, row: int | None = None, level: float = 0.95) -> Any:
-        """The forecast of K steps as a frame of pandas: of each column the mean, and the ends of its interval beside it.
+        """The forecast of K steps as a frame of pandas: of each column the mean, and the ends of its interval beside it; of
+        words x0, x1, ... the probability of each word, and whether it comes.
 
         Args:
             row: one sequence; None for all, with a first column that says which where they are several. level: of intervals.
 
         Raises:
-            ValueError: for words, and a single step (of ``predict_next``): ask forecast. ImportError: where pandas is missing.
+            ValueError: for a single step (of ``predict_next``): ask forecast. ImportError: where pandas is missing.
         """
-        return forecast_frame(self.means, lambda: self.intervals(level), row, self.column_names, self.times, self.sequences)
+        means, quantiles = self.means, self.quantiles
+        if means is None and self.word_log_probs is not None:
+            means = self.word_log_probs.exp()
+            quantiles = Shares(means)
+        ends = functools.partial(intervals_of, quantiles, level)
+        return forecast_frame(means, ends, row, self.column_names, self.times, self.sequences)
 
 
 class MissingWords(NamedTuple):

@@ -42,8 +42,9 @@ class NormalWishart(NamedTuple):
 
 
 def gaussian_mode(
-    weight: Tensor, first: Tensor, second: Tensor, covariance: str, prior: NormalWishart | None, floor: Tensor | float
-) -> tuple[Tensor, Tensor, Tensor]:
+    weight: Tensor, first: Tensor, second: Tensor, covariance: str, prior: NormalWishart | None, floor: Tensor | float,
+    about: tuple[Tensor, Tensor, Tensor] | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """The most probable means and covariances of weighted Gaussian data.
 
     Args:
@@ -53,6 +54,8 @@ def gaussian_mode(
         prior: of means and precisions, or None. The density is maximised over (mean, precision).
         floor: smallest variance in any direction, or (D,) variances that no covariance may lie below anywhere ("spherical":
             below their mean); the result is the maximum under that constraint.
+        about: of means that are held in part: where (Z, D), the means, and the covariances (Z, D, D) given which the others are
+            set, before the covariances; None where none is.
 
     Returns:
         means (Z, D); covariances (Z, D), (Z, D, D), (D, D) or for "spherical" (Z, 1); a mask (Z,) (tied: (1,)) of those
@@ -63,11 +66,13 @@ def gaussian_mode(
     strength, extra, centre = (prior.strength, 2 * prior.rate, prior.loc) if prior else (0.0, 0.0, torch.zeros(size))
     centre = centre.to(first)
     mass = (weight + strength).unsqueeze(-1)
-    mean = (first + strength * centre) / mass
+    mean = best = (first + strength * centre) / mass
+    if about is not None:
+        mean = _with_held(best.where(mass > 0, about[1]), *about)
     # the prior's pseudo-observations lie at its centre; precision's prior and the mean's normaliser add to the count
     count = weight + 1 + 2 * (prior.shape - 1) if prior else weight
     if covariance in ("diag", "spherical"):
-        scatter = second + strength * centre**2 - mass * mean**2
+        scatter = second + strength * centre**2 - mass * best**2 + mass * (mean - best).square()
         if covariance == "spherical":
             scatter = scatter.sum(-1, keepdim=True)
             floor = floor.mean()
@@ -76,7 +81,10 @@ def gaussian_mode(
         return mean, variance.maximum(floor), (variance < floor).any(-1)
     unit = floor.sqrt()
     unit = torch.outer(unit, unit)  # in these units the floor is 1 in every direction
-    around = strength * torch.outer(centre, centre) - mass.unsqueeze(-1) * mean.unsqueeze(-1) * mean.unsqueeze(-2)
+    around = strength * torch.outer(centre, centre) - mass.unsqueeze(-1) * best.unsqueeze(-1) * best.unsqueeze(-2)
+    if about is not None:
+        apart = mean - best
+        around = around + mass.unsqueeze(-1) * apart.unsqueeze(-1) * apart.unsqueeze(-2)
     if covariance == "tied":
         known = torch.isfinite(around).all(-1).all(-1)
         scatter = second + around[known].sum(0)
@@ -88,3 +96,13 @@ def gaussian_mode(
     known = torch.isfinite(scatter).all(-1).all(-1)  # the eigenvalues of NaN raise
     value, floored = floor_eigenvalues(scatter.where(known[:, None, None], torch.eye(size).to(first)), 1.0)
     return mean, value * unit, floored & known
+
+
+def _with_held(best: Tensor, fixed: Tensor, held: Tensor, covariances: Tensor) -> Tensor:
+    """Means (Z, D) of which some are held: the others move as their covariances with these say."""
+    mean = torch.where(fixed, held.to(best), best)
+    for state in (fixed.any(-1) & ~fixed.all(-1)).nonzero().flatten().tolist():
+        own, covariance = fixed[state], covariances[state].to(best)
+        gain = torch.linalg.solve(covariance[own][:, own], covariance[own][:, ~own]).T
+        mean[state, ~own] = best[state, ~own] + gain @ (mean[state, own] - best[state, own])
+    return mean

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from pplseq import checks
 from pplseq.infer.fit.em import Batch, FitHistory
+from pplseq.infer.fit.held import settle
 
 GUIDES = {"normal": AutoNormal, "delta": AutoDelta}
 
@@ -38,7 +39,8 @@ class Descent:
     ):  # fmt: skip
         self.loss, self.batches, self.history = loss, batches, history
         self.num_steps, self.order = checks.count("num_steps", num_steps), list[int]()
-        self.optimizer = torch.optim.Adam(parameters, lr=checks.positive("lr", lr))
+        self.parameters = list(parameters)
+        self.optimizer = torch.optim.Adam(self.parameters, lr=checks.positive("lr", lr))
         self.schedule = torch.optim.lr_scheduler.ExponentialLR(self.optimizer, 0.1 ** (1 / num_steps))
 
     @classmethod
@@ -55,6 +57,8 @@ class Descent:
             return -model.log_joint(batch.x, batch.lengths, **batch.known, share=share) / batch.num_tokens
 
         parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        if not parameters:
+            raise ValueError("fixed: every parameter is held, so there is nothing to fit")
         return cls(loss, parameters, batches, history, num_steps, lr)
 
     def step(self) -> float:
@@ -66,6 +70,7 @@ class Descent:
             raise ArithmeticError(f"the loss is NaN at step {len(self.history.losses)}; use a smaller lr")
         loss.backward()
         self.optimizer.step()
+        settle(self.parameters)
         self.schedule.step()
         self.history.losses.append(float(loss.detach()))
         return self.history.losses[-1]
@@ -106,6 +111,8 @@ def maximize_by_lbfgs(
     """
     history = FitHistory("lbfgs", sum(batch.num_tokens for batch in batches))
     moved = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+    if not moved:
+        raise ValueError("fixed: every parameter is held, so there is nothing to fit")
     units = model.parameter_units() if hasattr(model, "parameter_units") else {}
     units = {name: units[name].to(parameter) for name, parameter in moved.items() if name in units}
     points = {name: (moved[name].detach() / unit).requires_grad_() for name, unit in units.items()}
@@ -129,6 +136,7 @@ def maximize_by_lbfgs(
         with torch.no_grad():
             for name, point in points.items():
                 moved[name].copy_(point * units[name])
+        settle(moved.values())
 
     def closure() -> float:
         nonlocal wall

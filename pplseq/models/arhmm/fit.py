@@ -9,6 +9,7 @@ from torch import Tensor
 
 from pplseq.infer.fit.closed_forms import dirichlet_mode
 from pplseq.infer.fit.em import NOTHING, Batch, Statistics, least_variances
+from pplseq.infer.fit.held import held, kept
 from pplseq.models.lds.parameters import RegressionPrior
 from pplseq.models.lds.statistics import Regression, regression_mode
 
@@ -40,36 +41,49 @@ def regression_statistics(model: ARHMMParameters, probs: Tensor, batch: Batch) -
 def m_step(model: ARHMMParameters, statistics: Statistics) -> list[str]:
     """The most likely parameters given the statistics; says which states are empty or collapsed."""
     floor = least_variances(*(statistics[f"data_{part}"] for part in ("count", "sum", "square")), FLOOR)
-    free = torch.ones(model.weights.shape[-1], dtype=torch.bool, device=floor.device)
+    every = torch.ones(model.weights.shape[-1], dtype=torch.bool, device=floor.device)
+    fixed, noises = held(model.weights), held(model.scale)
     weights, covariances = model.weights.double().clone(), model.covariances.double().clone()
     empty, low = [], []
     for state, count in enumerate(statistics["count"].tolist()):
         if count < NOTHING:
             empty.append(state)
             continue
+        free = every if fixed is None else ~fixed[state, 0]
         part = Regression(*(statistics[name][state] for name in Regression._fields))
         weights[state], covariances[state], floored = regression_mode(
-            weights[state], covariances[state], part, free=free, shrunk=~free, prior=RegressionPrior(), floor=floor
+            weights[state], covariances[state], part, free=free, shrunk=~every, prior=RegressionPrior(), floor=floor,
+            hold_noise=noises is not None,
         )
         low += [state] if floored else []
+    parts = [part for part in model.parameters() if held(part) is not None]
+    before = [part.detach().clone() for part in parts]
     model.set_parameters(
         **model.by_name(weights), covariances=covariances,
         transition=dirichlet_mode(statistics["transition"], None, torch.log_softmax(model.transition_logits, -1)).exp(),
         initial=dirichlet_mode(statistics["initial"], None, torch.log_softmax(model.initial_logits, -1)).exp(),
     )  # fmt: skip
+    for part, value in zip(parts, before, strict=True):
+        part.copy_(kept(part, part) if part.requires_grad else value)
     notes = [f"states {empty} are empty and keep their parameters"] if empty else []
     return notes + ([f"states {low} collapsed to the smallest variance allowed, {FLOOR:g} of the data's"] if low else [])
 
 
 @torch.no_grad()
 def start(model: ARHMMParameters, batch: Batch) -> None:
-    """Regressions of stretches of the data that are dealt out to the states at random."""
+    """Regressions of stretches of the data that are dealt out to the states at random, those of known states to theirs."""
     x, seen = model.explained(batch)
     states, steps = model.num_states, int(seen.sum())
     length = max(1, steps // (SEGMENTS * states))
     owner = torch.cat([torch.randperm(states) for _ in range(steps // length // states + 1)]).repeat_interleave(length)
     probs = torch.zeros(*seen.shape, states, dtype=torch.float64, device=x.device)
     probs[seen] = 0.9 * torch.nn.functional.one_hot(owner[:steps].to(x.device), states).double() + 0.1 / states
+    if batch.states is not None and bool((known := (batch.states >= 0) & seen).any()):
+        labelled = batch.states[known].unique()
+        others = torch.ones(states, dtype=torch.float64, device=x.device).index_fill_(0, labelled, 0.0)
+        # a regression of a few steps is held by the weight of as many as it has coefficients
+        probs = probs * others + (model.weights.shape[-1] + 1) / steps * (1 - others) * seen.unsqueeze(-1)
+        probs[known] += torch.nn.functional.one_hot(batch.states[known], states) * (1 - others)
     model.weights.zero_()
     model.scale.zero_()
     spread = x[seen].std(0).log()

@@ -11,6 +11,7 @@ from pplseq import checks
 from pplseq.distributions.conditional import ConditionalEmission
 from pplseq.distributions.dense import DenseTransition, GaussianEmission
 from pplseq.infer.fit.em import Batch
+from pplseq.infer.fit.held import Slot, held
 from pplseq.models.estimator import Estimator
 from pplseq.models.hmm.tables import DTYPES
 from pplseq.models.lds.arguments import with_inputs
@@ -123,7 +124,21 @@ class ARHMMParameters(Estimator):
     @property
     def num_free_parameters(self) -> int:
         states, size = self.num_states, self.num_features
-        return states**2 - 1 + self.weights.numel() + states * size * (size + 1) // 2
+        return states**2 - 1 + self.weights.numel() + states * size * (size + 1) // 2 - self.num_held
+
+    @property
+    def slots(self) -> dict[str, Slot]:
+        """``weights`` are those of all regressors: the constant, lags and inputs, (Z, D, 1 + p D + U)."""
+        return {
+            "transition": Slot(self.transition_logits, True), "initial": Slot(self.initial_logits, True),
+            "weights": Slot(self.weights), "covariances": Slot(self.scale, triangle=True),
+        }  # fmt: skip
+
+    def check_held(self, method: str) -> None:
+        super().check_held(method)
+        mask = held(self.weights)
+        if method == "em" and mask is not None and not bool((mask == mask[:, :1]).all()):
+            raise ValueError("fixed: 'em' holds weights of all columns of a regressor alike; use method 'lbfgs'")
 
     # ---------------------------------------------------------------- data
     def as_batch(self, x, lengths=None, *, states=None, inputs=None) -> Batch:
@@ -187,9 +202,10 @@ class ARHMMParameters(Estimator):
         flat = (rows == rows[0]).all(0).nonzero().flatten().tolist()
         if flat:
             raise ValueError(f"x: columns {flat} (from 0) hold one value only, so nothing can be learned of them")
-        values = {name: value.clone() for name, value in self.by_name(self.weights).items()}
+        values = self.by_name(self.weights)
         self.centre.copy_(rows.mean(0))
-        self.set_parameters(**values)
+        about = values["lags"].sum(1) @ self.centre if self.order else 0.0
+        self.weights[..., 0] = values["constants"] - self.centre + about
 
     # ---------------------------------------------------------------- distributions
     def specs(self) -> tuple[DenseTransition, ConditionalEmission]:

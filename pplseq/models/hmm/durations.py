@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from pplseq import checks
 from pplseq.infer.fit.closed_forms import dirichlet_mode
 from pplseq.infer.fit.em import Batch, Statistics
-from pplseq.models.base import Given
+from pplseq.infer.fit.held import Slot, kept
 from pplseq.models.hmm.program import HMM
 from pplseq.models.regimes import RegimeQueries
 
@@ -75,11 +75,6 @@ class SemiMarkovHMM(RegimeQueries, HMM):
         self.move_logits = nn.Parameter(0.1 * torch.randn(regimes, regimes, dtype=dtype))
         shape = (regimes, size) if duration == "explicit" else (regimes,)
         self.duration_logits = nn.Parameter(0.1 * torch.randn(shape, dtype=dtype))
-
-    def given(self, x, lengths=None, start=None, *, states: Tensor | None = None, **known) -> Given:
-        if states is not None:  # a regime that is seen leaves open how long it has lasted
-            raise ValueError("states: regimes of a semi-Markov model cannot be observed; leave them out, or use HMM")
-        return super().given(x, lengths, start, **known)
 
     # ---------------------------------------------------------------- values
     def _moves(self) -> Tensor:
@@ -154,18 +149,24 @@ class SemiMarkovHMM(RegimeQueries, HMM):
     def num_free_parameters(self) -> int:
         regimes, size, duration = self._sizes
         each = size - 1 if duration == "explicit" else 1
-        return regimes - 1 + regimes * (regimes - 2) + regimes * each + self.emissions.num_free
+        return regimes - 1 + regimes * (regimes - 2) + regimes * each + self.emissions.num_free - self.num_held
+
+    @property
+    def slots(self) -> dict[str, Slot]:
+        regimes, _, duration = self._sizes
+        others = ~torch.eye(regimes, dtype=torch.bool, device=self.move_logits.device)
+        return {
+            "initial": Slot(self.start_logits, True), "transition": Slot(self.move_logits, True, others),
+            "duration": Slot(self.duration_logits, duration == "explicit"), **self.emissions.slots,
+        }  # fmt: skip
 
     # ---------------------------------------------------------------- fit
     @torch.no_grad()
     def initialize(self, batch: Batch, how: str = "") -> None:
         """Emissions around what the data hold, nearly even moves and durations."""
-        x, seen = self.emissions.observed(batch.x)
-        if batch.lengths is not None:
-            seen = seen & (torch.arange(x.shape[1], device=x.device) < batch.lengths.unsqueeze(-1))
         for logits in (self.start_logits, self.move_logits, self.duration_logits):
             logits.copy_(0.1 * torch.randn(logits.shape, dtype=torch.float64))
-        self.emissions.initialize(x, seen)
+        self._initialize_emissions(batch, how)
 
     @torch.no_grad()
     def maximize(self, statistics: Statistics) -> list[str]:
@@ -176,14 +177,16 @@ class SemiMarkovHMM(RegimeQueries, HMM):
         if duration == "explicit":
             entered = counts[:, 0] * others.unsqueeze(-1)
             lasted = start + entered.sum(0)
-            self.duration_logits.copy_(dirichlet_mode(lasted, None, torch.log_softmax(self.duration_logits, -1)))
+            found = dirichlet_mode(lasted, None, torch.log_softmax(self.duration_logits, -1))
             moved = entered.sum(-1)
         else:
             moved = counts[:, -1, :, 0] * others
             within = torch.einsum("rdrd->r", counts)
             left = torch.einsum("rdre->rde", counts).diagonal(1, 1, 2).sum(-1) + moved.sum(-1)
             share = (within / (within + left)).clamp(1e-9, 1 - 1e-9)
-            self.duration_logits.copy_(torch.where(within + left > 0, torch.special.logit(share), self.duration_logits))
-        self.start_logits.copy_(dirichlet_mode(start.sum(-1), None, torch.log_softmax(self.start_logits, -1)))
-        self.move_logits.copy_(dirichlet_mode(moved, None, self._moves()))
+            found = torch.where(within + left > 0, torch.special.logit(share), self.duration_logits)
+        self.duration_logits.copy_(kept(self.duration_logits, found))
+        found = dirichlet_mode(start.sum(-1), None, torch.log_softmax(self.start_logits, -1))
+        self.start_logits.copy_(kept(self.start_logits, found))
+        self.move_logits.copy_(kept(self.move_logits, dirichlet_mode(moved, None, self._moves())))
         return self.emissions.maximize(statistics, None)

@@ -17,6 +17,7 @@ from pplseq.distributions.dense import CategoricalEmission, GaussianEmission
 from pplseq.distributions.state import MISSING
 from pplseq.infer.fit.closed_forms import dirichlet_mode, gaussian_mode
 from pplseq.infer.fit.em import NOTHING, Statistics, least_variances
+from pplseq.infer.fit.held import Slot, held, kept
 from pplseq.models.base import first_parameter
 from pplseq.models.hmm import partly_seen
 from pplseq.models.hmm.known_noise import noisy_moments
@@ -62,6 +63,10 @@ class CategoricalTable(PyroModule):
     @property
     def num_free(self) -> int:
         return self.num_states * (self.num_words - 1)
+
+    @property
+    def slots(self) -> dict[str, Slot]:
+        return {"emission": Slot(self.logits, True)}
 
     def check(self, x: Tensor) -> None:
         checks.words(x, self.num_words)
@@ -114,14 +119,16 @@ class CategoricalTable(PyroModule):
         concentration = None
         if priors is not None:
             concentration = priors.concentrations(self.num_states, self.num_words, counts)["emission"]
-        self.logits.copy_(dirichlet_mode(counts, concentration, self.logits))
+        self.logits.copy_(kept(self.logits, dirichlet_mode(counts, concentration, self.logits)))
         return []
 
     @torch.no_grad()
-    def initialize(self, x: Tensor, seen: Tensor) -> None:
-        """Random tables around the frequencies of the words in x."""
+    def initialize(self, x: Tensor, seen: Tensor, which: list[int] | None = None) -> None:
+        """Random tables around the frequencies of the words in x where seen (B, T), of some states, None for all."""
         counts = torch.bincount(x[seen], minlength=self.num_words).to(self.logits) + 0.1
-        self.logits.copy_((counts.log() + random_rows(*self.logits.shape).to(counts)).log_softmax(-1))
+        found = (counts.log() + random_rows(*self.logits.shape).to(counts)).log_softmax(-1)
+        states = slice(None) if which is None else which
+        self.logits[states] = found[states]
 
 
 class GaussianTable(PyroModule):
@@ -157,6 +164,11 @@ class GaussianTable(PyroModule):
         spread = {"diag": states * size, "spherical": states, "full": states * triangle, "tied": triangle}
         return states * size + spread[self.covariance]
 
+    @property
+    def slots(self) -> dict[str, Slot]:
+        full = self.covariance in ("full", "tied")
+        return {"loc": Slot(self.loc), "precision": Slot(self.scale_tril if full else self.log_scale, triangle=full)}
+
     def check(self, x: Tensor) -> None:
         check_vectors(x, self.num_features, "NaN is a missing coordinate, a row of NaN a missing observation")
 
@@ -191,6 +203,10 @@ class GaussianTable(PyroModule):
             return torch.diag_embed((2 * self.log_scale).exp().expand(self.loc.shape))
         tril = self._tril()
         return tril @ tril.mT
+
+    def units(self) -> dict[str, Tensor]:
+        """By raw name how much a location varies."""
+        return {"loc": self.covariances().detach().diagonal(dim1=-2, dim2=-1).sqrt()}
 
     def moments(self) -> tuple[Tensor, Tensor]:
         """(Z, D) means and (Z, D, D) covariances of what the states emit."""
@@ -315,7 +331,9 @@ class GaussianTable(PyroModule):
         squares = second if self.covariance == "tied" else second.sum(0)
         squares = squares if squares.dim() == 1 else squares.diagonal()
         floor = self.lowest(weight.sum(), first.sum(0), squares, origin)
-        loc, covariance, floored = gaussian_mode(weight, first, second, self.covariance, prior, floor)
+        fixed = held(self.loc)
+        about = None if fixed is None else (fixed, self._means().detach(), self.covariances().double().detach())
+        loc, covariance, floored = gaussian_mode(weight, first, second, self.covariance, prior, floor, about)
         loc = loc + origin
         empty = weight < NOTHING if prior is None else torch.zeros_like(weight, dtype=torch.bool)
         remarks = []
@@ -332,19 +350,29 @@ class GaussianTable(PyroModule):
             remarks.append(
                 f"{which} collapsed to the smallest variance allowed, {allowed}; give priors or fewer states"
             )
-        self.set_values(loc, covariance=covariance)
+        raw = next(slot.raw for name, slot in self.slots.items() if name == "precision")
+        before = raw.detach().clone()
+        self.set_values(kept(self.loc, loc), covariance=covariance)
+        mask = held(raw)
+        if mask is not None:
+            raw.copy_(torch.where(mask, before, raw))
         return remarks
 
     @torch.no_grad()
-    def initialize(self, x: Tensor, seen: Tensor) -> None:
-        """Means by k-means++ and a few rounds of Lloyd's algorithm, covariances of the whole data."""
+    def initialize(self, x: Tensor, seen: Tensor, which: list[int] | None = None) -> None:
+        """Means by k-means++ and a few rounds of Lloyd's algorithm, covariances of the whole data; of some states, whose
+        covariances stay, or of all for None."""
         rows = x[seen].to(self.loc)
+        if which is not None:
+            rows = partly_seen.filled_at_random(rows[torch.randperm(len(rows))[:KMEANS_ROWS].to(rows.device)])
+            self.loc[which] = kmeans(rows - rows.mean(0), len(which)) + rows.mean(0)
+            return
         if len(rows) < self.num_states:
             raise ValueError(f"x: {self.num_states} states need at least as many observations, got {len(rows)}")
         rows = partly_seen.filled_at_random(rows[torch.randperm(len(rows))[:KMEANS_ROWS].to(rows.device)])
         centre = rows.mean(0)
         centred = rows - centre
-        loc = _kmeans(centred, self.num_states) + centre
+        loc = kmeans(centred, self.num_states) + centre
         _warn_of_constants(rows)
         floor = self.lowest(centred.new_tensor(len(rows)), centred.sum(0), centred.square().sum(0), centre)
         if self.covariance in ("diag", "spherical"):
@@ -365,8 +393,8 @@ def _warn_of_constants(rows: Tensor) -> None:
         )  # fmt: skip
 
 
-def _kmeans(rows: Tensor, num_clusters: int, rounds: int = 10) -> Tensor:
-    """(K, D) centres."""
+def kmeans(rows: Tensor, num_clusters: int, rounds: int = 10, *, assign: bool = False) -> Tensor:
+    """(K, D) centres, or with ``assign`` the nearest one (N,) of each row."""
     centres = rows[torch.randint(len(rows), (1,)).to(rows.device)]
     while len(centres) < num_clusters:
         distance = torch.cdist(rows, centres).amin(-1).square()
@@ -378,7 +406,7 @@ def _kmeans(rows: Tensor, num_clusters: int, rounds: int = 10) -> Tensor:
         count = torch.bincount(nearest, minlength=num_clusters).to(rows).unsqueeze(-1)
         total = torch.zeros_like(centres).index_add_(0, nearest, rows)
         centres = torch.where(count > 0, total / count, centres)
-    return centres
+    return torch.cdist(rows, centres).argmin(-1) if assign else centres
 
 
 def check_vectors(x: Any, num_features: int, missing: str) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import pyro.distributions as dist
 import torch
@@ -61,12 +60,14 @@ class Family:
         statistics: observations (N, D), weights (N, Z, D), parameters -> sums over N, (Z, D, ...); None: EM cannot learn it.
         update: statistics, parameters -> parameters that raise the expected log-likelihood, in closed form or by Newton's
             method on one of them.
-        start: one column (N,) of data -> parameters of states around it; None: those of the constructor.
+        start: one column (N,) of data -> parameters of states around it; None: each state is fitted to a cluster of the data,
+            see :mod:`~pplseq.models.hmm.family_start`.
         holds: whether a column of data (N,) lies in the support, and how to say what it takes.
         unusual: where a column (N,) hints at another unit than the family takes, and what to say of it.
-        fill: a number of the support. histogram: whether the statistics are those of :func:`histogram`.
+        fill: a number of the support, inside of it. histogram: whether the statistics are those of :func:`histogram`.
         about_origin: whether statistics and update take numbers, and "loc", as seen from a point near the data, so that moments
             lose no digits; the point is then among the parameters of both, "origin" (D,).
+        moving: names of parameters that the support depends on. called: what messages call it.
     """
 
     make: Callable[..., TorchDistribution]
@@ -79,6 +80,8 @@ class Family:
     histogram: bool = False
     unusual: tuple[Callable[[Tensor], Tensor], str] | None = None
     about_origin: bool = False
+    moving: tuple[str, ...] = ()
+    called: str = "its family"
 
     @property
     def has_em(self) -> bool:
@@ -126,10 +129,22 @@ def _normal_statistics(obs: Tensor, weight: Tensor, _: Parameters) -> Statistics
     return _weighted(obs, weight) | {"second": torch.einsum("nzd,nd->zd", weight, obs**2)}
 
 
+def _kept(name: str, new: Tensor, p: Parameters) -> Tensor:
+    """A new parameter, the old one where it is held; those that depend on it are set after it."""
+    mask = p.get(f"held {name}")
+    return new if mask is None else torch.where(mask, p[name].to(new), new)
+
+
+def _about(loc: Tensor, mass: Tensor, s: Statistics) -> Tensor:
+    """Mean squares about a location."""
+    mean = s["first"] / mass
+    return s["second"] / mass - mean**2 + (loc - mean).square()
+
+
 def _normal_update(s: Statistics, p: Parameters) -> dict[str, Tensor]:
     mass = s["weight"].clamp_min(TINY)
-    loc = s["first"] / mass
-    return {"loc": loc, "scale": (s["second"] / mass - loc**2).maximum(_lowest(s, mass, p)).sqrt()}
+    loc = _kept("loc", s["first"] / mass, p)
+    return {"loc": loc, "scale": _about(loc, mass, s).maximum(_lowest(s, mass, p)).sqrt()}
 
 
 def _lowest(s: Statistics, mass: Tensor, p: Parameters) -> Tensor:
@@ -154,8 +169,8 @@ def _student_statistics(obs: Tensor, weight: Tensor, p: Parameters) -> Statistic
 
 def _student_update(s: Statistics, p: Parameters) -> dict[str, Tensor]:
     mass = s["mass"].clamp_min(TINY)
-    loc, weight = s["first"] / mass, s["weight"].clamp_min(TINY)
-    scale = ((s["second"] - mass * loc**2) / weight).maximum(_lowest(s, mass, p)).sqrt()
+    loc, weight = _kept("loc", s["first"] / mass, p), s["weight"].clamp_min(TINY)
+    scale = (_about(loc, mass, s) * mass / weight).maximum(_lowest(s, mass, p)).sqrt()
     about = (s["log"] - s["mass"]) / weight  # mean of log u - u
 
     def objective(df: Tensor) -> Tensor:
@@ -206,11 +221,12 @@ def _negative_binomial_update(s: Statistics, p: Parameters) -> dict[str, Tensor]
     histogram = s["histogram"]  # (Z, D, N)
     number = torch.arange(histogram.shape[-1]).to(histogram)
     weight = histogram.sum(-1).clamp_min(TINY)
-    mean = ((histogram * number).sum(-1) / weight).clamp_min(TINY)
+    seen = ((histogram * number).sum(-1) / weight).clamp_min(TINY)
+    mean = _kept("mean", seen, p)
 
     def objective(size: Tensor) -> Tensor:
         pochhammer = torch.lgamma(number + size.unsqueeze(-1)) - torch.lgamma(size).unsqueeze(-1)
-        normaliser = size * (size / (size + mean)).log() + mean * (mean / (size + mean)).log()
+        normaliser = size * (size / (size + mean)).log() + seen * (mean / (size + mean)).log()
         return (histogram * pochhammer).sum(-1) / weight + normaliser
 
     return {"mean": mean, "size": maximize_each(p["size"].to(mean), objective)}
@@ -219,13 +235,14 @@ def _negative_binomial_update(s: Statistics, p: Parameters) -> dict[str, Tensor]
 # ------------------------------------------------------------------------------------------------ angles
 def _circular_update(s: Statistics, p: Parameters) -> dict[str, Tensor]:
     """Source: K. V. Mardia and P. E. Jupp (2000), Directional statistics, section 5.3.1."""
-    length = (s["cosine"].square() + s["sine"].square()).sqrt() / s["weight"].clamp_min(TINY)
+    loc = _kept("loc", torch.atan2(s["sine"], s["cosine"]), p)
+    length = (s["cosine"] * loc.cos() + s["sine"] * loc.sin()) / s["weight"].clamp_min(TINY)
 
     def objective(kappa: Tensor) -> Tensor:
         return kappa * (length - 1) - torch.special.i0e(kappa).log()
 
     concentration = maximize_each(p["concentration"].to(length), objective)
-    return {"loc": torch.atan2(s["sine"], s["cosine"]), "concentration": concentration}
+    return {"loc": loc, "concentration": concentration}
 
 
 def _circular_statistics(obs: Tensor, weight: Tensor, _: Parameters) -> Statistics:
@@ -282,7 +299,7 @@ FAMILIES: dict[str, Family] = {
 
 def name_of(family: Family) -> str:
     """What a family is called."""
-    return next((name for name, known in FAMILIES.items() if known is family), "its family")
+    return next((name for name, known in FAMILIES.items() if known is family), family.called)
 
 
 def no_maximum(family: Family, value: float) -> bool:
@@ -290,51 +307,3 @@ def no_maximum(family: Family, value: float) -> bool:
     if {"scale", "concentration"} & set(family.parameters):
         return True  # narrower without end
     return family.holds is not None and (value == 0 or "probs" in family.parameters)
-
-
-def family_of(name: Any) -> Family:
-    """A family by its name, or the family itself, or made of a distribution class by its constraints.
-
-    Raises:
-        ValueError, TypeError: for anything else; says what there is.
-    """
-    if isinstance(name, Family):
-        return name
-    if isinstance(name, str):
-        if name in FAMILIES:
-            return FAMILIES[name]
-        kind = getattr(dist, name, None)
-        if not (isinstance(kind, type) and issubclass(kind, torch.distributions.Distribution)):
-            from pplseq import checks
-
-            raise ValueError(
-                f"emission: no family {name!r}.{checks.nearest(name, FAMILIES)}; or the name of a distribution of "
-                "pyro.distributions over single numbers, as 'Laplace'; or a Family"
-            )
-        return _of_class(kind)
-    if isinstance(name, type) and issubclass(name, torch.distributions.Distribution):
-        return _of_class(name)
-    raise TypeError(f"emission must be a name, a distribution class or a Family, got {type(name).__name__}")
-
-
-def _of_class(kind: type) -> Family:
-    """A distribution class with its own parameters; of probs and logits it takes the logits."""
-    wanted: Any = kind.arg_constraints
-    if not isinstance(wanted, dict) or not wanted:
-        raise ValueError(f"emission: {kind.__name__} does not say what its parameters are; write a Family")
-    names = [name for name in wanted if name not in ("probs", "rate") or not {"logits", "scale"} & set(wanted)]
-    known = {"real": REAL, "positive": POSITIVE, "unit": SHARE}
-    parameters = {}
-    for name in names:
-        constraint = wanted[name]
-        if constraint in (constraints.real, constraints.positive, constraints.unit_interval):
-            parameters[name] = known[{constraints.real: "real", constraints.positive: "positive"}.get(constraint, "unit")]
-        elif isinstance(constraint, type(constraints.greater_than(0))) or constraint is constraints.nonnegative:
-            parameters[name] = POSITIVE
-        else:
-            raise ValueError(f"emission: the parameter {name!r} of {kind.__name__} is no single number; write a Family")
-    support = getattr(kind, "support", constraints.real)
-    fill = 0.0
-    if isinstance(support, constraints.Constraint):
-        fill = 0.5 if support is constraints.unit_interval else 1.0 if support is constraints.positive else 0.0
-    return Family(lambda **values: kind(**values, validate_args=False), parameters, fill=fill)

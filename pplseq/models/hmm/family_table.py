@@ -11,10 +11,12 @@ import pyro.distributions as dist
 import torch
 from pyro.nn import PyroModule
 from torch import Tensor, nn
+from torch.distributions import constraints
 
 from pplseq.distributions.columns import ColumnEmission, Columns, MixtureEmission
 from pplseq.infer.fit.closed_forms import dirichlet_mode
 from pplseq.infer.fit.em import NOTHING, Statistics
+from pplseq.infer.fit.held import Slot, held, kept
 from pplseq.models.hmm.emissions import (
     GaussianTable,
     check_vectors,
@@ -25,10 +27,14 @@ from pplseq.models.hmm.emissions import (
     mixture_moments,
     safe_log,
 )
-from pplseq.models.hmm.families import Family, family_of, histogram, name_of, no_maximum
+from pplseq.models.hmm.families import FAMILIES, Family, histogram, name_of, no_maximum
+from pplseq.models.hmm.family_start import clusters, fit_family
+from pplseq.models.hmm.named_families import family_of, spelled
+from pplseq.models.hmm.partly_seen import filled_at_random
 from pplseq.models.hmm.priors import Priors
 
-SPREAD = 0.5  # of the first parameters of families that do not say where to start
+SPREAD = 0.5  # of the first parameters, before any data
+FEW = 4  # numbers that fit no family
 
 
 class FamilyTable(PyroModule):
@@ -68,12 +74,33 @@ class FamilyTable(PyroModule):
         return all(family.has_em for _, family, _ in self.parts)
 
     @property
+    def slots(self) -> dict[str, Slot]:
+        return {
+            f"{prefix}{name}": Slot(getattr(self, f"raw_{prefix}{name}"))
+            for prefix, family, _ in self.parts for name in family.parameters
+        }  # fmt: skip
+
+    def check_held(self, method: str) -> None:
+        """Raises ValueError where a method cannot hold what is held, or would have to learn what it cannot."""
+        for prefix, family, _ in self.parts:
+            whole = [name for name in family.parameters if not getattr(self, f"raw_{prefix}{name}").requires_grad]
+            if free := [f"{prefix}{name}" for name in family.moving if name not in whole]:
+                raise ValueError(
+                    f"emission: the support of {name_of(family)} ends where {' and '.join(free)} say, of which there is no "
+                    f"gradient: set them, set_parameters({free[0]}=...), and hold them, fit(..., fixed={free})"
+                )
+            masks = [held(getattr(self, f"raw_{prefix}{name}")) for name in family.parameters]
+            partly = len(whole) < len(masks) and any(mask is not None for mask in masks)
+            if method == "em" and partly and family not in FAMILIES.values():
+                raise ValueError("fixed: the M-step of a Family of your own knows of nothing held; use method 'lbfgs' or 'sgd'")
+
+    @property
     def num_free(self) -> int:
         return self.num_states * sum(len(family.parameters) * len(columns) for _, family, columns in self.parts)
 
     def check(self, x: Tensor) -> None:
         check_vectors(x, self.num_features, "NaN marks what is missing")
-        for prefix, family, columns in self.parts:
+        for _, family, columns in self.parts:
             own = x[..., columns]
             if family.holds is not None:
                 holds, what = family.holds
@@ -81,7 +108,7 @@ class FamilyTable(PyroModule):
                 if bool(bad.any()):
                     row, step, column = bad.nonzero()[0].tolist()
                     raise ValueError(
-                        f"x: column {columns[column]} must hold {what} ({prefix.rstrip('_') or 'its family'}); row {row}, "
+                        f"x: column {columns[column]} must hold {what} ({name_of(family)}); row {row}, "
                         f"step {step} holds {float(own[row, step, column]):g}"
                     )
             if family.unusual is not None and bool(family.unusual[0](own).any()):
@@ -106,6 +133,16 @@ class FamilyTable(PyroModule):
             for prefix, family, _ in self.parts
             for name, parameter in family.parameters.items()
         }
+
+    def units(self) -> dict[str, Tensor]:
+        """By raw name how much a location varies."""
+        values, found = self.values(), {}
+        for prefix, family, _ in self.parts:
+            if "scale" in family.parameters:
+                scale = values[f"{prefix}scale"].detach()
+                real = [name for name, own in family.parameters.items() if own.constraint is constraints.real and own.prior]
+                found |= {f"raw_{prefix}{name}": scale for name in real}
+        return found
 
     def sites(self) -> dict[str, Tensor]:
         return self.values()
@@ -218,40 +255,52 @@ class FamilyTable(PyroModule):
             before = self._own(prefix, family, columns, values)
             weight = own["histogram"].sum(-1) if family.histogram else own["weight"]
             empty = weight < NOTHING
-            after = family.update(own, before)
+            masks = {f"held {name}": held(getattr(self, f"raw_{prefix}{name}")) for name in family.parameters}
+            after = family.update(own, before | {name: mask for name, mask in masks.items() if mask is not None})
             for name, value in after.items():
                 value = torch.where(empty, before[name].to(value), value)
                 value = value + before["origin"] if name == "loc" and family.about_origin else value
-                getattr(self, f"raw_{prefix}{name}").copy_(family.parameters[name].unconstrained(value))
+                raw = getattr(self, f"raw_{prefix}{name}")
+                raw.copy_(kept(raw, family.parameters[name].unconstrained(value)))
             if bool(empty.any()):
                 states = empty.any(-1).nonzero().flatten().tolist()
                 remarks.append(f"states {states} are empty and keep their parameters")
         return remarks
 
     @torch.no_grad()
-    def initialize(self, x: Tensor, seen: Tensor) -> None:
-        """Parameters around the data, spread over their quantiles."""
-        rows = x[seen].double()
-        if len(rows) < self.num_states:
+    def initialize(self, x: Tensor, seen: Tensor, which: list[int] | None = None, *, over_time: bool = False) -> None:
+        """Parameters around the data, spread over their quantiles, or those of clusters, of values or ``over_time`` of what
+        they are like over a few steps; of some states, or of all for None."""
+        rows, states = x[seen].double(), list(range(self.num_states)) if which is None else which
+        if which is None and len(rows) < self.num_states:
             raise ValueError(f"x: {self.num_states} states need at least as many observations, got {len(rows)}")
+        cluster = None
         for prefix, family, columns in self.parts:
             for place, column in enumerate(columns):
                 own = rows[:, column]
                 own = own[~own.isnan()]
+                if not len(own) and which is not None:
+                    continue
                 if not len(own):
                     raise ValueError(f"x: column {column} is missing everywhere; leave it out")
-                if len(own) > 1 and bool((own == own[0]).all()) and no_maximum(family, float(own[0])):
+                if which is None and len(own) > 1 and bool((own == own[0]).all()) and no_maximum(family, float(own[0])):
                     warnings.warn(
                         f"x: column {column} holds {float(own[0]):g} everywhere: nothing there tells states apart, and "
                         f"parameters of {name_of(family)} end at a bound, with a density that means nothing; leave it out",
                         RuntimeWarning, stacklevel=2,
                     )  # fmt: skip
-                if family.start is None:
-                    for name in family.parameters:
-                        getattr(self, f"raw_{prefix}{name}")[:, place].normal_(0.0, SPREAD)
+                if family.start is not None:
+                    for name, value in family.start(own, len(states)).items():
+                        getattr(self, f"raw_{prefix}{name}")[states, place] = family.parameters[name].unconstrained(value)
                     continue
-                for name, value in family.start(own, self.num_states).items():
-                    getattr(self, f"raw_{prefix}{name}")[:, place] = family.parameters[name].unconstrained(value)
+                if cluster is None:
+                    there = filled_at_random(rows[:, ~rows.isnan().all(0)])
+                    cluster = clusters(there.unbind(-1), len(states), seen if over_time else None)
+                for state, number in zip(states, range(len(states)), strict=True):
+                    part = rows[cluster == number, column]
+                    part = part[~part.isnan()]
+                    for name, value in fit_family(family, part if len(part) > FEW else own).items():
+                        getattr(self, f"raw_{prefix}{name}")[state, place] = family.parameters[name].unconstrained(value)
 
 
 class MixtureTable(PyroModule):
@@ -276,6 +325,10 @@ class MixtureTable(PyroModule):
     def num_free(self) -> int:
         return self.gaussians.num_free + self.num_states * (self.num_components - 1)
 
+    @property
+    def slots(self) -> dict[str, Slot]:
+        return {"weights": Slot(self.weight_logits, True), **self.gaussians.slots}
+
     def check(self, x: Tensor) -> None:
         self.gaussians.check(x)
 
@@ -285,6 +338,9 @@ class MixtureTable(PyroModule):
     @property
     def log_weights(self) -> Tensor:
         return torch.log_softmax(self.weight_logits, -1)
+
+    def units(self) -> dict[str, Tensor]:
+        return {f"gaussians.{name}": unit for name, unit in self.gaussians.units().items()}
 
     def spec(self) -> MixtureEmission:
         return MixtureEmission(self.log_weights, self.gaussians.spec())
@@ -339,16 +395,17 @@ class MixtureTable(PyroModule):
     def maximize(self, statistics: Statistics, priors: Priors | None) -> list[str]:
         counts = statistics["components"]
         flat = None if priors is None else torch.full_like(counts, float(priors.weights))
-        self.weight_logits.copy_(dirichlet_mode(counts, flat, self.log_weights))
+        self.weight_logits.copy_(kept(self.weight_logits, dirichlet_mode(counts, flat, self.log_weights)))
         return self.gaussians.maximize(statistics, priors)
 
     @torch.no_grad()
-    def initialize(self, x: Tensor, seen: Tensor) -> None:
-        """Clusters of the data, by their first column, the neighbours in one state."""
-        self.gaussians.initialize(x, seen)
-        order = self.gaussians.loc[:, 0].argsort()
-        self.gaussians.loc.copy_(self.gaussians.loc[order])
-        self.weight_logits.zero_()
+    def initialize(self, x: Tensor, seen: Tensor, which: list[int] | None = None) -> None:
+        """Clusters of the data, by their first column, the neighbours in one state; of some states, or of all for None."""
+        parts = None if which is None else [k * self.num_components + m for k in which for m in range(self.num_components)]
+        self.gaussians.initialize(x, seen, parts)
+        own = self.gaussians.loc if parts is None else self.gaussians.loc[parts]
+        self.gaussians.loc[slice(None) if parts is None else parts] = own[own[:, 0].argsort()]
+        self.weight_logits[slice(None) if which is None else which] = 0.0
 
 
 def table_of(
@@ -356,9 +413,9 @@ def table_of(
     num_components: int | None,
 ) -> GaussianTable | FamilyTable | MixtureTable:  # fmt: skip
     """The emissions of vectors that a name, a family, or one for each column asks for."""
-    if emission == "mixture":
+    if spelled(emission) == "mixture":
         return MixtureTable(num_states, num_features, num_components or 2, covariance, floor, dtype)
-    if emission == "gaussian":
+    if spelled(emission) == "gaussian":
         return GaussianTable(num_states, num_features, covariance, floor, dtype)
     return FamilyTable(num_states, num_features, emission, dtype)
 

@@ -69,7 +69,7 @@ class Priors(PriorOptions):
         initial: concentration of the start distribution.
         transition: concentration of every row of the transition matrix.
         sticky: added to the concentration of staying in a state.
-        emission: concentration of every state's words.
+        emission: concentration of every state's words; by default such that no word becomes impossible in "em".
         loc: expected mean of a Gaussian, a number or a list (D,).
         loc_strength: how many observations that mean is worth.
         precision_shape, precision_rate: rate / shape is about the expected variance.
@@ -85,7 +85,7 @@ class Priors(PriorOptions):
     initial: Concentration = 1.0
     transition: Concentration = 1.0
     sticky: float = 0.0
-    emission: Concentration = 1.0
+    emission: Concentration = 1.1
     loc: float | list = 0.0
     loc_strength: float = 0.01
     precision_shape: float = 2.0

@@ -19,6 +19,7 @@ from pplseq.infer.discrete.chain import Chain
 from pplseq.infer.discrete.results import NextDistribution
 from pplseq.infer.fit.closed_forms import dirichlet_mode
 from pplseq.infer.fit.em import Batch, Statistics
+from pplseq.infer.fit.held import any_held, kept
 from pplseq.infer.programs.markov import markov
 from pplseq.models.base import Given, Sizes, one_chain
 from pplseq.models.constrained import Constrainable
@@ -34,6 +35,7 @@ from pplseq.models.hmm.emissions import (
 from pplseq.models.hmm.families import Family
 from pplseq.models.hmm.family_table import as_list
 from pplseq.models.hmm.known_noise import with_noise
+from pplseq.models.hmm.labelled_start import moves_of_labels, start_from_labels
 from pplseq.models.hmm.moves import allowed_moves, allowed_starts, shared_rows
 from pplseq.models.hmm.priors import Priors
 from pplseq.models.hmm.quantiles import state_quantiles
@@ -136,6 +138,7 @@ class HMM(Constrainable, StateLanguages, ShortWays):
         self._forbid()
         if not getattr(self.emissions, "has_em", True):  # the first is the default of `fit`
             vars(self)["methods"] = tuple(method for method in ("lbfgs", *self.methods[1:4]) if method != "em")
+            vars(self)["turns"], vars(self)["least_starts"] = ("values", "stretches"), 2
         vars(self)["_remembered"] = Remembered(plain_parameters(self)[0])  # no submodule
         self.drawn()
 
@@ -373,15 +376,26 @@ class HMM(Constrainable, StateLanguages, ShortWays):
 
     def initialize(self, batch: Batch, how: str = "") -> None:
         """Emissions around what the data hold and nearly even transitions: where a fit starts."""
-        x, seen = self.emissions.observed(batch.x)
-        if batch.lengths is not None:
-            seen = seen & (torch.arange(x.shape[1], device=x.device) < batch.lengths.unsqueeze(-1))
         with torch.no_grad():
             for logits in (self.initial_logits, self.transition_logits):
                 # strongly random transitions would decide early, and mostly wrongly, what the states stand for
                 logits.copy_(EVENNESS * torch.randn(logits.shape, dtype=torch.float64))
+            if batch.states is not None:
+                counts = moves_of_labels(batch.states, self.num_states)
+                for logits, count in zip((self.initial_logits, self.transition_logits), counts, strict=True):
+                    logits.copy_((torch.softmax(logits, -1) + count.to(logits)).log())
         self._forbid()
-        self.emissions.initialize(x, seen)
+        self._initialize_emissions(batch, how)
+
+    def _initialize_emissions(self, batch: Batch, how: str) -> None:
+        x, seen = self.emissions.observed(batch.x)
+        if batch.lengths is not None:
+            seen = seen & (torch.arange(x.shape[1], device=x.device) < batch.lengths.unsqueeze(-1))
+        self.emissions.initialize(x, seen, **({"over_time": True} if how == "stretches" else {}))
+        if (labels := batch.states) is not None:
+            if self.rows is not None and self.num_observable_states == self.num_states:
+                labels = torch.where(labels < 0, labels, self.rows[labels])
+            start_from_labels(self.emissions, x, seen, labels)
 
     # ---------------------------------------------------------------- what EM asks for (see pplseq.infer.fit.em)
     def expected_statistics(self, chain: Chain, batch: Batch | None = None) -> Statistics:
@@ -407,7 +421,7 @@ class HMM(Constrainable, StateLanguages, ShortWays):
 
     @torch.no_grad()
     def maximize(self, statistics: Statistics) -> list[str]:
-        if self.maximize_at_once(statistics):
+        if not any_held(self) and self.maximize_at_once(statistics):
             return []
         tables = {"initial": None, "transition": None}
         if self.priors is not None:
@@ -416,5 +430,5 @@ class HMM(Constrainable, StateLanguages, ShortWays):
             prior = tables[name]
             if prior is not None and allowed is not None:
                 prior = prior.masked_fill(~allowed, 1.0)
-            logits.copy_(dirichlet_mode(statistics[name], prior, logits))
+            logits.copy_(kept(logits, dirichlet_mode(statistics[name], prior, logits)))
         return self.emissions.maximize(statistics, self.priors)

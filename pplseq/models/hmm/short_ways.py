@@ -56,7 +56,8 @@ class ShortWays(StateTables):
 
     def _point_specs(self) -> PointSpecs:
         initial, matrix = torch.log_softmax(self.initial_logits, -1), torch.log_softmax(self.transition_logits, -1)
-        return PointSpecs.of(DenseTransition(initial, matrix), self._shared(self.emissions.spec()), self.parameters())
+        transition = DenseTransition(initial, matrix, self._buffers.get("regime_of"))  # of semi-Markov chains
+        return PointSpecs.of(transition, self._shared(self.emissions.spec()), self.parameters())
 
     def _has_short_ways(self, batch: Batch, **sizes: float) -> bool:
         """Whether a batch that was checked is whole, and the model as it is, with no way of its own to a chain."""

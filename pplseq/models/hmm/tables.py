@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from pplseq import checks
 from pplseq.infer.discrete.results import NextDistribution
+from pplseq.infer.fit.held import Slot
 from pplseq.models.estimator import Estimator
 from pplseq.models.hmm.emissions import CategoricalTable, GaussianTable, like, mixture_moments
 from pplseq.models.hmm.family_table import as_config, table_of
@@ -94,13 +95,13 @@ class StateTables(Estimator):
     @property
     def emission_parameters(self) -> dict[str, Tensor]:
         """Parameters of the emissions by name, (Z, ...) each; of the states that have an emission of their own."""
-        return {name: value.detach() for name, value in self.emissions.values().items()}
+        return {name: value.detach().clone() for name, value in self.emissions.values().items()}
 
     @property
     def loc(self) -> Tensor:
         """(Z, D) means of Gaussian vectors; of the states that have an emission of their own."""
         self._need(isinstance(self.emissions, GaussianTable), "loc", "emission_parameters")
-        return self.emissions.loc.detach()
+        return self.emissions.loc.detach().clone()
 
     @property
     def covariances(self) -> Tensor:
@@ -127,9 +128,25 @@ class StateTables(Estimator):
                 raise ValueError(f"{name}: every row must hold probabilities that sum to 1")
             logits.copy_(value.log())
 
+    def parameter_units(self) -> dict[str, Tensor]:
+        """How much locations may vary, so that a fit does not depend on what the data are measured in."""
+        return {f"emissions.{name}": unit for name, unit in getattr(self.emissions, "units", dict)().items()}
+
+    def check_held(self, method: str) -> None:
+        super().check_held(method)
+        if hasattr(self.emissions, "check_held"):
+            self.emissions.check_held(method)
+
+    @property
+    def slots(self) -> dict[str, Slot]:
+        graph, starts = getattr(self, "graph", None), getattr(self, "start_states", None)
+        moves = {"initial": Slot(self.initial_logits, True, starts), "transition": Slot(self.transition_logits, True, graph)}
+        return moves | self.emissions.slots
+
     @property
     def num_free_parameters(self) -> int:
-        return self.num_states - 1 + self.num_states * (self.num_states - 1) + self.emissions.num_free
+        moves = self.num_states - 1 + self.num_states * (self.num_states - 1)
+        return moves + self.emissions.num_free - self.num_held
 
     # ---------------------------------------------------------------- observations
     def check_observations(self, x: Tensor) -> None:

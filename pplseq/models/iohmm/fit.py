@@ -101,11 +101,25 @@ def fit_model(model: IOParameters, batch: Batch, validation: Batch | None, plan:
         raise ValueError(f"folder, max_time: a fit by {plan.method!r} cannot be interrupted; use 'em' or 'sgd'")
     if (note := units_note(model, batch, plan.method)) is not None:  # before the fit, which may take long
         warnings.warn(note, RuntimeWarning, stacklevel=3)
+    check_held(model, plan.method)
     if plan.method in ("svi", "nuts"):
         if not plan.warm_start:
             model.initialize(batch)
         return fit_parameters(model, split_rows(batch, plan.batch_size), plan.method, plan.options)
     return fit_restarts(model, batch, validation, plan)
+
+
+def check_held(model: IOParameters, method: str) -> None:
+    """Raises ValueError where a method cannot hold the parameters that are held."""
+    model.check_held(method)
+    own = {name.removesuffix("_network"): [*part.parameters()] for name, part in model.parts.items()}
+    for part, parameters in own.items():
+        if part not in model.held_parts and not all(parameter.requires_grad for parameter in parameters):
+            raise ValueError(f"fixed: parameters of {part!r} are held together: fixed=[{part!r}]")
+    one = len({"emission", "noise"} & model.held_parts) == 1 and any(each.numel() for each in own.get("noise", ()))
+    exact = model.outputs == "gaussian" and method == "em" and RestartNetwork(model.network("emission")).exact
+    if one and method != "sgd" and not (exact and model.priors is None):
+        raise ValueError("fixed: of these outputs 'emission' and 'noise' are held together, or by method 'sgd'")
 
 
 def with_steps(batch: Batch) -> Batch:
@@ -155,7 +169,10 @@ def restart_problem(model: IOParameters, batch: Batch, networks: dict[str, Any] 
     lengths = torch.full((rows,), steps, device=x.device) if batch.lengths is None else batch.lengths
     inputs = model.format.network_inputs(batch.x, batch.inputs, batch.lengths)
     before_first = model.config["initial"] == "transition"
+    if isinstance(outputs := networks["outputs"], GaussianOutputs):
+        outputs.hold_means = "emission" in model.held_parts
     return RestartProblem(
+        held=model.held_parts,
         **networks, x=x, known=known, inputs=inputs, lengths=lengths, states=states, before_first=before_first
     )
 
@@ -221,7 +238,13 @@ def fit_restarts(model: IOParameters, batch: Batch, validation: Batch | None, pl
     history: RestartHistory | None = None
 
     def draw_group(number: int) -> tuple[Parameters, list[RestartBlock]]:
-        return _as_restart(model) if plan.warm_start else draw_parameters(problem, groups[number]), groups[number]
+        own, group = _as_restart(model), groups[number]
+        if plan.warm_start:
+            return own, group
+        drawn = draw_parameters(problem, group)
+        for part in problem.held:
+            drawn[part] = {name: own[part][name].expand_as(value).clone() for name, value in drawn[part].items()}
+        return drawn, group
 
     def begin_group(number: int) -> RestartRun:
         problem.forget()

@@ -28,6 +28,8 @@ def units_note(model: IOParameters, batch: Batch, method: str) -> str | None:
         rows = value.flatten(0, 1)
         if batch.lengths is not None:
             rows = rows[(torch.arange(value.shape[1], device=value.device) < batch.lengths.unsqueeze(-1)).flatten()]
+        if not rows.numel():
+            continue
         means, spreads = rows.mean(0), rows.std(0, correction=0)
         plain = (rows.abs() == 1).logical_or(rows == 0).all(0)
         constant = spreads <= VARIES * means.abs()

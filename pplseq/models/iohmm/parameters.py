@@ -112,6 +112,16 @@ class IOParameters(Estimator):
                     total = total + self.prior_of(name, value.detach()).log_prob(value)
         return total
 
+    @property
+    def held_parts(self) -> frozenset[str]:
+        """Parts of which no parameter learns: "initial", "transition", "emission", "noise"."""
+        parts = {name.removesuffix("_network"): [*part.parameters()] for name, part in self.parts.items()}
+        return frozenset(name for name, own in parts.items() if own and not any(one.requires_grad for one in own))
+
+    @property
+    def not_free(self) -> frozenset[str]:
+        return self.fixed_parameters | self.held_parts
+
     def estimates(self) -> dict[str, Tensor]:
         """What :meth:`summary` tells: see :func:`~pplseq.models.iohmm.estimates.estimates_of`."""
         return estimates_of(self)
@@ -172,9 +182,10 @@ class IOParameters(Estimator):
     def num_free_parameters(self) -> int:
         """Weights that count, for information criteria: none for forbidden moves, one less for each softmax."""
         allowed = {"initial": self.start_states, "transition": self.graph}
-        total = 0 if self.noise is None else self.noise.num_free
+        held = self.not_free
+        total = 0 if self.noise is None or "noise" in held else self.noise.num_free
         for part in PARTS:
-            if f"{part}_network" not in self.parts:
+            if f"{part}_network" not in self.parts or part in held:
                 continue
             network, mask = self.network(part), allowed.get(part)
             mask = torch.ones(network.shape, dtype=torch.bool) if mask is None else mask.clone().cpu()

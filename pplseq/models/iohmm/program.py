@@ -16,6 +16,7 @@ from pplseq.distributions.dense import CategoricalEmission, DenseTransition, Ste
 from pplseq.distributions.state import Belief, Emission, Transition
 from pplseq.folder import whole_folder
 from pplseq.infer.discrete.chain import Chain
+from pplseq.infer.fit.held import Slot, holding
 from pplseq.infer.programs.markov import markov
 from pplseq.models.base import Sizes, one_chain
 from pplseq.models.batch import seeded
@@ -355,7 +356,8 @@ class IOHMM(IOHMMQueries):
         num_restarts: int | RestartBlock | Sequence[RestartBlock | Mapping] = 1, select: str = "likelihood",
         validation=None, warm_start: bool = False, batch_size: int | None = None, seed: int | None = None,
         folder: str | Path | None = None, resume: bool = False, max_time: float | None = None,
-        on_record: Callable[[dict[str, Any]], None] | None = None, cluster: Any = None, **options,
+        on_record: Callable[[dict[str, Any]], None] | None = None, cluster: Any = None, fixed: str | Sequence[str] = (),
+        **options,
     ) -> Self:  # fmt: skip
         """Fits the parameters to data; ``history`` says afterwards how it went, ``history.restarts`` of every restart.
 
@@ -379,6 +381,9 @@ class IOHMM(IOHMMQueries):
             max_time: seconds, over all resumptions; the choice is then among what the restarts have come to, and
                 ``history.reason`` is "max_time". on_record: called with the record of every iteration.
             cluster: an address as of :func:`pplseq.runs.cluster.connected`, whose workers fit the restarts of "em" and "gem".
+            fixed: parts that keep their parameters: "initial", "transition", "emission", "noise" (covariances, dispersions).
+                Those none of whose parameters has ``requires_grad`` are held as well; what is held is not in
+                ``num_free_parameters``.
             **options: ``device``, to which the model moves first; max_iterations (100) and tolerance (1e-5 nats per step) of
                 "em" and "gem"; num_steps and lr of "sgd" and "svi"; those of
                 :func:`~pplseq.infer.fit.gradients.fit_variationally` and ``sample_parameters``.
@@ -398,7 +403,7 @@ class IOHMM(IOHMMQueries):
         if validation is None and select == "validation":
             raise ValueError("validation: select='validation' needs validation data, (x, inputs); got None")
         plan = plan._replace(folder=folder, resume=resume, max_time=max_time, on_record=on_record, cluster=cluster)
-        with self.naming(x, bool(warm_start or resume), inputs):
+        with self.naming(x, bool(warm_start or resume), inputs, states):
             batch = with_steps(self.as_batch(x, lengths, states=states, inputs=inputs))
         held_out = None
         if validation is not None:
@@ -406,7 +411,14 @@ class IOHMM(IOHMMQueries):
                 raise TypeError("validation must be (x, inputs) or (x, inputs, lengths)")
             other, other_inputs, *other_lengths = validation
             held_out = with_steps(self.as_batch(other, *other_lengths, inputs=other_inputs))
-        with seeded(seed):
+        parts = {name.removesuffix("_network"): part for name, part in self.parts.items()}
+        names = [fixed] if isinstance(fixed, str) else list(fixed)
+        if unknown := [name for name in names if name not in parts]:
+            raise ValueError(f"fixed: no part {str(unknown[0])[:40]!r}.{checks.nearest(str(unknown[0]), parts)}")
+        if isinstance(fixed, Mapping) and not all(mask is True for mask in fixed.values()):
+            raise ValueError("fixed: an IOHMM holds parts whole, {name: True}")
+        with seeded(seed), holding([(Slot(own), None) for name in names for own in parts[name].parameters()]):
+            self.fixed_parameters = frozenset(names)
             vars(self)["history"] = fit_model(self, batch, held_out, plan)  # no submodule, though it may hold a guide
         self.is_fitted = True
         return self

@@ -18,6 +18,7 @@ from pplseq.distributions.dense import StepTransition
 from pplseq.distributions.state import Belief, Emission, Transition
 from pplseq.infer.discrete.chain import Chain
 from pplseq.infer.discrete.dense import DenseChain
+from pplseq.infer.discrete.mixtures import Shares
 from pplseq.infer.discrete.results import NextDistribution
 from pplseq.infer.fit.em import Batch
 from pplseq.models.batch import as_given
@@ -30,6 +31,7 @@ from pplseq.models.iohmm.parameters import IOParameters
 from pplseq.models.iohmm.quantiles import emission_means, with_quantiles
 from pplseq.models.iohmm.responses import ResponseEmission
 from pplseq.models.iohmm.whole_rows import chain_of_whole_rows, is_short
+from pplseq.models.state_labels import numbers_of_states
 from pplseq.models.state_languages import StateLanguages
 
 
@@ -70,6 +72,7 @@ class IOHMMQueries(StateLanguages, IOParameters):
     def as_batch(self, x, lengths=None, *, states=None, inputs=None) -> Batch:
         """Data as checked tensors: see :meth:`~pplseq.models.iohmm.data.IOFormat.batch`; frames are read by ``formulas``."""
         x, states, lengths = self.put_to_steps(x, lengths, inputs, states)
+        states = None if states is None else numbers_of_states(states, self.state_names)
         if self.formulas is not None:
             x, inputs, lengths = self.formulas.data_of(x, inputs, lengths)
         return self.format.batch(by_names(x, self.column_names), lengths, states=states, inputs=self.inputs_by_name(inputs))
@@ -212,7 +215,8 @@ class IOHMMQueries(StateLanguages, IOParameters):
     def _as_next(self, found: Outputs) -> NextDistribution:
         words = found.outputs.log() if self.format.discrete else None
         means = None if self.format.discrete else found.outputs
-        return NextDistribution(found.states.log(), words, means, found.covariances)
+        bits = Shares(found.outputs) if self.outputs == "bernoulli" else None
+        return NextDistribution(found.states.log(), words, means, found.covariances, bits)
 
     def _future(self, inputs, rows: int, num_steps: int | None, one_step: bool = False, past=None) -> Inputs:
         """Checked inputs of steps to come, (rows, K[, U]), from those of each row or of one for all."""

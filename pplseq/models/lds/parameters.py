@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from pplseq import checks
 from pplseq.distributions.gaussian_types import GaussianBelief
+from pplseq.infer.fit.held import Slot
 from pplseq.kernels.kalman import symmetric
 from pplseq.kernels.matrix_equations import check_stable, stationary_covariance
 from pplseq.models.gaussian import GaussianEstimator
@@ -46,9 +47,9 @@ class Parameters(NamedTuple):
     initial_mean: Tensor | None  # None where the start is stationary
     initial_covariance: Tensor | None  # infinite where it is diffuse
 
-    def detach(self) -> Parameters:
-        """The same without gradients."""
-        parts: Any = [None if value is None else value.detach() for value in self]
+    def copy(self) -> Parameters:
+        """The same without gradients, in memory of its own."""
+        parts: Any = [None if value is None else value.detach().clone() for value in self]
         return Parameters(*parts)
 
     def columns(self, kind: str) -> dict[str, Tensor]:
@@ -308,12 +309,12 @@ class LDSTensors(GaussianEstimator):
         """
         total, h = 0, self.num_states
         for name, value in self._own.items():
-            if name not in self.fixed_parameters:
+            if name not in self.not_free:
                 triangle = name in SCALES and value.dim() == 2
                 total += value.shape[0] * (value.shape[0] + 1) // 2 if triangle else value.numel()
         if self.state_prior != RegressionPrior() or self.emission_prior != RegressionPrior():
             return total
-        if self.fixed_parameters:
+        if self.not_free:
             return total - (num_redundant(self) if h <= FEW_STATES else 0)
         total -= h * (h + 1) // 2 if "state_noise" in self.diagonal_noises else h * h
         unseen = max(0, h - len(self.emission))
@@ -322,6 +323,10 @@ class LDSTensors(GaussianEstimator):
         if self.transition_offset is not None:
             total -= h if self.emission_offset is not None else unseen
         return total
+
+    @property
+    def slots(self) -> dict[str, Slot]:
+        return {name: Slot(own, triangle=name in SCALES and own.dim() == 2) for name, own in self._own.items()}
 
     @torch.no_grad()
     def set_parameters(
@@ -383,9 +388,9 @@ class LDSTensors(GaussianEstimator):
 
     @property
     def values(self) -> Parameters:
-        """The parameters as they are usually written, without gradients."""
+        """The parameters as they are usually written, without gradients; a copy."""
         with torch.no_grad():
-            return self._written().detach()
+            return self._written().copy()
 
     def _written(self) -> Parameters:
         """The parameters as they are usually written."""
@@ -421,7 +426,7 @@ class LDSTensors(GaussianEstimator):
 def num_redundant(model: LDSTensors) -> int:
     """In how many directions parameters may move while no observation's distribution does, and those that are kept stand still:
     X and v of states (1 + X) z + v, and S as of :attr:`LDSTensors.num_free_parameters`."""
-    now, h, fixed = model.values, model.num_states, model.fixed_parameters
+    now, h, fixed = model.values, model.num_states, model.not_free
     A, C, Q = now.transition.double(), now.emission.double(), now.state_noise.double()
     unseen = torch.linalg.svd(C).Vh[torch.linalg.matrix_rank(C) :].T
     pairs = [(i, j) for i in range(unseen.shape[1]) for j in range(i + 1) if model.initial != "diffuse"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Self, Unpack
 
 import pyro
@@ -14,6 +14,7 @@ from pplseq.distributions.linear_gaussian import LinearEmission, LinearGaussian
 from pplseq.distributions.noise import as_noise
 from pplseq.distributions.partly_observed import PartlyObserved
 from pplseq.infer.fit.em import Batch, Statistics
+from pplseq.infer.fit.held import any_held
 from pplseq.infer.gaussian.chain import GaussianChain
 from pplseq.infer.programs.markov import markov
 from pplseq.models.base import Given, Sizes, one_chain
@@ -341,11 +342,17 @@ class LDS(AtOnce):
                 features): the likelihood then depends on the scale of the states, and has no maximum.
         """
         plain = warm_start and lengths is None and not fixed and initialization is None and num_restarts == 1
-        if plain and type(x) is Tensor and self.fit_at_once(x, options):
+        if plain and type(x) is Tensor and not any_held(self) and self.fit_at_once(x, options):
             self.fixed_parameters = frozenset()
             return self
         names = list(self._own)
+        if isinstance(fixed, Mapping) and not all(mask is True for mask in fixed.values()):
+            raise ValueError(
+                "fixed: an LDS holds parameters whole, {name: True}; single entries are known in a "
+                "ConstrainedLDS(num_states, num_features, patterns={name: [[1, None], ...]})"
+            )
         held = {fixed} if isinstance(fixed, str) else set(fixed)
+        held |= {name for name, own in self._own.items() if not own.requires_grad}
         held |= {name for name in ("transition", "emission") if options.get(f"{name}s") is not None}
         if self.initial == "stationary" and any(options.get(name) is not None for name in ("transitions", "state_noises")):
             raise ValueError(

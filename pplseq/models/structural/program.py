@@ -15,6 +15,7 @@ from pplseq import checks
 from pplseq.distributions.gaussian_types import GaussianBelief
 from pplseq.infer.fit.em import ROUNDING, Batch
 from pplseq.infer.fit.gradients import maximize_by_lbfgs
+from pplseq.infer.fit.held import Slot
 from pplseq.infer.gaussian.results import StateMoments
 from pplseq.models.batch import as_given
 from pplseq.models.estimator import Estimator
@@ -201,11 +202,15 @@ class StructuralModel(LDS):
         return Parameters(
             self.transition, None, None, self.state_noise, self.loadings, None, inputs, self._emission_noise, first.mean,
             first.covariance,
-        ).detach()  # fmt: skip
+        ).copy()  # fmt: skip
 
     @property
     def num_free_parameters(self) -> int:
-        return sum(parameter.numel() for parameter in self.parameters())
+        return sum(parameter.numel() for parameter in self.parameters()) - self.num_held
+
+    @property
+    def slots(self) -> dict[str, Slot]:
+        return {name: Slot(own) for name, own in self.named_parameters()}
 
     @torch.no_grad()
     def criterion_terms(self, batch: Batch, log_prob: float) -> tuple[float, int]:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from pplseq.infer.fit.em import Batch, Statistics
+from pplseq.infer.fit.held import any_held, held, settle
 
 if TYPE_CHECKING:
     from pplseq.models.switching.parameters import SwitchingParameters
@@ -55,7 +56,7 @@ def expected_log_likelihood(model: SwitchingParameters, statistics: Statistics) 
 def m_step(model: SwitchingParameters, statistics: Statistics) -> list[str]:
     """Raises the expected log-likelihood, so that EM never falls; says which regimes collapsed."""
     learned: list[Tensor] = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    if model.lags_of == "values" and len(learned) == len([*model.parameters()]):  # none is held
+    if model.lags_of == "values" and not any_held(model):
         solve_regressions(model, statistics)
         solve_moves(model, statistics)
     else:
@@ -64,11 +65,12 @@ def m_step(model: SwitchingParameters, statistics: Statistics) -> list[str]:
     moments = statistics["moments"].sum(0)
     variance = moments[0, 0] / size - (moments[0, 1] / size).square()
     lowest = 0.5 * (FLOOR * variance.clamp_min(1e-300)).log()
-    low = model.log_scale < lowest
+    fixed = held(model.log_scale)
+    low = model.log_scale < lowest if fixed is None else (model.log_scale < lowest) & ~fixed
     if not bool(low.any()):
         return []
     with torch.no_grad():
-        model.log_scale.clamp_(min=float(lowest))
+        model.log_scale.copy_(torch.where(low, lowest, model.log_scale))
     return [f"regimes {low.nonzero().flatten().tolist()} collapsed to the smallest variance allowed, {FLOOR:g} of the data's"]
 
 
@@ -79,12 +81,14 @@ def climb(model: SwitchingParameters, parameters: list[Tensor], statistics: Stat
 
     def closure() -> Tensor:
         optimizer.zero_grad()
+        settle(parameters)
         loss = -expected_log_likelihood(model, statistics) / size
         loss.backward()
         return loss
 
     with torch.enable_grad():
         optimizer.step(closure)
+    settle(parameters)
     for parameter in model.parameters():
         parameter.grad = None
 

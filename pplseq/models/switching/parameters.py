@@ -16,6 +16,7 @@ from pplseq.distributions.dense import DenseTransition, GaussianEmission
 from pplseq.distributions.state import Emission, Transition
 from pplseq.distributions.stationary import stationary_log_probs
 from pplseq.infer.fit.em import Batch
+from pplseq.infer.fit.held import Slot
 from pplseq.models.estimator import Estimator
 from pplseq.models.hmm.tables import DTYPES
 from pplseq.models.lds.arguments import with_inputs
@@ -145,12 +146,20 @@ class SwitchingParameters(Estimator):
     @property
     def num_free_parameters(self) -> int:
         total = sum(parameter.numel() for parameter in self.parameters())
-        return total - self.num_regimes - (self.start == "learned")
+        return total - self.num_regimes - (self.start == "learned") - self.num_held
+
+    @property
+    def slots(self) -> dict[str, Slot]:
+        names = {"mean": "raw_mean", "inputs": "inputs_weights", "lags": "lags_weights", "variance": "log_scale"}
+        own = dict(self.named_parameters())
+        found = {name: Slot(own[raw]) for name, raw in names.items() if raw in own}
+        rows = {"transition": "transition_logits", "initial": "initial_logits"}
+        return found | {name: Slot(own[raw], True) for name, raw in rows.items() if raw in own}
 
     # ---------------------------------------------------------------- data
-    def as_batch(self, x, lengths=None, *, inputs=None) -> Batch:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """x, its lengths and inputs as tensors; see the class of all estimators."""
-        batch = super().as_batch(x, lengths)
+    def as_batch(self, x, lengths=None, *, states=None, inputs=None) -> Batch:
+        """x, its lengths, known regimes and inputs as tensors; see the class of all estimators."""
+        batch = super().as_batch(x, lengths, states=states)
         if inputs is not None:
             inputs = self.inputs_in_form(inputs, lengths, size=self.num_inputs, beside=x)
             x, _ = self.in_form(x, lengths)
@@ -299,14 +308,14 @@ class SwitchingParameters(Estimator):
             loc = (regressors @ weights.T).unsqueeze(-1)
             return GaussianEmission(loc, scale=scale.expand(loc.shape))
 
-        return DenseTransition(*self.moves()), ConditionalEmission(build, self.num_states, event_shape=(1,))
+        return DenseTransition(*self.moves(), self.regime_of), ConditionalEmission(build, self.num_states, event_shape=(1,))
 
     # ---------------------------------------------------------------- a start
     @torch.no_grad()
     def initialize(self, batch: Batch, how: str = "residuals") -> None:
         """Regimes that last, and of "residuals" a regression of all the data, whose residuals are split among regimes; of
         "segments" regressions of segments of the data, see :mod:`pplseq.models.switching.start`. Where lags are of values, the
-        best of a few such starts after some EM."""
+        best of a few such starts after some EM; regimes that are known of some steps start from these."""
         x, seen = self._explained(batch)
         x, inputs = self.in_units(x[..., 0], batch.inputs)
         past = torch.cat([x.new_zeros(len(x), self.order), x], 1)
@@ -314,9 +323,13 @@ class SwitchingParameters(Estimator):
         given, target = rows[seen], x[seen]
         if len(target) <= rows.shape[-1]:
             raise ValueError(f"x: {rows.shape[-1]} coefficients need more than {len(target)} numbers")
+        labels = None if batch.states is None else batch.states[seen]
         drawn = []
-        for _ in range(num_drawn(seen) if self.lags_of == "values" else 1):
-            (self._split_segments if how == "segments" else self._split_residuals)(given, target)
+        for _ in range(num_drawn(seen) if self.lags_of == "values" and labels is None else 1):
+            if labels is None and how != "segments":
+                self._split_residuals(given, target)
+            else:
+                self._split_segments(given, target, labels)
             stay = PERSISTENCE * torch.eye(self.num_regimes).to(x)
             self.transition_logits.copy_(stay + 0.5 * torch.randn(stay.shape).to(x))
             if self.lags_of == "values":
@@ -345,8 +358,8 @@ class SwitchingParameters(Estimator):
         noise = torch.randn(self.log_scale.shape).to(target) * (len(self.log_scale) > 1)
         self.log_scale.copy_(spread.log() - 0.3 + 0.5 * noise)
 
-    def _split_segments(self, rows: Tensor, target: Tensor) -> None:
-        each, whole, squares = regressions_of_segments(rows, target, self.num_regimes)
+    def _split_segments(self, rows: Tensor, target: Tensor, labels: Tensor | None) -> None:
+        each, whole, squares = regressions_of_segments(rows, target, self.num_regimes, labels)
         levels, lags, weights = each[:, 0], each[:, 1 : 1 + self.order], each[:, 1 + self.order :]
         if self.lags_of == "deviations":  # the level that a constant and lags tend to
             left = 1 - (lags if len(self.lags_weights) > 1 else whole[1 : 1 + self.order].expand_as(lags)).sum(-1)

@@ -86,7 +86,7 @@ class SwitchingRegression(SwitchingQueries):
             lengths: (B,) valid steps, or None for all.
             start: the belief that the previous segment ended with; without lags only.
             inputs: (B, T, U).
-            states: (B, T) known states, negative where unknown: regimes, or numbers of ``histories`` of regimes.
+            states: (B, T) known regimes, negative where unknown.
             **sizes: how much to generate, or what a mini-batch stands for: :class:`~pplseq.models.base.Sizes`.
         """
         given = self.given(x, lengths, start, states=states, **sizes)

@@ -84,11 +84,14 @@ def race(
     return weights[best], scale[best], moves[best]
 
 
-def regressions_of_segments(rows: Tensor, target: Tensor, num_regimes: int) -> tuple[Tensor, Tensor, Tensor]:
+def regressions_of_segments(
+    rows: Tensor, target: Tensor, num_regimes: int, labels: Tensor | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
     """Weights (R, K) of each regime's segments, drawn towards those of all data (K,); and the mean squares (R,) they leave.
 
     Args:
-        rows: (T, K) regressors. target: (T,). num_regimes: R.
+        rows: (T, K) regressors. target: (T,). num_regimes: R. labels: (T,) regimes of steps, negative where unknown: regimes
+            that are known of some have these steps, and the others segments of the rest.
 
     The T steps are cut at random into 2 R to 4 R segments, fewer where data are short, of which every regime gets as many, give
     or take one. Torch's generator draws them.
@@ -102,6 +105,10 @@ def regressions_of_segments(rows: Tensor, target: Tensor, num_regimes: int) -> t
     segment = torch.bucketize(torch.arange(num_steps), cuts, right=True)
     dealt = torch.cat([torch.randperm(num_regimes) for _ in range(-(-number // num_regimes))])
     regime = dealt[segment].to(target.device)
+    if labels is not None and bool((labels >= 0).any()):
+        others = [k for k in range(num_regimes) if k not in labels.tolist()]
+        rest = torch.tensor(others or [-1]).to(regime)[regime % max(len(others), 1)]
+        regime = torch.where(labels >= 0, labels, rest)
     share = SHRINKAGE / num_regimes
     ridge = share * gram + 1e-8 * num_steps * torch.eye(rows.shape[1]).to(rows)
     weights, squares = [], []

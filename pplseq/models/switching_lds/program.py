@@ -15,6 +15,7 @@ from pplseq import checks
 from pplseq.distributions.partly_observed import PartlyObserved
 from pplseq.infer.discrete.mixtures import Quantiles, StateMixture, gaussian_cdf, intervals_of, step_of
 from pplseq.infer.fit.em import Batch
+from pplseq.infer.fit.held import Slot
 from pplseq.infer.frames import forecast_frame
 from pplseq.infer.gaussian.results import StateMoments
 from pplseq.infer.programs.markov import markov
@@ -188,7 +189,12 @@ class ApproximateSwitchingLDS(Estimator):
                 total += value.numel() // size**2 * size * (size + 1) // 2
             elif not name.endswith("logits"):
                 total += value.numel()
-        return total
+        return total - self.num_held
+
+    @property
+    def slots(self) -> dict[str, Slot]:
+        own = dict(self.named_parameters())
+        return {name: Slot(value, name.endswith("logits"), None, name.endswith("scale")) for name, value in own.items()}
 
     def system(self) -> System:
         """The matrices of all regimes; differentiable."""

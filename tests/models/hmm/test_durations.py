@@ -93,8 +93,7 @@ def test_em_rises_and_finds_how_long_regimes_last(kind):
     drawn = model.sample(30, 200, seed=0)
     assert drawn.x.shape == (200, 30, 1) and set(drawn.states.flatten().tolist()) == {0, 1}
     assert drawn.x[drawn.states == high].mean() > drawn.x[drawn.states != high].mean() + 4
-    with pytest.raises(ValueError, match="states: regimes of a semi-Markov model cannot be observed"):
-        model.log_prob(drawn.x, states=drawn.states)
+    assert bool((model.log_prob(drawn.x, states=drawn.states) < model.log_prob(drawn.x)).all())
 
 
 @every_kind

@@ -312,7 +312,7 @@ def test_bad_input(call, error, message):
 def test_an_impossible_sequence_is_named():
     model = words_model().set_parameters(emission=np.eye(Z, V))
     with pytest.raises(ValueError, match="row 1, step 2"):
-        model.score([[0, 1], [0, 1, 4]])
+        model.smooth([[0, 1], [0, 1, 4]])
 
 
 def test_numbers_that_are_set_keep_their_digits():

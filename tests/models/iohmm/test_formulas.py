@@ -252,5 +252,7 @@ def test_names_in_the_place_of_numbers():
     for x in (np.array(["a", "b", "a"]), ["a", "b", "a"], [["a", "b", "a"]], pandas.Series(["a", "b", "a"])):
         with pytest.raises(TypeError, match="x.*got the text 'a'"):
             model.fit(x, inputs=[1.0, 2.0, 3.0])
-    with pytest.raises(TypeError, match=r"states: expected the numbers 0, 1, .* got the text 'a'; number them"):
-        model.fit([0, 1, 0], inputs=[1.0, 2.0, 3.0], states=["a", "b", "a"])
+    with pytest.raises(ValueError, match="states: no state is called 'a'; the model's have numbers"):
+        model.as_batch([0, 1, 0], inputs=[1.0, 2.0, 3.0], states=["a", "b", "a"])
+    model.fit([0, 1, 0], inputs=[1.0, 2.0, 3.0], states=["a", "b", "a"], seed=0)
+    assert model.state_names == ("a", "b")

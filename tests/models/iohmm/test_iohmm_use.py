@@ -127,8 +127,9 @@ def test_tables_from_probabilities():
     model.set_tables(transition=transition, emission=[[0.2, 0.8], [1.0, 0.0], [0.5, 0.5]])
     x, u = torch.zeros(1, 4).long(), torch.randint(3, (1, 4))
     close(model.log_prob(x, inputs=u), torch.zeros(1).double())
+    assert model.log_prob(x + 1, inputs=u).tolist() == [-torch.inf]
     with pytest.raises(ValueError, match="row 0, step 0: observation 1 is impossible"):
-        model.log_prob(x + 1, inputs=u)
+        model.smooth(x + 1, inputs=u)
     close(model.effect_curves(None, [2, 0]), transition[:2])
     with pytest.raises(ValueError, match="emission: every row must hold probabilities that sum to 1"):
         model.set_tables(emission=[[0.2, 0.2], [1.0, 0.0], [0.5, 0.5]])

@@ -87,5 +87,6 @@ def gradients(objective: Callable, weights: dict[str, Tensor]) -> tuple[Tensor, 
     with torch.enable_grad():
         leaves = {name: value.detach().requires_grad_() for name, value in weights.items()}
         value = objective(leaves)
-        grads = torch.autograd.grad(value.sum(), list(leaves.values()))
+        found = torch.autograd.grad(value.sum(), list(leaves.values()), allow_unused=True)  # counts have no dispersion
+        grads = [torch.zeros_like(leaf) if own is None else own for leaf, own in zip(leaves.values(), found, strict=True)]
     return value.detach(), {name: grad.nan_to_num(0.0) for name, grad in zip(leaves, grads, strict=True)}

@@ -29,6 +29,7 @@ class GaussianOutputs(NoisyOutputs):
     def __init__(self, network: RestartNetwork, covariance: str, floor: float | Tensor, num_climbs: int = 10):
         super().__init__(network, num_climbs)
         self.covariance, self.floor = covariance, floor
+        self.hold_means = False  # covariances are then about those that there are
 
     # ---------------------------------------------------------------- likelihood
     def _density(self, parameters, seen, num_restarts):
@@ -75,7 +76,9 @@ class GaussianOutputs(NoisyOutputs):
         targets, extra = seen.x, None
         if seen.present is not None:
             targets, extra = self._expected(parameters, seen, seen.present, mass)
-        emission = self.network.fit_means(parameters["emission"], seen.rows, seen.entry, targets, mass)
+        emission = parameters["emission"]
+        if not self.hold_means:
+            emission = self.network.fit_means(emission, seen.rows, seen.entry, targets, mass)
         residual = targets - self._means(emission, seen).permute(0, 3, 2, 1)  # (Z, R, M, D)
         parts = [residual, mass] if extra is None else [residual, mass, extra]
         if self.covariance == "tied":  # problems of one restart together

@@ -55,7 +55,7 @@ class SGDRun(RestartRun):
         grads = [value for weights in gradient.values() for value in weights.values()]
         share = problem.num_steps / self.total
         for value, grad, part in zip(self.flat, grads, self.parts, strict=True):
-            precision = self.precisions.get(part, 0.0)
+            precision = 0.0 if part in problem.held else self.precisions.get(part, 0.0)
             uphill = (grad - share * precision * value if precision else grad) / problem.num_steps
             value.grad = -uphill.nan_to_num(0.0)  # a restart that broke stays as it is; it is dropped in the end
         self.optimizer.step()

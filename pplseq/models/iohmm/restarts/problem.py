@@ -30,6 +30,7 @@ class RestartProblem:
         x: (B, T[, D]) targets, anything where there is none; NaN in dimensions that are missing.
         known: (B, T) where there is a target.
         inputs: part -> (B[, U]) for "initial", (B, T[, U]) for "transition" and "emission", or None where a part sees none.
+        held: parts whose parameters stay as they are: "initial", "transition", "emission", "noise".
         lengths: (B,) at least 1. states: (B, T) observed states, negative where unknown, or None.
         before_first: whether a transition is taken before the first output (the start distribution is of z_0).
     """
@@ -37,8 +38,9 @@ class RestartProblem:
     def __init__(
         self, initial: RestartNetwork, transition: RestartNetwork, outputs: Outputs, *, x: Tensor, known: Tensor,
         inputs: Mapping[str, Tensor | None], lengths: Tensor, states: Tensor | None = None, before_first: bool = False,
+        held: frozenset[str] = frozenset(),
     ):  # fmt: skip
-        self.initial, self.transition, self.outputs = initial, transition, outputs
+        self.initial, self.transition, self.outputs, self.held = initial, transition, outputs, held
         transition_inputs, emission_inputs = inputs.get("transition"), inputs.get("emission")
         if before_first:  # a step without a target in front of each row
             x = torch.cat([x[:, :1], x], 1)
@@ -141,8 +143,11 @@ class RestartProblem:
                     parameters["transition"], self.rows, expected.pair, penalties["transition"]
                 ),
             }
-        outputs, floored = self.outputs.maximize(parameters, self.seen, expected.emit, penalties["emission"], gradient)
-        return found | outputs, floored
+        if set(self.outputs.names) <= self.held:
+            outputs, floored = {}, None
+        else:
+            outputs, floored = self.outputs.maximize(parameters, self.seen, expected.emit, penalties["emission"], gradient)
+        return found | outputs | {part: parameters[part] for part in self.held}, floored
 
     @torch.no_grad()
     def log_prior(self, parameters: Parameters, penalties: Penalties) -> Tensor | float:
@@ -168,6 +173,8 @@ class RestartProblem:
             used = [(t, c) for t, c in zip(tables, expected[1:], strict=True) if t.requires_grad]
             grads = iter(torch.autograd.grad([t for t, _ in used], flat, [c for _, c in used], allow_unused=True))
         result = {p: {k: _zero_if_none(next(grads), v) for k, v in w.items()} for p, w in parameters.items()}
+        for part in self.held:
+            result[part] = {name: torch.zeros_like(value) for name, value in parameters[part].items()}
         return expected.log_prob.sum(0), result
 
     def forget(self) -> None:

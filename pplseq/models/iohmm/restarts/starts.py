@@ -11,7 +11,7 @@ from torch.distributions import Gamma
 
 from pplseq.models.iohmm.restarts.gaussian import GaussianOutputs
 from pplseq.models.iohmm.restarts.history import RestartBlock
-from pplseq.models.iohmm.restarts.networks import RestartNetwork, Rows, in_units_of
+from pplseq.models.iohmm.restarts.networks import Penalty, RestartNetwork, Rows, in_units_of
 from pplseq.models.iohmm.restarts.outputs import BernoulliOutputs, Parameters
 from pplseq.models.iohmm.restarts.problem import RestartProblem
 from pplseq.models.iohmm.restarts.responses import ResponseOutputs
@@ -26,10 +26,27 @@ def draw_parameters(problem: RestartProblem, blocks: Sequence[RestartBlock]) -> 
     steeper than targets vary, and their covariances those of all targets.
     """
     drawn = [_draw(problem, block) for block in blocks]
-    return {
+    parameters = {
         part: {name: torch.cat([one[part][name] for one in drawn], -1) for name in weights}
         for part, weights in drawn[0].items()
     }
+    return parameters if problem.seen.states is None else _from_known(problem, parameters)
+
+
+def _from_known(problem: RestartProblem, parameters: Parameters) -> Parameters:
+    """The same with outputs of states that are observed at some steps fitted to these, and a little to all, as a step more."""
+    seen, index, like = problem.seen, problem.lattice.emit_index, next(iter(parameters["transition"].values()))
+    assert seen.states is not None
+    count = torch.ones(len(seen.x)).to(like) if index is None else torch.bincount(index, minlength=len(seen.x)).to(like)
+    known = (seen.states >= 0) & seen.known
+    labelled = seen.states[known].unique()
+    if not len(labelled) or not problem.outputs.names:
+        return parameters
+    visits = count.new_zeros(problem.outputs.num_states, len(count))
+    visits[labelled] = count * seen.known / (count * seen.known).sum()
+    visits[seen.states[known], known.nonzero().flatten()] += count[known]
+    visits = visits.unsqueeze(-1).expand(*visits.shape, like.shape[-1]).contiguous()
+    return parameters | problem.outputs.maximize(parameters, seen, visits, Penalty(None, 0.0, 0.0), False)[0]
 
 
 def _draw(problem: RestartProblem, block: RestartBlock) -> Parameters:

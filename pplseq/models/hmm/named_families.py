@@ -1,0 +1,155 @@
+"""Families by what people call them: those of :data:`~pplseq.models.hmm.families.FAMILIES`, and any class of distributions."""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import pyro.distributions as dist
+import torch
+from torch import Tensor
+from torch.distributions import Distribution, constraints
+
+from pplseq import checks
+from pplseq.distributions.state import inside
+from pplseq.models.hmm.families import FAMILIES, POSITIVE, REAL, SHARE, WHOLE, Family, Parameter
+
+TRIED = 0.5, 2.0, 5.0  # of positive parameters: whether a density is finite at an end of its support
+
+
+def spelled(name: Any) -> Any:
+    """A name without its capitals, spaces, hyphens and underscores."""
+    return name.lower().translate(dict.fromkeys(map(ord, " -_"))) if isinstance(name, str) else name
+
+
+def family_of(name: Any) -> Family:
+    """A family by its name in any spelling, or the family itself, or made of a distribution class by its constraints.
+
+    Raises:
+        ValueError, TypeError: for anything else; says what there is.
+    """
+    if isinstance(name, Family):
+        return name
+    if isinstance(name, str):
+        if name in FAMILIES:
+            return FAMILIES[name]
+        kind = getattr(dist, name, None)
+        if not _is_class(kind):
+            own = next((known for known in FAMILIES if spelled(known) == spelled(name)), None)
+            if own is not None:
+                return FAMILIES[own]
+            classes = {spelled(each): each for each in dir(dist) if _is_class(getattr(dist, each))}
+            if spelled(name) not in classes:
+                raise ValueError(
+                    f"emission: no family {name[:40]!r}.{checks.similar(name, [*FAMILIES, *classes.values()])} There are: "
+                    f"{', '.join(FAMILIES)}; or the name of a distribution of pyro.distributions over single numbers, as "
+                    "'Laplace'; or a Family"
+                )
+            kind = getattr(dist, classes[spelled(name)])
+        return _of_class(kind)
+    if _is_class(name):
+        return _of_class(name)
+    raise TypeError(f"emission must be a name, a distribution class or a Family, got {type(name).__name__}")
+
+
+def _is_class(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, Distribution)
+
+
+def _of_class(kind: type) -> Family:
+    """A distribution class with its own parameters; of probs and logits it takes the logits."""
+    wanted: Any = getattr(kind, "arg_constraints", None)
+    if not isinstance(wanted, dict) or not wanted:
+        raise ValueError(f"emission: {kind.__name__} does not say what its parameters are; write a Family")
+    taken = inspect.signature(kind).parameters
+    twice = {"probs": "logits", "rate": "scale"} | {name: name.removesuffix("_logits") for name in wanted if "_logits" in name}
+    parameters: dict[str, Parameter] = {}
+    for name, constraint in wanted.items():
+        if twice.get(name) in wanted and (twice[name] in taken or name not in taken):
+            continue
+        if constraint is constraints.real:
+            parameters[name] = REAL
+        elif constraint is constraints.unit_interval:
+            parameters[name] = SHARE
+        elif isinstance(constraint, type(constraints.greater_than(0))) or constraint is constraints.nonnegative:
+            parameters[name] = POSITIVE
+        else:
+            raise ValueError(f"emission: the parameter {name!r} of {kind.__name__} is no single number; write a Family")
+
+    def make(**values: Tensor) -> Any:
+        return kind(**values, validate_args=False)
+
+    places = {REAL: (0.0,), SHARE: (0.3,), POSITIVE: TRIED}
+    tried = [
+        dict(zip(parameters, map(torch.tensor, each), strict=True))
+        for each in itertools.product(*(places[parameter] for parameter in parameters.values()))
+    ]
+    try:
+        made = [make(**values) for values in tried]
+        if made[0].event_shape or made[0].batch_shape or made[0].log_prob(inside(made[0].support)).shape:
+            raise ValueError("it is no distribution of single numbers")
+    except (ValueError, TypeError, NotImplementedError, RuntimeError) as error:
+        why = " ".join(str(error).split())[:200]
+        raise ValueError(f"emission: a family cannot be made of {kind.__name__} ({why}); write a Family") from None
+    supports = [str(each.support) for each in made]
+    if len(set(supports)) > 1:
+        return Family(
+            lambda **values: _Inside(make(**values)), parameters, fill=float(inside(made[0].support)), called=kind.__name__,
+            moving=tuple(
+                name for name in parameters
+                if any(
+                    one != other and all(a[n] == b[n] for n in parameters if n != name)
+                    for (a, one), (b, other) in itertools.combinations(zip(tried, supports, strict=True), 2)
+                )
+            ) or tuple(parameters),
+        )  # fmt: skip
+    return Family(make, parameters, fill=float(inside(made[0].support)), holds=_holds(made), called=kind.__name__)
+
+
+def _holds(made: Iterable[Any]) -> tuple[Callable[[Tensor], Tensor], str] | None:
+    """Whether numbers lie where densities are finite, and what these are called; None where they are all numbers."""
+    support = next(iter(made)).support
+    if support is constraints.boolean:
+        return lambda column: support.check(column), "0 and 1"
+    if support.is_discrete:
+        least = getattr(support, "lower_bound", None)
+        return WHOLE if least == 0 else (lambda column: support.check(column), f"whole numbers of the {support}")
+    ends = [
+        float(end) for end in (getattr(support, "lower_bound", -torch.inf), getattr(support, "upper_bound", torch.inf))
+    ]
+    if ends == [-torch.inf, torch.inf]:
+        return None
+    takes = [all(bool(each.log_prob(torch.tensor(end)).isfinite()) for each in made) for end in ends]
+    low, high = ends
+
+    def holds(column: Tensor) -> Tensor:
+        above = column >= low if takes[0] else column > low
+        return above & (column <= high if takes[1] else column < high)
+
+    if high == torch.inf:
+        bound = f"numbers {'of at least' if takes[0] else 'above'} {low:g}"
+        return holds, "positive numbers" if low == 0 and not takes[0] else bound
+    ends_too = "both included" if all(takes) else "both excluded"
+    return holds, f"numbers between {low:g} and {high:g}, {ends_too}"
+
+
+class _Inside:
+    """A distribution whose support depends on its parameters: its density is 0 outside, where its formula says anything."""
+
+    def __init__(self, base: Any):
+        self.base = base
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "base":
+            raise AttributeError(name)
+        return getattr(self.base, name)
+
+    def expand(self, shape: Any, _instance: Any = None) -> _Inside:
+        return _Inside(self.base.expand(shape))
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        support = self.base.support
+        there = support.check(value)
+        return torch.where(there, self.base.log_prob(torch.where(there, value, inside(support).to(value))), -torch.inf)

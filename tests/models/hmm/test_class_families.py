@@ -1,0 +1,130 @@
+"""Emissions named by a class of distributions: starts from the data in any unit, supports, names, missing values."""
+
+import numpy as np
+import pyro.distributions as dist
+import pytest
+import torch
+
+from pplseq import HMM
+from pplseq.models import IOHMM
+
+N = 120
+REGIME = np.arange(N) // 20 % 2
+
+
+def two(first, second):
+    return np.where(REGIME == 0, first, second)
+
+
+DATA = {
+    "Gamma": lambda r: two(r.gamma(5, 1, N), r.gamma(2, 0.25, N)),
+    "InverseGamma": lambda r: two(1 / r.gamma(5, 1, N), 1 / r.gamma(2, 0.25, N)),
+    "LogNormal": lambda r: two(r.lognormal(0, 0.5, N), r.lognormal(2, 0.3, N)),
+    "Weibull": lambda r: two(r.weibull(2, N), 5 * r.weibull(4, N)),
+    "HalfCauchy": lambda r: two(abs(r.standard_cauchy(N)), 30 * abs(r.standard_cauchy(N))),
+    "Beta": lambda r: two(r.beta(8, 3, N), r.beta(2, 8, N)),
+    "Kumaraswamy": lambda r: two(r.beta(8, 1, N), r.beta(1, 8, N)),
+    "Laplace": lambda r: two(r.laplace(0, 1, N), r.laplace(6, 2, N)),
+    "Cauchy": lambda r: two(r.standard_cauchy(N), 10 + r.standard_cauchy(N)),
+    "Gumbel": lambda r: two(r.gumbel(0, 1, N), r.gumbel(5, 1, N)),
+    "Chi2": lambda r: two(r.chisquare(2, N), r.chisquare(15, N)),
+    "ZeroInflatedPoisson": lambda r: 1.0 * two(r.poisson(3, N) * (r.random(N) < 0.6), r.poisson(20, N) * (r.random(N) < 0.8)),
+    "GammaPoisson": lambda r: two(r.negative_binomial(5, 0.5, N), r.negative_binomial(5, 0.1, N)) * 1.0,
+}
+SCALED = ("Gamma", "InverseGamma", "LogNormal", "Weibull", "HalfCauchy", "Laplace", "Cauchy", "Gumbel")
+
+
+@pytest.mark.parametrize("name", DATA)
+def test_every_seed_and_unit_ends_at_the_maximum(name):
+    """That of a fit from clusters that are known, which a likelihood in another unit differs from by its density alone."""
+    x = DATA[name](np.random.default_rng(0))
+    best = HMM(2, emission=name).fit(x, states=REGIME).fit(x, warm_start=True, num_steps=300).score(x)
+    for seed, unit in enumerate((1.0, 1.0, 1e-4, 1e4) if name in SCALED else (1.0, 1.0)):
+        model = HMM(2, emission=name).fit(unit * x, seed=seed)
+        assert model.score(unit * x) + N * np.log(unit) > best - 0.2  # the start of a row is learned in the end
+
+
+def test_several_starts_of_models_without_em():
+    x = DATA["Gamma"](np.random.default_rng(1))
+    one, several = (HMM(2, emission="Gamma").fit(x, num_restarts=number, seed=0, method="lbfgs") for number in (1, 3))
+    assert several.score(x) > one.score(x) - 0.2
+    assert HMM(2, emission="Gamma").fit(x, num_restarts=2, method="sgd", num_steps=20, seed=0).is_fitted
+
+
+SPELLED = {
+    "gamma": "Gamma", "lognormal": "LogNormal", "log_normal": "LogNormal", "Log-Normal": "LogNormal", "Student T": "student_t",
+    "zero inflated poisson": "ZeroInflatedPoisson", "VON_MISES": "von_mises", "Gaussian": "gaussian", "Mixture": "mixture",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SPELLED)
+def test_names_in_any_spelling(name):
+    made, known = HMM(2, emission=name), HMM(2, emission=SPELLED[name])
+    assert made.emission_parameters.keys() == known.emission_parameters.keys()
+    assert HMM(**made.get_params()).emission_parameters.keys() == known.emission_parameters.keys()
+
+
+OUTSIDE = {
+    "Gamma": (0.0, "positive numbers"), "LogNormal": (-1.0, "positive numbers"), "Weibull": (0.0, "positive numbers"),
+    "Beta": (1.0, "numbers between 0 and 1, both excluded"),
+    "ContinuousBernoulli": (1.5, "numbers between 0 and 1, both included"),
+    "HalfNormal": (-0.1, "numbers of at least 0"), "Geometric": (0.5, "counts 0, 1, 2, ..."),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OUTSIDE)
+def test_numbers_outside_of_the_support(name):
+    wrong, what = OUTSIDE[name]
+    x = np.full(10, 1.0 if name == "Geometric" else 0.5)
+    x[3] = wrong
+    for ask in (HMM(2, emission=name).fit, lambda x: HMM(2, emission=name).log_prob(torch.tensor(x)[None, :, None])):
+        with pytest.raises(ValueError, match=rf"x: column 0 must hold {what} \({name}\); row 0, step 3 holds {wrong:g}"):
+            ask(x)
+
+
+def test_what_no_family_can_be_made_of():
+    for name, why in {"LogisticNormal": "no distribution of single numbers", "Stable": "of Stable is no single number"}.items():
+        with pytest.raises(ValueError, match=why):
+            HMM(2, emission=name)
+    with pytest.raises(ValueError, match="no family 'gama'. Did you mean 'Gamma'"):
+        HMM(2, emission="gama")
+
+
+def test_density_outside_of_a_support_that_moves():
+    model = HMM(1, emission="Pareto").set_parameters(alpha=2.0, scale=1.5)
+    assert model.score([2.0, 3.0]) == pytest.approx(float(dist.Pareto(1.5, 2.0).log_prob(torch.tensor([2.0, 3.0])).sum()))
+    assert model.emissions.spec().log_likelihood(torch.tensor([[1.0]]).double()).item() == -np.inf
+
+
+POSITIVE = [0.5, 1.2, np.nan, 0.7, 2.0, 0.9, 3.1, 0.4]
+ABOVE_ZERO = ("LogNormal", "Gamma", "InverseGamma", "Weibull", "FisherSnedecor", "HalfCauchy", "Chi2", "exponential")
+FAMILIES = {name: POSITIVE for name in ABOVE_ZERO} | {name: list(np.array(POSITIVE) / 4) for name in ("Beta", "Kumaraswamy")}
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_gradients_of_what_a_mask_hides(name):
+    """Missing steps and padded ones, alone and among other columns; the likelihood is that of the states of whole rows."""
+    x = torch.tensor(FAMILIES[name]).double()[:, None]
+    model = HMM(2, emission=name)
+    ragged = model.as_batch([x, x[:3], x[3:]])
+    value = model.log_joint(ragged.x, ragged.lengths)
+    value.backward()
+    value = value.detach()
+    assert all(bool(parameter.grad.isfinite().all()) for parameter in model.parameters())
+    assert float(value) == pytest.approx(sum(float(model.log_joint(part[None]).detach()) for part in (x, x[:3], x[3:])))
+    wide = HMM(2, emission=[name, "normal"])
+    wide.log_joint(torch.cat([x, torch.where(x > 1, torch.nan, x)], -1)[None]).backward()
+    assert all(bool(parameter.grad.isfinite().all()) for parameter in wide.parameters())
+    for method in ("sgd", "lbfgs"):
+        fitted = HMM(2, emission=name).fit(x, method=method, num_steps=5, seed=0)
+        assert all(bool(parameter.isfinite().all()) for parameter in fitted.parameters())
+
+
+@pytest.mark.parametrize("outputs", ["gamma", "exponential", "poisson"])
+def test_gradients_of_outputs_that_are_missing(outputs):
+    x = np.array(POSITIVE)
+    x = np.round(x) if outputs == "poisson" else x
+    model = IOHMM(2, num_inputs=0, outputs=outputs)
+    batch = model.as_batch([x, x[:3]])
+    model.log_joint(batch.x, batch.lengths, **batch.known).backward()
+    assert all(bool(parameter.grad.isfinite().all()) for parameter in model.parameters() if parameter.grad is not None)

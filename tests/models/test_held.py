@@ -1,0 +1,151 @@
+"""Parameters that a fit keeps, whole or in part, by every method, and how many are then free."""
+
+import numpy as np
+import pytest
+import torch
+
+from pplseq import HMM, IOHMM, LDS
+from pplseq.models import ARHMM, SemiMarkovHMM, StructuralModel, SwitchingRegression
+
+RNG = np.random.default_rng(0)
+REGIME = np.arange(120) // 20 % 2
+WORDS = RNG.integers(0, 3, 120)
+VECTORS = 4 * np.eye(2)[REGIME] + RNG.normal(size=(120, 2))
+COUNTS = RNG.poisson(np.array([2, 9])[REGIME])
+NUMBERS = 5.0 * REGIME + RNG.normal(size=120)
+
+
+def gaussian(kind):
+    return lambda: HMM(2, num_features=2, covariance=kind)
+
+
+ONE = [[True, False], [False, False]]
+FIRST = [[True], [False]]
+# how the model is made, data, what is held, and how many parameters are free with it and without
+CASES = {
+    "words": (lambda: HMM(2, 3), WORDS, "emission", 3, 7),
+    "some words": (lambda: HMM(2, 3), WORDS, {"emission": [[True, False, False], [False, True, True]]}, 4, 7),
+    "moves": (lambda: HMM(2, 3), WORDS, {"transition": [[True, False], [False, False]], "initial": True}, 5, 7),
+    **{f"means, {kind}": (gaussian(kind), VECTORS, ["loc"], free - 4, free) for kind, free in
+       {"diag": 11, "spherical": 9, "full": 13, "tied": 10}.items()},
+    **{f"one mean, {kind}": (gaussian(kind), VECTORS, {"loc": ONE}, free - 1, free) for kind, free in
+       {"diag": 11, "full": 13, "tied": 10}.items()},
+    "covariances": (gaussian("full"), VECTORS, ["covariance"], 7, 13),
+    "variances": (gaussian("diag"), VECTORS, {"precision": ONE}, 10, 11),
+    "rates": (lambda: HMM(2, emission="poisson"), COUNTS, {"rate": FIRST}, 4, 5),
+    "mean of counts": (lambda: HMM(2, emission="negative_binomial"), COUNTS, {"mean": FIRST}, 6, 7),
+    "locations": (lambda: HMM(2, emission="normal"), NUMBERS, ["loc"], 5, 7),
+    "scales": (lambda: HMM(2, emission="normal"), NUMBERS, ["scale"], 5, 7),
+    "degrees of freedom": (lambda: HMM(2, emission="student_t"), NUMBERS, "df", 7, 9),
+    "angles": (lambda: HMM(2, emission="von_mises"), NUMBERS / 4, ["loc"], 5, 7),
+    "weights": (lambda: HMM(2, num_features=2, emission="mixture"), VECTORS, ["weights"], 19, 21),
+    "durations": (
+        lambda: SemiMarkovHMM(2, emission="poisson", max_duration=4), COUNTS, {"duration": [[True] * 4, [False] * 4]}, 6, 9
+    ),
+    "regimes": (lambda: SemiMarkovHMM(3, emission="poisson", max_duration=4), COUNTS, ["transition"], 14, 17),
+    "autoregressions": (lambda: ARHMM(2, 1), NUMBERS[:, None], ["transition"], 7, 9),
+    "regressors": (lambda: ARHMM(2, 1), NUMBERS[:, None], {"weights": [[[False, True]], [[False, False]]]}, 8, 9),
+    "switching": (lambda: SwitchingRegression(2), NUMBERS, ["mean"], 4, 6),
+    "one variance": (lambda: SwitchingRegression(2), NUMBERS, {"variance": [True, False]}, 5, 6),
+    "lds": (lambda: LDS(1, 2), VECTORS, ["emission_offset"], 9, 10),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_what_is_held_stays_and_the_rest_is_at_its_maximum(name):
+    """Of EM, whose M-steps know of it; gradients then find nothing to gain."""
+    make, x, fixed, held, free = CASES[name]
+    model = make().fit(x, seed=0, method="em", max_iterations=5)
+    assert model.num_free_parameters == free
+    names = [fixed] if isinstance(fixed, str) else fixed
+    with torch.no_grad():  # elsewhere than at the maximum
+        for key in names:
+            raw = model.slots[{"covariance": "precision"}.get(key, key)].raw
+            raw.add_(0.2 * torch.linspace(-1, 1, raw.numel()).reshape(raw.shape) * (raw.isfinite()).double())
+
+    def numbers():
+        shares = {key: torch.softmax(slot.raw.detach(), -1) for key, slot in model.slots.items() if slot.rows}
+        return {key: slot.raw.detach().clone() for key, slot in model.slots.items()} | shares
+
+    before = numbers()
+    model.fit(x, warm_start=True, method="em", fixed=fixed, max_iterations=300, tolerance=1e-9)
+    now, best = numbers(), model.score(x)
+    model.fit(x, warm_start=True, method="lbfgs", fixed=fixed)
+    last = numbers()
+    for key in names:
+        own = {"covariance": "precision"}.get(key, key)
+        mask = torch.as_tensor(fixed[key]) if isinstance(fixed, dict) and fixed[key] is not True else slice(None)
+        for found in (now, last):
+            assert torch.allclose(found[own][mask], before[own][mask], rtol=1e-12, atol=1e-12)
+    assert model.score(x) < best + 0.02
+    assert model.num_free_parameters == held
+    assert model.bic(x) == pytest.approx(-2 * model.score(x) + held * np.log(len(x) - getattr(model, "order", 0)))
+    assert all(parameter.requires_grad for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("name", ["words", "locations", "rates", "autoregressions", "switching", "lds", "regimes"])
+@pytest.mark.parametrize("method", ["em", "lbfgs", "sgd"])
+def test_frozen_by_hand(name, method):
+    make, x, fixed, held, _ = CASES[name]
+    model = make().fit(x, seed=0, method="em", max_iterations=3)
+    frozen = model.slots[next(iter([fixed] if isinstance(fixed, str) else fixed))].raw.requires_grad_(False)
+    before = frozen.clone()
+    for warm in (True, False):
+        model.fit(x, seed=1, warm_start=warm, method=method, **{"max_iterations" if method == "em" else "num_steps": 5})
+        assert torch.equal(frozen, before) and not frozen.requires_grad
+    if not isinstance(fixed, dict):
+        assert model.num_free_parameters == held
+
+
+def test_a_support_that_moves_is_held():
+    x = np.where(REGIME, 10.0, 1.0) * (1 + RNG.pareto(3, 120))
+    with pytest.raises(ValueError, match="the support of Pareto ends where scale say"):
+        HMM(2, emission="Pareto").fit(x)
+    model = HMM(2, emission="Pareto").set_parameters(scale=[[1.0], [10.0]]).fit(x, fixed=["scale"], seed=0)
+    assert (model.decode(x)[0].numpy() == REGIME).mean() > 0.9
+    assert model.emission_parameters["scale"].flatten().tolist() == pytest.approx([1.0, 10.0])
+
+
+@pytest.mark.parametrize("fixed", [["emission"], ["transition"], ["noise"], ["initial", "emission", "noise"]])
+@pytest.mark.parametrize("method", ["em", "sgd"])
+def test_parts_of_an_iohmm(fixed, method):
+    model = IOHMM(2, num_inputs=0, outputs="gaussian", num_outputs=2).fit(VECTORS, seed=0, max_iterations=5)
+    before, free = {name: value.clone() for name, value in model.named_parameters()}, model.num_free_parameters
+    steps = {"num_steps": 5} if method == "sgd" else {"max_iterations": 5}
+    model.fit(VECTORS, seed=1, num_restarts=2, method=method, fixed=fixed, **steps)
+    for name, value in model.named_parameters():
+        assert torch.equal(value, before[name]) == (name.partition(".")[0].removesuffix("_network") in fixed)
+    assert model.num_free_parameters == free - sum({"emission": 4, "transition": 2, "noise": 4, "initial": 1}[k] for k in fixed)
+    plain = IOHMM(2, num_inputs=0, outputs="gaussian", num_outputs=2).fit(VECTORS, seed=0, max_iterations=5)
+    for parameter in plain.network("emission").parameters():
+        parameter.requires_grad_(False)
+    plain.fit(VECTORS, warm_start=True)
+    assert plain.num_free_parameters == free - 4
+    for name, own in plain.network("emission").named_parameters():
+        assert torch.equal(own, before[f"emission_network.{name}"])
+
+
+def test_what_cannot_be_held():
+    with pytest.raises(ValueError, match=r"fixed: HMM has no parameter 'emision'.*Did you mean 'emission'"):
+        HMM(2, 3).fit(WORDS, fixed="emision")
+    with pytest.raises(ValueError, match=r"'emission' takes True, or a mask of True and False in its shape \(2, 3\)"):
+        HMM(2, 3).fit(WORDS, fixed={"emission": [True, False]})
+    with pytest.raises(ValueError, match="entries of 'covariance' cannot be held one by one"):
+        gaussian("full")().fit(VECTORS, fixed={"covariance": np.eye(2, dtype=bool)[None].repeat(2, 0)})
+    with pytest.raises(ValueError, match="every parameter is held"):
+        HMM(2, 3).fit(WORDS, fixed=["initial", "transition", "emission"])
+    with pytest.raises(ValueError, match="'svi' draws all parameters"):
+        HMM(2, 3, priors=True).fit(WORDS, method="svi", fixed="emission")
+    with pytest.raises(ValueError, match="ConstrainedLDS"):
+        LDS(1, 2).fit(VECTORS, fixed={"emission": [[True], [False]]})
+    with pytest.raises(ValueError, match="no part 'noise'. There are: initial, transition, emission"):
+        IOHMM(2, num_inputs=0, outputs="categorical", num_outputs=3).fit(WORDS, fixed="noise")
+    with pytest.raises(ValueError, match="give the components shocks, or none"):
+        StructuralModel().fit(NUMBERS, fixed="trend")
+
+
+@pytest.mark.filterwarnings("ignore:no standard errors of initial")
+def test_standard_errors_of_what_is_free():
+    model = HMM(2, emission="normal").fit(NUMBERS, seed=0).fit(NUMBERS, warm_start=True, fixed={"loc": FIRST}, method="lbfgs")
+    summary = model.summary(NUMBERS)
+    assert summary.fixed == ("loc[0][0]",) and "fixed in the fit" in str(summary)
