@@ -99,7 +99,7 @@ def test_frozen_by_hand(name, method):
 
 def test_a_support_that_moves_is_held():
     x = np.where(REGIME, 10.0, 1.0) * (1 + RNG.pareto(3, 120))
-    with pytest.raises(ValueError, match="the support of Pareto ends where scale say"):
+    with pytest.raises(ValueError, match="the support of Pareto ends at its scale"):
         HMM(2, emission="Pareto").fit(x)
     model = HMM(2, emission="Pareto").set_parameters(scale=[[1.0], [10.0]]).fit(x, fixed=["scale"], seed=0)
     assert (model.decode(x)[0].numpy() == REGIME).mean() > 0.9

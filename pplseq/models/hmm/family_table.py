@@ -86,7 +86,7 @@ class FamilyTable(PyroModule):
             whole = [name for name in family.parameters if not getattr(self, f"raw_{prefix}{name}").requires_grad]
             if free := [f"{prefix}{name}" for name in family.moving if name not in whole]:
                 raise ValueError(
-                    f"emission: the support of {name_of(family)} ends where {' and '.join(free)} say, of which there is no "
+                    f"emission: the support of {name_of(family)} ends at its {' and '.join(free)}, of which there is no "
                     f"gradient: set them, set_parameters({free[0]}=...), and hold them, fit(..., fixed={free})"
                 )
             masks = [held(getattr(self, f"raw_{prefix}{name}")) for name in family.parameters]
