@@ -50,7 +50,7 @@ def read_conllu(path: str | Path, *, tag: str = "upos") -> Iterator[TaggedSenten
         tag: "upos", the universal tag, or "xpos", the language's own (PTB tags in English treebanks).
 
     Yields:
-        The sentences, in the file's order. A form that holds white space has it replaced by `_`, as no word has any.
+        The sentences, in the file's order. Words keep the spaces they hold.
 
     Raises:
         FileNotFoundError: no such file.

@@ -126,7 +126,7 @@ def read_text(path: str | Path, expected: str = "a text file") -> tuple[str, lis
 
 
 def read_lines(path: str | Path, *, lower: bool = False) -> Iterator[list[str]]:
-    """Read a text file line by line, each line split at white space.
+    """Read a text file line by line, each line split at spaces and tabs.
 
     Args:
         path: a UTF-8 file, plain or packed as .gz or .xz; "-" reads standard input.

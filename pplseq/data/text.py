@@ -115,7 +115,7 @@ def read_text(
     """Read and encode one text file, for example to evaluate on it.
 
     Args:
-        path: UTF-8 text, a sentence or paragraph a line, words between white space; "-" reads standard input.
+        path: UTF-8 text, a sentence or paragraph a line, words between spaces or tabs; "-" reads standard input.
         vocabulary: the training vocabulary; default: all words of the file.
         name: default: the file's name.
         lower: lower-case the text.

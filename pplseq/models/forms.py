@@ -5,7 +5,7 @@
 | a list of sequences, (T_i,) words or (T_i, D) vectors, or frames | those sequences |
 | an array of objects | numbers, missing where it holds None; or the sequences that it holds |
 | a masked array of numpy | what is masked is missing |
-| an array or series of strings | sentences, split at white space; with ``lengths``, which sum to N, words |
+| an array or series of strings | sentences, split at spaces, tabs and line ends; with ``lengths``, which sum to N, words |
 | an array or tensor (B, T) of words, (B, T, D) of vectors; ``lengths`` (B,) | padded rows |
 | an array, frame or series (N,) of words, (N, D) of vectors | one sequence; with ``lengths``, which sum to N, several |
 | a `Text` of a corpus | its lines |

@@ -101,7 +101,7 @@ class StatePosteriors(_Features):
 class TokenEmbeddings(_Features):
     """Vectors of words in their sentences, posterior means of a :class:`TextLDS`; X is a list of sentences.
 
-    A sentence is a string, split at white space, or a list of words. Means over sentences may differ by mere thousandths, which
+    A sentence is a string, split at spaces, or a list of words. Means over sentences may differ by mere thousandths, which
     a penalty on weights, as of ``LogisticRegression``, would suppress: put a ``StandardScaler`` behind it,
     ``make_pipeline(TokenEmbeddings(), StandardScaler(), LogisticRegression())``.
 
