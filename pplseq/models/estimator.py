@@ -294,6 +294,13 @@ class Estimator(FittedState, SequenceModel):
         whole = {name: torch.ones_like(slots[name].raw, dtype=torch.bool) for name in self.not_free if name in slots}
         return sum(slots[name].num_free(mask) for name, mask in ({**self.fixed_entries} | whole).items())
 
+    def held_estimate(self, name: str, value: Tensor) -> Tensor:
+        """Where one of :meth:`estimates` is what the last fit was told to keep."""
+        own = name.partition("[")[0]
+        own = "transition" if own == "eigenvalue" else own.partition(" ")[0]  # "transition a" of an entry with a name
+        mask, found = self.fixed_entries.get(own), torch.full_like(value, own in self.not_free, dtype=torch.bool)
+        return found if mask is None or mask.shape != value.shape else mask | found
+
     @property
     def not_free(self) -> frozenset[str]:
         """Parameters that the last fit was told to keep whole, or whose ``requires_grad`` is False."""

@@ -98,12 +98,8 @@ def summarize(model: Estimator, batch: Batch) -> Summary:
     for name, value in model.estimates().items():
         places = itertools.product(*(range(size) for size in value.shape))
         names += [model.entry_name(name, place, value.shape) for place in places]
-        own = name.partition("[")[0]
-        hidden += [own in free] * value.numel()
-        own = "transition" if own == "eigenvalue" else own.partition(" ")[0]  # "transition a" of an entry with a name
-        mask = model.fixed_entries.get(own)
-        held = own in model.not_free
-        fixed += [held] * value.numel() if mask is None or mask.shape != value.shape else (mask | held).flatten().tolist()
+        hidden += [name.partition("[")[0] in free] * value.numel()
+        fixed += model.held_estimate(name, value).flatten().tolist()
         flat.append(value.flatten())
     estimates = torch.cat(flat)
     slopes = [

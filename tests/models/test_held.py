@@ -140,7 +140,7 @@ def test_what_cannot_be_held():
         LDS(1, 2).fit(VECTORS, fixed={"emission": [[True], [False]]})
     with pytest.raises(ValueError, match="no part 'noise'. There are: initial, transition, emission"):
         IOHMM(2, num_inputs=0, outputs="categorical", num_outputs=3).fit(WORDS, fixed="noise")
-    with pytest.raises(ValueError, match="give the components shocks, or none"):
+    with pytest.raises(ValueError, match="Components get shocks, or none"):
         StructuralModel().fit(NUMBERS, fixed="trend")
 
 

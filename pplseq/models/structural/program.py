@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -293,14 +294,51 @@ class StructuralModel(LDS):
             self.emission_inputs.copy_(checks.shape("inputs", weights, (self.num_inputs,))[None])
         return self
 
+    @property
+    def _held_as(self) -> dict[str, tuple[str, int | None]]:
+        """Where what ``set_parameters`` sets stands: the name of a parameter, and the place in it of a variance."""
+        found: dict[str, tuple[str, int | None]] = {name: ("log_scales", k) for k, name in enumerate(self.variances)}
+        others = {
+            "noise": "log_noise", "inputs": "emission_inputs", "frequency": "raw_frequency", "damping": "raw_damping",
+            "ar_weights": "raw_ar",
+        }  # fmt: skip
+        return found | {name: (raw, None) for name, raw in others.items() if raw in self.slots}
+
+    def held_by(self, fixed: str | Sequence[str] | Mapping[str, Any]) -> dict[str, Tensor | None]:
+        """As of the base class, by the names of :meth:`set_parameters`."""
+        given = fixed if isinstance(fixed, Mapping) else dict.fromkeys([fixed] if isinstance(fixed, str) else fixed, True)
+        places, found = self._held_as, {}
+        scales = torch.zeros_like(self.log_scales, dtype=torch.bool)
+        for name, mask in given.items():
+            if name not in places:
+                raise ValueError(
+                    f"fixed: this model has no parameter {str(name)[:40]!r}.{checks.nearest(str(name), places)} Components get "
+                    "shocks, or none, by the options level and trend"
+                )
+            raw, place = places[name]
+            if mask is not True and name != "inputs":
+                raise ValueError(f"fixed: {name!r} is held whole; give True")
+            if place is not None:
+                scales[place] = True
+            else:
+                found[raw] = mask if mask is True else np.asarray(mask)[None]
+        return super().held_by(found | ({"log_scales": scales} if bool(scales.any()) else {}))
+
+    def held_estimate(self, name: str, value: Tensor) -> Tensor:
+        raw, place = self._held_as.get({"ar": "ar_weights"}.get(name, name.removeprefix("variance of ")), (name, None))
+        mask = self.fixed_entries.get(raw)
+        found = torch.full_like(value, raw in self.not_free, dtype=torch.bool)
+        if mask is None:
+            return found
+        return found | (mask[place] if place is not None else mask.reshape(value.shape))
+
     # ---------------------------------------------------------------- fit
     def fit(self, x, lengths=None, *, fixed=(), method: str | None = None, **options) -> Self:
-        """See :meth:`~pplseq.models.estimator.Estimator.fit`; ``initialization``: see :meth:`initialize`."""
-        if fixed:
-            raise ValueError("fixed: give the components shocks, or none, by the options level and trend")
+        """See :meth:`~pplseq.models.estimator.Estimator.fit`; ``initialization``: see :meth:`initialize`. ``fixed``: names of
+        :meth:`set_parameters`, or a mapping from "inputs" to a mask (U,) of their weights."""
         if method in (None, "lbfgs"):
             options = {"num_steps": 500, "tolerance": 1e-9} | options
-        return super(LDS, self).fit(x, lengths, method=method, **options)
+        return super(LDS, self).fit(x, lengths, method=method, fixed=fixed, **options)
 
     def check_data(self, batch: Batch) -> None:
         """Raises ValueError as of the LDS, and for what gradients would need more memory than there is for: some covariances a

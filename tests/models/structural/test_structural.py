@@ -146,3 +146,30 @@ def test_of_several_maxima_the_highest_is_found(name):
             for how in ("still", "shaken", "turning")}  # fmt: skip
     found = StructuralModel(trend="stochastic", level="fixed").fit(x).score(x)
     assert found == pytest.approx(max(ends.values()), abs=0.01) and found > min(ends.values()) + 5
+
+
+def test_what_is_known_is_held():
+    """Variances by their names, weights one by one; the others are those of the model in which these are constants."""
+    rng = np.random.default_rng(0)
+    u = rng.normal(size=(150, 2))
+    x = rng.normal(size=150).cumsum() + rng.normal(size=150) + u @ [1.0, -2.0]
+    model = StructuralModel(num_inputs=2).set_parameters(noise=0.7, inputs=[1.0, 0.0])
+    found = model.fit(x, inputs=u, fixed={"noise": True, "inputs": [True, False]}).estimates()
+    found = {name: value.tolist() for name, value in found.items()}
+    assert found["variance of noise"] == pytest.approx(0.7, rel=1e-12)
+    assert found["inputs"][0] == 1.0 and model.num_free_parameters == 2
+    scores = []
+    for factor in (0.97, 1.0, 1.03):  # at a maximum in what is free
+        level = found["variance of level"] * factor
+        other = StructuralModel(num_inputs=2).set_parameters(
+            noise=0.7, level=level, inputs=found["inputs"], width=float(model.width)
+        )
+        scores.append(other.score(x, inputs=u))
+    assert scores[1] == pytest.approx(model.score(x, inputs=u), abs=1e-9) and scores[1] > max(scores[0], scores[2])
+    table = model.summary(x, inputs=u)
+    assert set(table.fixed) == {"variance of noise", "inputs[0]"}
+    assert np.isfinite(table.errors.numpy()).tolist() == [True, False, False, True]
+    with pytest.raises(ValueError, match="fixed: this model has no parameter 'slope'"):
+        model.fit(x, inputs=u, fixed="slope")
+    with pytest.raises(ValueError, match="'noise' is held whole; give True"):
+        found = model.fit(x, inputs=u, fixed={"noise": [True]})
