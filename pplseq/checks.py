@@ -86,9 +86,11 @@ class NotFittedError(RuntimeError):
 def shown(value: Any, size: int = 60) -> str:
     """A value as an error writes it, on one line and cut short: of arrays, tensors and frames what they are."""
     dims = getattr(value, "shape", None)
-    if dims is not None and hasattr(dims, "__len__") and len(dims):
+    is_array = dims is not None and hasattr(dims, "__len__")
+    if is_array and len(dims):
         return f"a {type(value).__name__} of shape {tuple(dims)}"
-    if hasattr(value, "__len__") and not isinstance(value, (str, bytes)) and len(value) > size:  # nothing of it is written out
+    is_text = isinstance(value, (str, bytes))
+    if not is_array and not is_text and hasattr(value, "__len__") and len(value) > size:  # nothing of it is written out
         return f"a {type(value).__name__} of length {len(value)}"
     text = " ".join(repr(value).split())
     return text if len(text) <= size else f"{text[: size - 3]}..."

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 from pplseq import checks
-from pplseq.data.vocabulary import split_words
 
 UNPACKED_BYTES = 1 << 26  # that any packed file may hold
 CHUNK = 1 << 16  # bytes of a stream that are taken at a time where as many are there
@@ -28,6 +27,14 @@ SPLIT_PATTERNS = {
     "test": re.compile(r"(?<![a-z])test"),  # not "latest"
 }
 DATASETS_SPLITS = {"train": ("train",), "valid": ("validation", "valid", "dev"), "test": ("test",)}
+_WORDS = re.compile(r"[^ \t\r\n]+")
+# white space of Unicode, which is part of a word (1 000 with a no-break space), and at which str.split would cut
+_INSIDE_WORDS = re.compile("[\v\f\x1c-\x1f\x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]")
+
+
+def split_words(text: str) -> list[str]:
+    """The words of a text: what stands between spaces, tabs and ends of lines. Other white space is part of a word."""
+    return _WORDS.findall(text) if _INSIDE_WORDS.search(text) else text.split()
 
 
 def existing_path(path: str | Path) -> Path:

@@ -12,19 +12,12 @@ from pathlib import Path
 import numpy as np
 
 from pplseq import checks
+from pplseq.data.sources import split_words
 
 EOS = "<eos>"
 UNKNOWN = "<unk>"
 DIGITS = re.compile(r"[0-9]+")
 _BETWEEN_WORDS = re.compile(r"[ \t\r\n]")
-_WORDS = re.compile(r"[^ \t\r\n]+")
-# white space of Unicode, which is part of a word (1 000 with a no-break space), and at which str.split would cut
-_INSIDE_WORDS = re.compile("[\v\f\x1c-\x1f\x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]")
-
-
-def split_words(text: str) -> list[str]:
-    """The words of a text: what stands between spaces, tabs and ends of lines. Other white space is part of a word."""
-    return _WORDS.findall(text) if _INSIDE_WORDS.search(text) else text.split()
 
 
 @dataclass(frozen=True)

@@ -49,8 +49,10 @@ def test_forecasts_are_sums_over_all_continuations(model):
 
 def test_sentences_of_words_are_as_good_as_ids(model):
     gaps = [["the", None], ["a", None, "dog"]]
-    assert model.score(SENTENCES) == pytest.approx(model.score(IDS), abs=1e-12)
-    assert model.score(["the cat", "zebra"]) == pytest.approx(model.score([[1, 3], [5]]), abs=1e-12)
+    end = model.vocabulary.eos_id  # scored as the lines of a corpus
+    ends = [] if end is None else [end]
+    assert model.score(SENTENCES) == pytest.approx(model.score([[*row, *ends] for row in IDS]), abs=1e-12)
+    assert model.score(["the cat", "zebra"]) == pytest.approx(model.score([[1, 3, *ends], [5, *ends]]), abs=1e-12)
     for verb in ("decode", "posterior", "sample_states"):
         assert getattr(model, verb)(SENTENCES) is not None
     assert [len(path) for path in model.decode(["the cat", "a"])] == [2, 1]

@@ -111,8 +111,7 @@ def test_never_falls_and_batches_change_nothing(kind, priors):
     for one, two in zip(model.parameters(), other.parameters(), strict=True):
         close(one, two)
     prior = np.subtract(history.log_posteriors, history.log_likelihoods)
-    flat = priors is None or (priors is True and kind == "words")
-    assert len(set(np.round(prior, 9))) == (1 if flat else 8) and (priors is not None or prior[0] == 0)
+    assert len(set(np.round(prior, 9))) == (1 if priors is None else 8) and (priors is not None or prior[0] == 0)
 
 
 def test_stops_when_little_is_gained():
