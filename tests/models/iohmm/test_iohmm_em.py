@@ -143,9 +143,10 @@ def test_one_batch_is_a_loop_over_single_fits_and_never_falls(case):
 
 @pytest.mark.parametrize("case", CASES)
 def test_gradients_against_finite_differences(case):
-    """Fisher's identity, network by network."""
+    """Fisher's identity, network by network, at random starts: those that labels are fitted to have shapes so large that
+    differences are rounding."""
     one = problem(**case)
-    parameters = draw_parameters(one, [RestartBlock(2)])
+    parameters = draw_parameters(problem(**case | {"states": False}), [RestartBlock(2)])
     value, gradient = one.gradient(parameters)
     assert_close(value, one.log_prob(parameters).sum(0))
     step = 1e-5
