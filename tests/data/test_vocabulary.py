@@ -30,6 +30,11 @@ def test_rare_words_become_unknown():
     assert vocabulary.encode(["a", "c", "never seen"]).tolist() == [2, 3, 3]
 
 
+def test_the_unknown_word_stands_where_its_count_puts_it():
+    lines = [["a"] * 9 + ["b"] * 4 + ["c", "d", "e", "f", "g", "h"]]  # six words that are rare
+    assert Vocabulary.build(lines, min_count=2).words == ("a", "<unk>", "b", "<eos>")
+
+
 def test_unknown_word_in_the_text_survives_the_cut():
     vocabulary = Vocabulary.build([["a", "a", "<unk>"]], min_count=2)
     assert set(vocabulary) == {"a", "<eos>", "<unk>"}

@@ -6,7 +6,7 @@ import math
 import pytest
 import torch
 
-from pplseq import ARHMM, HMM, IOHMM, SwitchingRegression
+from pplseq import ARHMM, HMM, IOHMM, LDS, SwitchingRegression
 from pplseq.infer.discrete.mixtures import PathMixture, StateMixture, gaussian_cdf, quantiles_of
 
 F64 = torch.float64
@@ -263,3 +263,11 @@ def test_frames_of_numbers_far_and_near():
     model = IOHMM(2, num_inputs=0, outputs=["normal"]).fit([x], num_restarts=2, max_iterations=5)
     frame = model.forecast([x], num_steps=2).frame()
     assert len(frame) == 2 and bool((frame.iloc[:, 1] < frame.iloc[:, 2]).all())
+
+
+@pytest.mark.parametrize("level", [0.5, 0.9, 0.99])
+def test_intervals_of_a_linear_system_have_their_level(level):
+    future = LDS(2, 2).forecast(torch.randn(1, 5, 2, dtype=F64), 3)
+    low, high = future.intervals(level)
+    half = stats.norm.ppf((1 + level) / 2) * future.covariances.diagonal(dim1=-2, dim2=-1).sqrt()
+    close(torch.stack([high - future.means, future.means - low]), half.expand(2, *half.shape), rtol=1e-9, atol=0)

@@ -76,9 +76,12 @@ def test_sentences_each_from_the_start(model, text, emission, batch_tokens):
 
 
 def test_unknown_words_and_ends_of_lines_count(model, text):
-    summary = score_text(model, text, "sentence").summary()
+    score = score_text(model, text, "sentence")
+    summary = score.summary()
     assert summary["num_tokens"] == 22 + 6
     assert summary["num_unknown"] == int((text.tokens == text.vocabulary.unknown_id).sum()) > 0
+    known = text.tokens != text.vocabulary.unknown_id
+    assert summary["known_perplexity"] == pytest.approx(math.exp(-score.token_log_probs[known].mean()), rel=1e-12)
     assert summary["perplexity"] == math.exp(summary["nats_per_token"])
     assert summary["log_prob"] == pytest.approx(-summary["nats_per_token"] * 28)
 

@@ -378,3 +378,16 @@ def test_an_array_ends():
     source = ArraySource(np.full((2, 2), 0.5))
     with pytest.raises(IndexError, match="predictions for 2 tokens"):
         stream_log_probs(source, [0, 1, 0])
+
+
+def test_weights_of_a_mixture_are_those_of_online_em():
+    """w += (r - w) / (t + 1)^exponent at token t, with the responsibilities r before it."""
+    tables = np.array([[0.7, 0.2, 0.1], [0.1, 0.3, 0.6]])
+    mixture = MixtureSource([ArraySource(np.tile(table, (6, 1))) for table in tables], learn=True, exponent=0.7)
+    weights = np.array([0.5, 0.5])
+    for t, word in enumerate([2, 0, 2, 1, 2, 2], start=1):
+        assert mixture.log_prob_of(word) == pytest.approx(math.log(weights @ tables[:, word]), rel=1e-12)
+        joint = weights * tables[:, word]
+        weights = weights + (joint / joint.sum() - weights) / (t + 1) ** 0.7
+        mixture.observe(word)
+        np.testing.assert_allclose(mixture.weights, weights, rtol=1e-12)
