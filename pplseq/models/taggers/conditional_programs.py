@@ -107,8 +107,8 @@ class LinearChainCRF(FeatureWeights):
     allowed: tuple[Tensor, Tensor, Tensor] | None = None
 
     def paths(self, bucket: Bucket, scores: Tensor) -> LinearChain:
-        """The distribution of tag paths of some sentences; scores (N, K) of all words."""
-        scores, transition = bucket.take(scores), self.transition
+        """The distribution of tag paths of some sentences; scores (B, T, K) of their words."""
+        transition = self.transition
         if self.allowed is not None:
             first, after, last = self.allowed
             ends = (torch.arange(scores.shape[1]) == bucket.lengths.unsqueeze(-1) - 1).unsqueeze(-1)
@@ -118,13 +118,12 @@ class LinearChainCRF(FeatureWeights):
         return LinearChain(scores, transition, bucket.lengths)
 
     def sentence_chain(self, bucket: Bucket, scores: Tensor) -> Chain:
-        return self.paths(bucket, scores).chain()
+        return self.paths(bucket, bucket.take(scores)).chain()
 
     def model(self, data: TagData, l2: float = 0.0, share: float = 1.0) -> None:
         """One site for the tags of all sentences of like length; negative tags are unknown, and summed over."""
         self.prior(l2, share)
-        scores = self.scores(data)
-        for k, bucket in enumerate(data.buckets):
+        for k, (bucket, scores) in enumerate(zip(data.buckets, data.by_bucket(self.scores(data)), strict=True)):
             tags = None if data.tags is None else bucket.take(data.tags)
             with pyro.plate(f"sentences_{k}", len(bucket.lengths)):
                 pyro.sample(f"tags_{k}", self.paths(bucket, scores), obs=tags)
@@ -133,7 +132,7 @@ class LinearChainCRF(FeatureWeights):
         """(number of sentences,) log p(tags | words), nats."""
         bucket = data.bucket(torch.arange(data.num_sentences))
         assert data.tags is not None
-        return self.paths(bucket, self.scores(data)).log_prob(bucket.take(data.tags))
+        return self.paths(bucket, bucket.take(self.scores(data))).log_prob(bucket.take(data.tags))
 
 
 class Silent(Emission):

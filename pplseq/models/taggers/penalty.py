@@ -17,22 +17,23 @@ from pplseq.runs.checkpoint import named_weights, restore_weights
 PENALTIES = (1.0, 0.3, 0.1, 0.03)
 HELD_OUT = 10  # one of so many sentences is held out where there is no other text
 FEW = 100  # sentences of which none is held out; they take the first penalty
-ROUGH = 10.0  # a penalty that is only tried is given so much more tolerance
+ENOUGH = 10_000  # words: a longer text is thinned out to about so many while penalties are tried
 
 
 class FeatureTraining(TaggerTraining):
     """A period of L-BFGS, or an epoch of SGD, a step.
 
-    Without a given penalty the PENALTIES are tried, largest first, each from the weights of the one before, until one gives
-    fewer held-out words their right tag; then the best one is learned with from its weights on, on all sentences. Held out are
-    `dev`, or else every tenth sentence.
+    Without a given penalty the PENALTIES are tried, largest first, each from the weights of the one before and as long as every
+    step gives more held-out words their right tag; then the best one is learned with from its weights on, on all sentences.
+    Held out are `dev`, or else every tenth sentence; penalties are tried on sentences of ENOUGH words, evenly from the others,
+    as the best one depends little on the size of a text.
 
     Args:
         tagger: with `weights`, `settings` and `tag`. x: as given to it. data, sentences: x as it is learned from.
         dev: held out.
 
     Attributes:
-        right: right tags of held-out words, of each penalty that was tried.
+        right: right tags of held-out words, after the best step of each penalty that was tried.
     """
 
     tagger: Any
@@ -47,9 +48,12 @@ class FeatureTraining(TaggerTraining):
         self.penalties: list[float | None] = [settings.l2]
         if settings.l2 is None:
             self.penalties = [*PENALTIES, None] if dev or len(sentences) >= FEW else [PENALTIES[0]]
-        if len(self.penalties) > 1 and not dev:
-            self.held_out = list(sentences[HELD_OUT - 1 :: HELD_OUT])
-            self.part = data.sentences(torch.arange(len(sentences))[torch.arange(len(sentences)) % HELD_OUT != HELD_OUT - 1])
+        if len(self.penalties) > 1:
+            rows = torch.arange(len(sentences))
+            if not dev:
+                self.held_out = list(sentences[HELD_OUT - 1 :: HELD_OUT])
+                rows = rows[rows % HELD_OUT != HELD_OUT - 1]
+            self.part = data.sentences(rows[:: -(-int(data.lengths[rows].sum()) // ENOUGH)])
         self.right: list[int] = []
         self.best: dict[str, Tensor] = {}
         self.number = 0
@@ -70,24 +74,27 @@ class FeatureTraining(TaggerTraining):
         l2 = float(penalty or 0.0)
         self.tagger.l2 = l2
         if not self.final:
-            settings = replace(settings, tolerance=ROUGH * settings.tolerance, epochs=-(-settings.epochs // 3))
+            settings = replace(settings, epochs=-(-settings.epochs // 3))
 
         def loss(part: TagData, share: float) -> Tensor:
             return weights.loss(part, l2, share)
 
         return SEARCHES[settings.method](weights.parameters(), loss, self.data if self.final else self.part, settings)
 
-    def _close(self) -> None:
-        """Ends a search that was not the last one."""
+    def _judge(self) -> None:
+        """Looks at held-out sentences after a step that was not of the last search, and ends a search that has no use."""
         found = self.tagger.tag([sentence.words for sentence in self.held_out])
         pairs = (zip(s.tags, tags, strict=True) for s, tags in zip(self.held_out, found, strict=True))
-        self.right.append(sum(gold == tag for pair in pairs for gold, tag in pair))
+        right = sum(gold == tag for pair in pairs for gold, tag in pair)
+        if len(self.right) == self.number:  # the first step with this penalty
+            self.right.append(-1)
+        better, self.right[-1] = right > self.right[-1], max(right, self.right[-1])
+        if better and not self.search.reason:
+            return
         weights = named_weights(self.tagger.weights)
         if self.right[-1] == max(self.right) and self.right.count(self.right[-1]) == 1:
             self.best = {f"best.{name}": value.detach().clone() for name, value in weights.items()}
-            self.number += 1
-        else:
-            self.number = len(self.penalties) - 1
+        self.number += 1
         if self.final:
             restore_weights(self.tagger.weights, self.best, "best.")
         self.search = self._search()
@@ -98,8 +105,8 @@ class FeatureTraining(TaggerTraining):
 
     def iterate(self) -> float:
         loss = self.search.step()
-        if self.search.reason and not self.final:
-            self._close()
+        if not self.final:
+            self._judge()
         return loss
 
     def publish(self) -> None:

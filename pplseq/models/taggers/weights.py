@@ -16,7 +16,7 @@ from pplseq import checks
 from pplseq.runs.checkpoint import flatten_optimizer, restore_optimizer
 
 BUCKET_CELLS = 1 << 21  # steps x rows x states of one bucket
-BUCKET_SPREAD = 1.2  # longest over shortest sentence of a bucket
+BUCKET_SPREAD = 1.5  # longest over shortest sentence of a bucket
 
 
 # ------------------------------------------------------------------------------------------------ sparse features
@@ -152,6 +152,13 @@ class TagData:
                 first = i
         return [self.bucket(rows) for rows in (*groups, order[first:])]
 
+    def by_bucket(self, values: Tensor) -> list[Tensor]:
+        """(B, T, ...) of values (N, ...) for each bucket, gathered at once, so that a gradient is not added up by bucket."""
+        shapes = [bucket.tokens.shape for bucket in self.buckets]
+        tokens = torch.cat([bucket.tokens.reshape(-1) for bucket in self.buckets])
+        parts = values.index_select(0, tokens).split([shape.numel() for shape in shapes])
+        return [part.view(*shape, *values.shape[1:]) for part, shape in zip(parts, shapes, strict=True)]
+
     def bucket(self, rows: Tensor) -> Bucket:
         lengths = self.lengths[rows]
         steps = torch.arange(int(lengths.max()))
@@ -176,15 +183,16 @@ class CRFSettings(checks.NamedArguments):
     l2: the penalty l2 * |w|^2 on weights, as crfsuite's c2 (a Gaussian prior of variance 1 / (2 l2)). None: the one that
         gives most held-out words their right tag; see :class:`~pplseq.models.taggers.penalty.FeatureTraining`.
     method: "lbfgs", all sentences at once, or "sgd", some at a time with AdaGrad's step sizes.
-    max_iterations, tolerance, period: of L-BFGS; it stops when `period` iterations improve the loss by less than this share.
+    max_iterations, tolerance, period: of L-BFGS; it stops when `period` iterations improve the loss by less than this share,
+        or after as many as crfsuite.
     history_size: of L-BFGS's approximation of the curvature.
     epochs, batch_size (sentences), lr, seed: of SGD; its steps shrink to nothing over the last half of the epochs.
     """
 
     l2: float | None = None
     method: str = "lbfgs"
-    max_iterations: int = 300
-    tolerance: float = 1e-5
+    max_iterations: int = 100
+    tolerance: float = 1e-3
     period: int = 10
     history_size: int = 6
     epochs: int = 15
@@ -257,15 +265,17 @@ class LBFGSSearch(WeightSearch):
         if not bool(value.isfinite()):
             raise ValueError(f"loss: it became {float(value.detach())}; features may hold infinite or missing numbers")
         value.backward()
+        self.least = min(self.least, float(value.detach()))
         return value
 
     def step(self) -> float:
         settings, history = self.settings, self.history
         left = settings.max_iterations - len(history) * settings.period
         self.optimizer.param_groups[0]["max_iter"] = min(settings.period, left)
+        self.least = float("inf")  # of the losses that are looked at in this step
         value = float(self.optimizer.step(self._closure).detach())
         history.append(value)
-        if len(history) > 1 and history[-2] - value <= settings.tolerance * abs(value):
+        if value - self.least <= settings.tolerance * abs(self.least):
             self.reason = "converged"
         elif len(history) == self.num_steps:
             self.reason = "finished"

@@ -40,6 +40,15 @@ def test_where_there_is_no_other_text_a_tenth_is_held_out(monkeypatch):
     monkeypatch.setattr(penalty, "FEW", 10)
     training = CRFTagger(TEMPLATES, max_iterations=5).training(TEXT)
     assert training.held_out == [TEXT[9]] and training.part.num_sentences == 11 and training.data.num_sentences == 12
+    # of a longer text every second sentence, or third, ... is tried on, and all are learned from in the end
+    with monkeypatch.context() as shorter:
+        shorter.setattr(penalty, "ENOUGH", int(training.part.lengths.sum()) - 1)
+        thinned = CRFTagger(TEMPLATES, period=5).training(TEXT)
+    assert thinned.part.num_sentences == 6 and thinned.data.num_sentences == 12
+    while not thinned.ended():
+        thinned.iterate()
+    assert len(thinned.right) == len(penalty.PENALTIES) and thinned.search.data is thinned.data
+    assert thinned.tagger.l2 == penalty.PENALTIES[np.argmax(thinned.right)]
     given = CRFTagger(TEMPLATES, max_iterations=5, l2=0.7).training(TEXT, DEV)
     assert given.penalties == [0.7] and given.final
     # tags that training lacks are simply wrong
