@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from array import array
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -9,7 +10,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from pplseq import checks
-from pplseq.data.vocabulary import UNKNOWN, Vocabulary
+from pplseq.data.vocabulary import UNKNOWN, Vocabulary, join_tokens, split_words, without_spaces
 
 
 class CodedLines:
@@ -20,14 +21,17 @@ class CodedLines:
         source: where they come from, for messages.
         article_starts: (num_articles + 1,) line numbers; default: found by WikiText's headings (blank line,
             `= Title =`, blank line); without headings every line is an article.
+        units: what the words of the lines are; see :class:`~pplseq.data.vocabulary.Vocabulary`.
 
     Raises:
         TypeError: a line is a string.
         ValueError: no words, or `article_starts` do not fit the lines.
     """
 
-    def __init__(self, lines: Iterable[Sequence[str]], source: str, article_starts: Sequence[int] | None = None):
-        self.source = source
+    def __init__(
+        self, lines: Iterable[Sequence[str]], source: str, article_starts: Sequence[int] | None = None, units: str = "words"
+    ):
+        self.source, self.units = source, units
         codes: defaultdict[str, int] = defaultdict()
         codes.default_factory = codes.__len__
         ids, lengths, titles = array("i"), array("q"), []
@@ -36,6 +40,8 @@ class CodedLines:
                 raise TypeError(f"{source}: line {number + 1} is a string; expected a list of words (line.split())")
             ids.extend(map(codes.__getitem__, words))
             lengths.append(len(words))
+            if units != "words" and "=" in words[:2]:
+                words = split_words(join_tokens(words, units))
             # ` = Title = ` but not ` = = Section = = `
             if len(words) > 2 and words[0] == words[-1] == "=" and words[1] != "=" and words[-2] != "=":
                 titles.append(number)
@@ -69,13 +75,20 @@ class CodedLines:
                 f"{self.source}: the training text has one word ({self.words[self.ids[0]]!r}); expected at least two"
             )
 
+    def warn(self) -> None:
+        """Warn of a text without spaces, whose words are its lines."""
+        counts = np.bincount(self.ids, minlength=len(self.words)).tolist()
+        note = without_spaces(self.words, counts, np.count_nonzero(self.lengths)) if self.units == "words" else ""
+        if note:
+            warnings.warn(f"{self.source}: {note}", UserWarning, stacklevel=3)
+
     def vocabulary(self, *, min_count: int = 1, max_size: int | None = None, unknown: str = UNKNOWN) -> Vocabulary:
         """`Vocabulary.build` of these lines."""
         counts = np.bincount(self.ids, minlength=len(self.words)).tolist()
         seen = {word: count for word, count in zip(self.words, counts, strict=True) if count}
         try:
             return Vocabulary.from_counts(
-                seen, num_lines=len(self.lengths), min_count=min_count, max_size=max_size, unknown=unknown
+                seen, num_lines=len(self.lengths), min_count=min_count, max_size=max_size, unknown=unknown, units=self.units
             )
         except ValueError as error:
             raise ValueError(f"{self.source}: {error}") from error
@@ -125,7 +138,7 @@ class CodedLines:
         """The chosen articles (a mask) alone."""
         keep_line = np.repeat(chosen, np.diff(self.article_starts))
         part = object.__new__(CodedLines)
-        part.source, part.words = self.source, self.words
+        part.source, part.words, part.units = self.source, self.words, self.units
         part.ids = self.ids[np.repeat(keep_line, self.lengths)]
         part.lengths, part.line_numbers = self.lengths[keep_line], self.line_numbers[keep_line]
         part.article_starts = np.cumsum([0, *np.diff(self.article_starts)[chosen]])

@@ -40,8 +40,7 @@ def save_counts(counts: LagCounts, folder: str | Path, *, settings: dict | None 
         "unit": counts.unit,
         "lower": counts.forms.lower,
         "digits": counts.forms.digits,
-        "unknown": vocabulary.unknown,
-        "eos": vocabulary.eos,
+        **vocabulary.special_words,
         "vocabulary": vocabulary.fingerprint(),
         "parts": [part._asdict() for part in counts.parts],
         "settings": settings,
@@ -64,7 +63,7 @@ def load_counts(folder: str | Path) -> LagCounts:
     """
 
     def read_vocab(place: Path, header: dict) -> Vocabulary:
-        return Vocabulary.load(place / "vocab.txt", unknown=header["unknown"], eos=header["eos"])
+        return _vocabulary(place, header)
 
     header, _, arrays, vocabulary = COUNTS.read(folder, more=read_vocab)
     try:
@@ -123,5 +122,9 @@ def read_vocabulary(path: str | Path) -> tuple[Vocabulary, WordForms | None]:
     if not path.is_dir():
         return Vocabulary.load(path), None
     header = COUNTS.read_header(path)
-    vocabulary = Vocabulary.load(whole_folder(path) / "vocab.txt", unknown=header["unknown"], eos=header["eos"])
-    return vocabulary, WordForms(header["lower"], header["digits"])
+    return _vocabulary(whole_folder(path), header), WordForms(header["lower"], header["digits"])
+
+
+def _vocabulary(place: Path, header: dict) -> Vocabulary:
+    units = header.get("units", "words")
+    return Vocabulary.load(place / "vocab.txt", unknown=header["unknown"], eos=header["eos"], units=units)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -11,10 +12,12 @@ import numpy as np
 
 from pplseq.data.lag_counting import PairCounter, sparse
 from pplseq.data.lag_counts import MOST_LAGS, LagCounts, Part, check_settings, check_shard
+from pplseq.data.sources import tokens_of
 from pplseq.data.streams import Piece, TextStream, by_articles, decoded, of_shard
-from pplseq.data.vocabulary import EOS, UNKNOWN, Vocabulary, WordForms, split_words
+from pplseq.data.vocabulary import EOS, Vocabulary, WordForms, units_of, without_spaces
 
-LINE_END = "\0"  # no text holds it: it would be taken for a binary file
+# the token of a line's end; no text of words holds a NUL: it would be taken for a binary file
+LINE_ENDS = {"words": "\0", "characters": tokens_of("\n", "characters")[0], "bytes": tokens_of("\n", "bytes")[0]}
 REMEMBERED = 1 << 22  # spellings outside the vocabulary that are remembered; beyond, a word is looked up in two steps
 Progress = Callable[[int, int | None, int], None]
 
@@ -27,14 +30,14 @@ class _KnownWords(dict):
     """Spelling -> number in a vocabulary; the end of a line is -1."""
 
     def __init__(self, vocabulary: Vocabulary, forms: WordForms):
-        self.vocabulary, self.forms = vocabulary, forms
+        self.vocabulary, self.forms, self.units = vocabulary, forms, vocabulary.units
         # lower() is applied to the whole text; digits are looked for in new spellings only
         known = vocabulary.index
         if forms != WordForms():
             known = {word: number for word, number in known.items() if forms(word) == word}
         super().__init__(known)
         self.pop(vocabulary.eos, None)
-        self[LINE_END] = -1
+        self[LINE_ENDS[self.units]] = -1
 
     def __missing__(self, word: str) -> int:
         form = self.forms(word)
@@ -49,10 +52,10 @@ class _KnownWords(dict):
 class _NewWords(dict):
     """Spelling -> number by first appearance, for a vocabulary that is made later; the end of a line is -1."""
 
-    def __init__(self, forms: WordForms, eos: str | None):
-        self.forms, self.eos = forms, eos
+    def __init__(self, forms: WordForms, eos: str | None, units: str):
+        self.forms, self.eos, self.units = forms, eos, units
         self.numbers: dict[str, int] = {}
-        super().__init__({LINE_END: -1})
+        super().__init__({LINE_ENDS[units]: -1})
 
     def __missing__(self, word: str) -> int:
         form = self.forms(word)
@@ -101,6 +104,7 @@ def count_lags(
     min_count: int = 1,
     max_vocabulary: int | None = None,
     eos: bool = True,
+    units: str | None = None,
     unit: str = "line",
     shard: tuple[int, int] | None = None,
     forms: WordForms | None = None,
@@ -118,6 +122,8 @@ def count_lags(
             of every line, blank lines too). Default: made of the whole source, whatever the shard.
         min_count, max_vocabulary: for that: rarer words, and those beyond the most frequent, become `<unk>`.
         eos: for that: whether it has `<eos>`.
+        units: for that: what is a word: "words", "characters" or "bytes"; see :class:`~pplseq.data.vocabulary.Vocabulary`.
+            Default: the vocabulary's, else words.
         unit: "line" or "article" (WikiText's headings; every line where there are none): pairs stay within.
         shard: (i, n): count every n-th unit from unit i - 1 on. A shard is read much quicker where `vocabulary` is given.
         forms: how words are rewritten first; default: not at all.
@@ -134,6 +140,7 @@ def count_lags(
     number, num_shards = check_shard(shard)
     sparse()
     forms = WordForms() if forms is None else forms
+    units = counted_units(units, vocabulary, forms)
     stream = source if isinstance(source, TextStream) else TextStream(source)
     if stream.is_part and (vocabulary is None or (stream.span is not None and unit != "line")):
         raise ValueError("source: part of a text needs a vocabulary, made of the whole (see word_counts); a span, unit='line'")
@@ -142,7 +149,7 @@ def count_lags(
         if vocabulary is None:
             spool = stack.enter_context(_Spool(None if folder is None else Path(folder)))
             vocabulary, table = _make_vocabulary(
-                stream, unit, (number, num_shards), forms, eos, min_count, max_vocabulary, spool, report
+                stream, units, unit, (number, num_shards), forms, eos, min_count, max_vocabulary, spool, report
             )
             encoded = _renumbered(spool, table, eos)
         else:
@@ -165,9 +172,22 @@ def count_lags(
     return result.check_learnable()
 
 
+def counted_units(units: str | None, vocabulary: Vocabulary | None, forms: WordForms) -> str:
+    """What is counted.
+
+    Raises:
+        ValueError: other units than the vocabulary's; digits that are rewritten in anything but words.
+    """
+    found = units_of(units, vocabulary)
+    if found != "words" and forms.digits is not None:
+        raise ValueError(f"digits: stands for numbers among words, and not among {found}; leave it out, or units")
+    return found
+
+
 def vocabulary_of(
-    name: str, seen: dict[str, int], num_lines: int, eos: bool = True, min_count: int = 1, max_vocabulary: int | None = None
-) -> Vocabulary:
+    name: str, seen: dict[str, int], num_lines: int, eos: bool = True, min_count: int = 1, max_vocabulary: int | None = None,
+    units: str = "words",
+) -> Vocabulary:  # fmt: skip
     """The vocabulary of a text: what :func:`word_counts` gives; eos: whether ends of lines are words.
 
     Raises:
@@ -175,15 +195,19 @@ def vocabulary_of(
     """
     if not seen:
         raise ValueError(f"{name}: the text is empty ({num_lines} lines, no words)")
+    if units == "words" and (note := without_spaces(seen, seen.values(), num_lines)):
+        warnings.warn(f"{name}: {note}", UserWarning, stacklevel=3)
     try:
         return Vocabulary.from_counts(
-            seen, num_lines=num_lines if eos else None, min_count=min_count, max_size=max_vocabulary, unknown=UNKNOWN
+            seen, num_lines=num_lines if eos else None, min_count=min_count, max_size=max_vocabulary, units=units
         )
     except ValueError as error:
         raise ValueError(f"{name}: {error}") from error
 
 
-def word_counts(stream: TextStream, forms: WordForms, *, eos: bool = True) -> tuple[dict[str, int], int]:
+def word_counts(
+    stream: TextStream, forms: WordForms, *, eos: bool = True, units: str = "words"
+) -> tuple[dict[str, int], int]:
     """How often each word stands in a text or a span of one, in the order of first appearance, and the number of lines.
 
     What a vocabulary is made of (``Vocabulary.from_counts``): counts of parts, added up in their order, make the same one.
@@ -191,7 +215,7 @@ def word_counts(stream: TextStream, forms: WordForms, *, eos: bool = True) -> tu
     Raises:
         ValueError: as :func:`count_lags`.
     """
-    codes, counts, num_lines = _NewWords(forms, EOS if eos else None), np.zeros(1 << 16, dtype=np.int64), 0
+    codes, counts, num_lines = _NewWords(forms, EOS if eos else None, units), np.zeros(1 << 16, dtype=np.int64), 0
     for piece in _pieces(stream, "line", forms.lower):
         tokens, counts = _number_new(piece, codes, counts, stream.name)[::2]
         num_lines += int((tokens == -1).sum())
@@ -203,7 +227,7 @@ def _number_new(piece: Piece, codes: _NewWords, counts: np.ndarray, name: str) -
     try:
         tokens, starts = encode_piece(piece, codes, -1)  # every line ends in -1, for now
     except _Foreign as error:
-        raise ValueError(_eos_message(_place(piece, error.args[0], name), EOS)) from None
+        raise ValueError(_eos_message(_place(piece, error.args[0], name, codes.units), EOS)) from None
     if len(codes.numbers) > len(counts):
         counts = np.concatenate([counts, np.zeros(len(codes.numbers), dtype=np.int64)])
     counts += np.bincount(tokens + 1, minlength=len(counts) + 1)[1:]
@@ -224,15 +248,15 @@ def _encode_known(stream, unit, shard, forms, vocabulary) -> Iterator[tuple[np.n
         try:
             yield encode_piece(piece, codes, vocabulary.eos_id)
         except _Foreign as error:
-            place = _place(piece, error.args[0], stream.name)
+            place = _place(piece, error.args[0], stream.name, codes.units)
             if vocabulary.eos_id is not None and forms(error.args[0]) == vocabulary.eos:
                 raise ValueError(_eos_message(place, vocabulary.eos)) from None
             raise ValueError(vocabulary.unknown_word_message(error.args[0], place)) from None
 
 
-def _make_vocabulary(stream, unit, shard, forms, eos, min_count, max_vocabulary, spool, report):
+def _make_vocabulary(stream, units, unit, shard, forms, eos, min_count, max_vocabulary, spool, report):
     """The vocabulary of the whole text, and its number of each provisional one; the shard's pieces go to the spool."""
-    codes = _NewWords(forms, EOS if eos else None)
+    codes = _NewWords(forms, EOS if eos else None, units)
     counts, num_lines, num_tokens = np.zeros(1 << 16, dtype=np.int64), 0, 0
     number, num_shards = shard
     unit_number = -1
@@ -241,17 +265,17 @@ def _make_vocabulary(stream, unit, shard, forms, eos, min_count, max_vocabulary,
         num_lines += int((tokens == -1).sum())
         num_tokens += len(tokens)
         if num_shards > 1:
-            units = np.zeros(len(tokens) + 1, dtype=np.int64)
-            np.add.at(units, starts, 1)
-            units = unit_number + np.cumsum(units)
-            keep = units[:-1] % num_shards == number - 1
-            chosen = units[starts] % num_shards == number - 1
+            own = np.zeros(len(tokens) + 1, dtype=np.int64)
+            np.add.at(own, starts, 1)
+            own = unit_number + np.cumsum(own)
+            keep = own[:-1] % num_shards == number - 1
+            chosen = own[starts] % num_shards == number - 1
             starts = np.concatenate([[0], np.cumsum(keep)])[starts[chosen]]
-            tokens, unit_number = tokens[keep], int(units[-1])
+            tokens, unit_number = tokens[keep], int(own[-1])
         spool.write(tokens, starts)
         report(stream.position, stream.num_bytes, num_tokens)
     seen = dict(zip(codes.numbers, counts.tolist(), strict=False))
-    vocabulary = vocabulary_of(stream.name, seen, num_lines, eos, min_count, max_vocabulary)
+    vocabulary = vocabulary_of(stream.name, seen, num_lines, eos, min_count, max_vocabulary, units)
     # the last entry, which -1 finds, is the end of a line
     table = [vocabulary.index.get(word, vocabulary.unknown_id) for word in codes.numbers]
     table = np.array([*table, vocabulary.eos_id if eos else -1], dtype=np.int32)
@@ -268,17 +292,19 @@ def _renumbered(spool: _Spool, table: np.ndarray, eos: bool) -> Iterator[tuple[n
         yield tokens, starts
 
 
-def encode_piece(piece: Piece, codes: dict[str, int], eos_id: int | None) -> tuple[np.ndarray, np.ndarray]:
+def encode_piece(piece: Piece, codes: _KnownWords | _NewWords, eos_id: int | None) -> tuple[np.ndarray, np.ndarray]:
     """Numbers of a piece's words.
 
     Args:
-        codes: spelling -> number; `LINE_END` -> -1.
+        codes: spelling -> number; that of a line's end -> -1.
         eos_id: what a line ends in; None for nothing.
 
     Returns:
         tokens (N,) int32; starts (U,) int64, the places in 0..N where units begin.
     """
-    words = split_words(piece.text.replace("\n", f" {LINE_END} "))
+    text = piece.text
+    text = text.replace("\n", f" {LINE_ENDS['words']} ") if codes.units == "words" else text.replace("\r\n", "\n")
+    words = tokens_of(text, codes.units)
     tokens = np.fromiter(map(codes.__getitem__, words), dtype=np.int32, count=len(words))
     ends = np.flatnonzero(tokens == -1)
     lines = np.concatenate([[0], ends + 1])  # the last is the line that goes on in the next piece, or the end
@@ -292,11 +318,11 @@ def encode_piece(piece: Piece, codes: dict[str, int], eos_id: int | None) -> tup
     return tokens, lines[int(piece.continues) :] if piece.begins is None else lines[piece.begins]
 
 
-def _place(piece: Piece, word: str, name: str) -> str:
+def _place(piece: Piece, word: str, name: str, units: str) -> str:
     if piece.first_line is None:
         return name
     lines = piece.text.split("\n")
-    return f"{name}, line {piece.first_line + next(i for i, line in enumerate(lines) if word in split_words(line))}"
+    return f"{name}, line {piece.first_line + next(i for i, line in enumerate(lines) if word in tokens_of(line, units))}"
 
 
 def _eos_message(place: str, eos: str) -> str:

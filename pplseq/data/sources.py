@@ -10,7 +10,7 @@ import lzma
 import re
 import sys
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
@@ -30,11 +30,45 @@ DATASETS_SPLITS = {"train": ("train",), "valid": ("validation", "valid", "dev"),
 _WORDS = re.compile(r"[^ \t\r\n]+")
 # white space of Unicode, which is part of a word (1 000 with a no-break space), and at which str.split would cut
 _INSIDE_WORDS = re.compile("[\v\f\x1c-\x1f\x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]")
+UNITS = ("words", "characters", "bytes")
+# what cannot stand in a list of words is shown: spaces, tabs and other controls as ␠, ␉, ..., these pictures by their numbers
+_PICTURES = {code: chr(0x2400 + code) for code in range(0x21)}
+_SHOWN = _PICTURES | {ord(picture): f"<U+{ord(picture):04X}>" for picture in _PICTURES.values()}
+_CHARACTER_OF = {shown: chr(code) for code, shown in _SHOWN.items()}
+_BYTES = tuple(chr(byte) if 0x21 <= byte <= 0x7E else f"<0x{byte:02X}>" for byte in range(256))
+_BYTE_OF = {token: byte for byte, token in enumerate(_BYTES)}
 
 
 def split_words(text: str) -> list[str]:
     """The words of a text: what stands between spaces, tabs and ends of lines. Other white space is part of a word."""
     return _WORDS.findall(text) if _INSIDE_WORDS.search(text) else text.split()
+
+
+def tokens_of(text: str, units: str) -> list[str]:
+    """The words, characters or bytes of a text, ends of lines among the last two."""
+    if units == "words":
+        return split_words(text)
+    return [_SHOWN.get(ord(char), char) for char in text] if units == "characters" else [_BYTES[b] for b in text.encode()]
+
+
+def is_shown(token: str) -> bool:
+    """Whether a token stands for a character or byte that cannot stand there itself: ␠, <0xE4>."""
+    return len(token) > 1 and token in _BYTE_OF or token in _CHARACTER_OF
+
+
+def split_line(text: str, units: str) -> list[str]:
+    """The words, characters or bytes of a line, without its end."""
+    return tokens_of(text if units == "words" else text.removesuffix("\n").removesuffix("\r"), units)
+
+
+def join_tokens(tokens: Iterable[str], units: str) -> str:
+    """The text of words (with spaces between), characters or bytes; what is none of them, as `<unk>`, stands there as it is."""
+    if units == "words":
+        return " ".join(tokens)
+    if units == "characters":
+        return "".join(_CHARACTER_OF.get(token, token) for token in tokens)
+    coded = (bytes([_BYTE_OF[token]]) if token in _BYTE_OF else token.encode() for token in tokens)
+    return b"".join(coded).decode(errors="replace")
 
 
 def existing_path(path: str | Path) -> Path:
@@ -132,12 +166,12 @@ def read_text(path: str | Path, expected: str = "a text file") -> tuple[str, lis
     return name, text.removesuffix("\n").split("\n") if text else []
 
 
-def read_lines(path: str | Path, *, lower: bool = False) -> Iterator[list[str]]:
-    """Read a text file line by line, each line split at spaces and tabs.
+def read_lines(path: str | Path, *, lower: bool = False, units: str = "words") -> Iterator[list[str]]:
+    """Read a text file line by line, each line split into words, characters or bytes.
 
     Args:
         path: a UTF-8 file, plain or packed as .gz or .xz; "-" reads standard input.
-        lower: lower-case the text.
+        lower: lower-case the text. units: see :class:`~pplseq.data.vocabulary.Vocabulary`.
 
     Yields:
         The words of each line; [] for a blank line.
@@ -147,10 +181,10 @@ def read_lines(path: str | Path, *, lower: bool = False) -> Iterator[list[str]]:
         ValueError: a folder, a binary file (a NUL byte), or bytes that are not UTF-8, with the byte's offset.
     """
     with opened(path) as (name, stream):
-        yield from decode_lines(stream, name, lower=lower)
+        yield from decode_lines(stream, name, lower=lower, units=units)
 
 
-def decode_lines(stream: BinaryIO, name: str, *, lower: bool = False) -> Iterator[list[str]]:
+def decode_lines(stream: BinaryIO, name: str, *, lower: bool = False, units: str = "words") -> Iterator[list[str]]:
     """Decode a stream of bytes into lines of words; errors name the byte's offset in the (unpacked) stream."""
     offset = 0
     for number, raw in enumerate(stream, start=1):
@@ -168,7 +202,7 @@ def decode_lines(stream: BinaryIO, name: str, *, lower: bool = False) -> Iterato
             ) from error
         if number == 1:
             line = line.removeprefix("\ufeff")  # the byte order mark some editors write
-        yield split_words(line.lower() if lower else line)
+        yield split_line(line.lower() if lower else line, units)
         offset += len(raw)
 
 
@@ -200,7 +234,7 @@ def find_splits(folder: Path) -> dict[str, Path]:
     return found
 
 
-def datasets_lines(source: str, *, lower: bool = False) -> dict[str, Iterator[list[str]]]:
+def datasets_lines(source: str, *, lower: bool = False, units: str = "words") -> dict[str, Iterator[list[str]]]:
     """Lines of a Hugging Face dataset, by split.
 
     Args:
@@ -230,13 +264,13 @@ def datasets_lines(source: str, *, lower: bool = False) -> dict[str, Iterator[li
     for split, names in DATASETS_SPLITS.items():
         name = next((name for name in names if name in loaded), None)
         if name is not None:
-            found[split] = _column_lines(loaded[name], f"hf:{source}", lower)
+            found[split] = _column_lines(loaded[name], f"hf:{source}", lower, units)
     if "train" not in found:
         raise ValueError(f"hf:{source}: no training split; found {listing([str(name) for name in loaded])}")
     return found
 
 
-def _column_lines(rows, source: str, lower: bool) -> Iterator[list[str]]:
+def _column_lines(rows, source: str, lower: bool, units: str) -> Iterator[list[str]]:
     column = next((name for name in ("text", "sentence") if name in rows.column_names), None)
     if column is None:
         raise ValueError(
@@ -244,5 +278,7 @@ def _column_lines(rows, source: str, lower: bool) -> Iterator[list[str]]:
             "Write the column you want to a text file and give its path"
         )
     return (
-        split_words(line.lower() if lower else line) for row in rows for line in row[column].removesuffix("\n").split("\n")
+        split_line(line.lower() if lower else line, units)
+        for row in rows
+        for line in row[column].removesuffix("\n").split("\n")
     )

@@ -14,7 +14,7 @@ import numpy as np
 from pplseq.data import builtin
 from pplseq.data.coding import CodedLines
 from pplseq.data.sources import datasets_lines, existing_path, find_splits, read_lines
-from pplseq.data.vocabulary import UNKNOWN, Vocabulary
+from pplseq.data.vocabulary import UNKNOWN, Vocabulary, split_line, units_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,7 +56,8 @@ class Text:
         Raises:
             ValueError: no words, `<eos>` in the lines, or an unknown word where the vocabulary has no `<unk>`.
         """
-        coded = CodedLines(lines, name, article_starts)
+        units = units_of(None, vocabulary)
+        coded = CodedLines(lines, name, article_starts, units)
         return cls.from_coded(coded, coded.vocabulary() if vocabulary is None else vocabulary, name)
 
     @classmethod
@@ -115,7 +116,7 @@ def read_text(
     """Read and encode one text file, for example to evaluate on it.
 
     Args:
-        path: UTF-8 text, a sentence or paragraph a line, words between spaces or tabs; "-" reads standard input.
+        path: UTF-8 text, a sentence or paragraph a line, split in the vocabulary's units; "-" reads standard input.
         vocabulary: the training vocabulary; default: all words of the file.
         name: default: the file's name.
         lower: lower-case the text.
@@ -124,7 +125,8 @@ def read_text(
         FileNotFoundError: no such file.
         ValueError: an empty or binary file, or an unknown word where the vocabulary has no `<unk>`.
     """
-    coded = CodedLines(read_lines(path, lower=lower), "<stdin>" if str(path) == "-" else str(path))
+    units = units_of(None, vocabulary)
+    coded = CodedLines(read_lines(path, lower=lower, units=units), "<stdin>" if str(path) == "-" else str(path), units=units)
     vocabulary = coded.vocabulary() if vocabulary is None else vocabulary
     return Text.from_coded(coded, vocabulary, name or Path(coded.source).name)
 
@@ -150,6 +152,7 @@ def load_corpus(
     max_vocabulary: int | None = None,
     lower: bool = False,
     unknown_word: str = UNKNOWN,
+    units: str | None = None,
     valid_fraction: float = 0.05,
     test_fraction: float = 0.05,
     seed: int = 0,
@@ -170,6 +173,8 @@ def load_corpus(
         max_vocabulary: keep at most this many words, `<eos>` and `unknown_word` included.
         lower: lower-case the text.
         unknown_word: the word for unknown words.
+        units: what is a word: "words" between white space, "characters" or "bytes", as of a text without spaces; see
+            :class:`~pplseq.data.vocabulary.Vocabulary`. Default: the vocabulary's, else words.
         valid_fraction, test_fraction: shares of the tokens where the source is not split already. Whole articles, or
             lines where the text has no headings, are drawn by `seed` and stay in their order.
         seed: of that draw, and of the generated language.
@@ -183,37 +188,45 @@ def load_corpus(
         ValueError: nothing to train on, a table (.csv, .tsv, .parquet), binary file, folder without a training file, or an
             unknown word where the vocabulary has no `<unk>`.
     """
+    units = units_of(units, vocabulary)
     name, parts, whole = str(source), {}, None
     if name == "builtin:python":
         min_count = max(min_count or 2, 2)
         topics = builtin.python_reference_topics(lower=lower)
         starts = np.cumsum([0, *(len(lines) for lines in topics.values())])
-        whole = CodedLines(chain.from_iterable(topics.values()), name, starts)
+        whole = CodedLines(_in_units(chain.from_iterable(topics.values()), units), name, starts, units)
     elif name == "builtin:generated":
         lines, truth = builtin.generated_language(seed)
-        whole = CodedLines(lines, name)
+        whole = CodedLines(_in_units(lines, units), name, units=units)
         # The numbering of the true emission matrix, so that the two can be compared cell by cell.
-        vocabulary = Vocabulary(tuple(truth["words"].tolist())) if vocabulary is None else vocabulary
+        if vocabulary is None and units == "words":
+            vocabulary = Vocabulary(tuple(truth["words"].tolist()))
     elif name.startswith("builtin:"):
         raise ValueError(f"source: unknown corpus {name!r}; expected builtin:python or builtin:generated")
     elif name.startswith("hf:"):
-        splits = datasets_lines(name.removeprefix("hf:"), lower=lower)
-        parts = {split: CodedLines(lines, f"{name} {split}") for split, lines in splits.items()}
+        splits = datasets_lines(name.removeprefix("hf:"), lower=lower, units=units)
+        parts = {split: CodedLines(lines, f"{name} {split}", units=units) for split, lines in splits.items()}
     elif name != "-" and existing_path(source).is_dir():
         folder = existing_path(source)
         splits = find_splits(folder)
         for path in splits.values():
             check_no_table(path)
-        parts = {split: CodedLines(read_lines(path, lower=lower), str(path)) for split, path in splits.items()}
+        parts = {
+            split: CodedLines(read_lines(path, lower=lower, units=units), str(path), units=units)
+            for split, path in splits.items()
+        }
         name = folder.resolve().name
     else:
         check_no_table(source)
-        whole = CodedLines(read_lines(source, lower=lower), "<stdin>" if name == "-" else name)
+        lines = read_lines(source, lower=lower, units=units)
+        whole = CodedLines(lines, "<stdin>" if name == "-" else name, units=units)
         name = Path(whole.source).name
     if whole is not None:
         whole.check_trainable()
         parts = whole.split(valid_fraction, test_fraction, seed)
     parts["train"].check_trainable()
+    if vocabulary is None:
+        parts["train"].warn()
 
     built = vocabulary is None
 
@@ -234,6 +247,11 @@ def load_corpus(
             raise
         # Either held-out words are unknown, and this cures it, or the text is bad, and this says so again.
         return encoded(build(min_count=2))
+
+
+def _in_units(lines: Iterable[Sequence[str]], units: str) -> Iterable[Sequence[str]]:
+    """Lines of words, in other units."""
+    return lines if units == "words" else (split_line(" ".join(words), units) for words in lines)
 
 
 def describe_corpus(corpus: Corpus, *, top: int = 10) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from pplseq.data.lag_counts import check_disjoint
 from pplseq.data.locations import matching
 from pplseq.data.streams import TextStream, decoded
 from pplseq.data.text import Text
-from pplseq.data.vocabulary import Vocabulary, split_words
+from pplseq.data.vocabulary import Vocabulary
 
 PART_BYTES = 1 << 22  # a million tokens or less, so that what is done shows, and a lost worker loses little
 
@@ -86,7 +86,7 @@ def read_part(part: TextPart, vocabulary: Vocabulary, lower: bool = False) -> Te
     name, lines, rest = str(part), [], ""
     for piece in decoded(part.stream(), lower):
         *whole, rest = (rest + piece.text).split("\n")
-        lines += [split_words(line) for line in whole]
+        lines += [vocabulary.split(line) for line in whole]
     if any(lines):
         return Text.from_lines(lines, vocabulary, name=name, article_starts=[0, len(lines)])
     ends = [] if vocabulary.eos_id is None else [vocabulary.eos_id]

@@ -12,12 +12,41 @@ from pathlib import Path
 import numpy as np
 
 from pplseq import checks
-from pplseq.data.sources import split_words
+from pplseq.data.sources import UNITS, is_shown, join_tokens, split_line, split_words
 
 EOS = "<eos>"
 UNKNOWN = "<unk>"
 DIGITS = re.compile(r"[0-9]+")
+LONG_WORD = 12  # letters of a word, on average, from which on a text of one word a line is taken for one without spaces
 _BETWEEN_WORDS = re.compile(r"[ \t\r\n]")
+
+
+def units_of(units: str | None, vocabulary: Vocabulary | None) -> str:
+    """What is a word of a text: these units, or the vocabulary's, or words.
+
+    Raises:
+        ValueError: units that there are not, or that are not the vocabulary's.
+    """
+    found = checks.choice("units", units or ("words" if vocabulary is None else vocabulary.units), UNITS)
+    if vocabulary is not None and vocabulary.units != found:
+        raise ValueError(f"units: the vocabulary is of {vocabulary.units}, got {found!r}; leave units out, or the vocabulary")
+    return found
+
+
+def without_spaces(words: Iterable[str], counts: Iterable[int], num_lines: int) -> str:
+    """What to say of a text whose lines are mostly one long word, as of languages written without spaces; "" of others.
+
+    Args:
+        words, counts: its words and how often each stands there. num_lines: of its lines those that are not blank.
+    """
+    pairs = list(zip(words, counts, strict=True))
+    num_words, num_letters = sum(count for _, count in pairs), sum(len(word) * count for word, count in pairs)
+    if num_words > 1.5 * num_lines or num_letters < LONG_WORD * num_words:
+        return ""
+    return (
+        f"most lines are one word, of {num_letters / num_words:.0f} letters on average: a text without spaces? Then take "
+        "characters for words: units='characters' (--units characters), or split the words beforehand"
+    )
 
 
 @dataclass(frozen=True)
@@ -29,19 +58,23 @@ class Vocabulary:
         unknown: the word that stands for words outside the vocabulary. Where it is not one of `words`
             (then `unknown_id` is None), encoding such a word is an error.
         eos: the word that ends every line. Where it is not one of `words` (`eos_id` None), lines carry no end.
+        units: what of a text is a word: "words" between white space; "characters", with ␠, ␉, ... for spaces, tabs and other
+            controls; or "bytes" of UTF-8, with <0xE4> for what is no printable ASCII.
 
     Raises:
-        ValueError: a word is empty, holds a space, a tab or an end of line, or stands twice.
+        ValueError: units that there are not; a word is empty, holds a space, a tab or an end of line, or stands twice.
     """
 
     words: tuple[str, ...]
     unknown: str | None = UNKNOWN
     eos: str = EOS
+    units: str = "words"
     index: Mapping[str, int] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self):
         if isinstance(self.words, str):
             raise TypeError("words: expected a sequence of words, got one string; split it into words first")
+        checks.choice("units", self.units, UNITS)
         words = tuple(self.words)
         index = {word: number for number, word in enumerate(words)}
         for number, word in enumerate(words):
@@ -65,6 +98,7 @@ class Vocabulary:
         add_eos: bool = True,
         unknown: str = UNKNOWN,
         eos: str = EOS,
+        units: str = "words",
     ) -> Vocabulary:
         """Collect the vocabulary of training lines, most frequent words first.
 
@@ -75,6 +109,7 @@ class Vocabulary:
             add_eos: include `eos`, counted once a line.
             unknown: word for dropped and new words; it is added as soon as a word is dropped, or if it stands in the text.
             eos: word that ends a line.
+            units: what the words of the lines are; see the class.
 
         Raises:
             ValueError: no words, `eos` stands in the text itself, or `max_size` leaves no room.
@@ -91,6 +126,7 @@ class Vocabulary:
             max_size=max_size,
             unknown=unknown,
             eos=eos,
+            units=units,
         )
 
     @classmethod
@@ -103,13 +139,14 @@ class Vocabulary:
         max_size: int | None = None,
         unknown: str = UNKNOWN,
         eos: str = EOS,
+        units: str = "words",
     ) -> Vocabulary:
         """Make the vocabulary of counted words: by falling count, equal counts in the order of `counts`.
 
         Args:
             counts: word -> occurrences, `eos` left out.
             num_lines: occurrences of `eos`; None leaves it out of the vocabulary.
-            min_count, max_size, unknown, eos: as in `build`.
+            min_count, max_size, unknown, eos, units: as in `build`.
         """
         checks.count("min_count", min_count)
         if not counts:
@@ -134,7 +171,15 @@ class Vocabulary:
         if unknown in special:
             special[unknown] = sum(counts.values()) - sum(count for _, count in ranked)
         ranked = sorted([*special.items(), *ranked], key=lambda item: -item[1])
-        return cls(tuple(word for word, _ in ranked), unknown=unknown, eos=eos)
+        return cls(tuple(word for word, _ in ranked), unknown=unknown, eos=eos, units=units)
+
+    def split(self, text: str) -> list[str]:
+        """The words of a line of text, in this vocabulary's units; its end is none of them."""
+        return split_line(text, self.units)
+
+    def join(self, words: Iterable[str]) -> str:
+        """The text of words: inverse of :meth:`split`, but for white space between words, and bytes that are not UTF-8."""
+        return join_tokens(words, self.units)
 
     @property
     def eos_id(self) -> int | None:
@@ -198,8 +243,9 @@ class Vocabulary:
 
     @property
     def special_words(self) -> dict[str, str | None]:
-        """The unknown word and the end word, as :meth:`load` takes them: a file of words does not tell them."""
-        return {"unknown": self.unknown, "eos": self.eos}
+        """Unknown word, end word and units, as :meth:`load` takes them: a file of words does not tell them."""
+        units = {} if self.units == "words" else {"units": self.units}
+        return {"unknown": self.unknown, "eos": self.eos, **units}
 
     def fingerprint(self) -> str:
         """sha256 (hex) of the words in order: equal exactly for vocabularies that encode alike."""
@@ -210,7 +256,9 @@ class Vocabulary:
         Path(path).write_bytes("".join(f"{word}\n" for word in self.words).encode())
 
     @classmethod
-    def load(cls, path: str | Path, *, unknown: str | None = UNKNOWN, eos: str = EOS) -> Vocabulary:
+    def load(
+        cls, path: str | Path, *, unknown: str | None = UNKNOWN, eos: str = EOS, units: str = "words"
+    ) -> Vocabulary:
         """Read what `save` wrote.
 
         Raises:
@@ -227,7 +275,7 @@ class Vocabulary:
         if not words:
             raise ValueError(f"{path}: the vocabulary is empty; expected a word per line")
         try:
-            return cls(tuple(words), unknown=unknown, eos=eos)
+            return cls(tuple(words), unknown=unknown, eos=eos, units=units)
         except ValueError as error:
             raise ValueError(f"{path}: not a vocabulary, a word per line: {error}") from error
 
@@ -256,5 +304,7 @@ class WordForms:
             raise ValueError(f"digits: expected a word without digits, such as 'NUM', got {self.digits!r}")
 
     def __call__(self, word: str) -> str:
+        if is_shown(word):
+            return word
         word, digits = word.lower() if self.lower else word, self.digits
         return word if digits is None else DIGITS.sub(lambda _: digits, word)

@@ -243,6 +243,7 @@ def answer_lines(
     gap: str | None = None,
     end: str | None = None,
     lower: bool = False,
+    split: Callable[[str], list[str]] = split_words,
 ) -> Iterator[dict[str, Any]]:
     """Answer line after line; a line that cannot be answered gives {"line", "error"} and the next one is taken.
 
@@ -254,6 +255,7 @@ def answer_lines(
         gap: the word that stands for a gap.
         end: a word to put after the last one if it is not there (`<eos>`: the query is about whole sentences).
         lower: lower-case the words.
+        split: a text into words, as the vocabulary has them.
     """
     for number, line in enumerate(_bounded(lines), 1):
         answer: dict[str, Any] = {"line": number}
@@ -261,7 +263,7 @@ def answer_lines(
             if isinstance(line, int):
                 raise ValueError(too_long(line))
             text = line.decode("utf-8-sig") if isinstance(line, bytes) else line
-            words, handed_through = _parse(text)
+            words, handed_through = _parse(text, lambda text: split(text.lower() if lower else text))
             answer |= handed_through
             if any("\0" in word for word in words if word is not None):
                 raise ValueError(NUL_BYTE)
@@ -331,10 +333,10 @@ def _bounded(lines: Iterable[str | bytes]) -> Iterator[str | bytes | int]:
         yield length
 
 
-def _parse(text: str) -> tuple[list[str | None], dict[str, Any]]:
+def _parse(text: str, split: Callable[[str], list[str]]) -> tuple[list[str | None], dict[str, Any]]:
     """(words, {"id"} if there is one) of a line."""
     if not text.lstrip().startswith("{"):
-        return list(split_words(text)), {}
+        return list(split(text)), {}
     try:
         record = json.loads(text)
     except ValueError as error:
@@ -345,7 +347,7 @@ def _parse(text: str) -> tuple[list[str | None], dict[str, Any]]:
     json_line(handed_through)  # what cannot be written is this line's error
     words = record.get("words")
     if words is None and isinstance(record.get("text"), str):
-        words = split_words(record["text"])
+        words = split(record["text"])
     if isinstance(words, list) and any(isinstance(word, list) for word in words):
         raise ValueError(
             '"words": a gap takes no list of alternatives; ask for a pattern of the whole text: query RUN continue --whole '

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from pplseq import checks
 from pplseq.data.ragged import for_torch, pad_sequences
-from pplseq.data.vocabulary import split_words
 from pplseq.distributions.state import MISSING
 from pplseq.infer.fit.em import Batch
 from pplseq.models.forms import states_in_form
@@ -91,7 +90,7 @@ def in_ids(x, vocabulary: Vocabulary | None):
         raise TypeError("x holds words, and the model has no vocabulary: set it, or encode them with a Vocabulary")
     found = []
     for sentence in x:
-        words = split_words(sentence) if isinstance(sentence, str) else sentence
+        words = vocabulary.split(sentence) if isinstance(sentence, str) else sentence
         ids = iter(vocabulary.encode([word for word in words if word is not None]).tolist())
         found.append([MISSING if word is None else next(ids) for word in words])
     return found
@@ -99,7 +98,7 @@ def in_ids(x, vocabulary: Vocabulary | None):
 
 def with_ends(x, vocabulary: Vocabulary):
     """Sentences with the vocabulary's ``<eos>`` behind each that does not end in it, as the lines of a corpus."""
-    lines = (split_words(sentence) if isinstance(sentence, str) else [*sentence] for sentence in x)
+    lines = (vocabulary.split(sentence) if isinstance(sentence, str) else [*sentence] for sentence in x)
     return [line if line[-1:] == [vocabulary.eos] else [*line, vocabulary.eos] for line in lines]
 
 
@@ -170,8 +169,7 @@ def as_given(value: Tensor, x):
     """(B, T, ...) results in the form in which x came: a list of (T_i, ...) for a list of sequences."""
     if not isinstance(x, (list, tuple)):
         return value
-    lengths = (len(split_words(sequence) if isinstance(sequence, str) else sequence) for sequence in x)
-    return [row[:length] for row, length in zip(value, lengths, strict=True)]
+    return [row[: len(sequence)] for row, sequence in zip(value, x, strict=True)]
 
 
 @contextlib.contextmanager

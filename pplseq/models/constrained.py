@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from pplseq import checks
-from pplseq.data.vocabulary import Vocabulary, split_words
+from pplseq.data.vocabulary import Vocabulary
 from pplseq.infer.discrete.constrained.build import constrain
 from pplseq.infer.discrete.constrained.chain import ConstrainedChain
 from pplseq.infer.discrete.constrained.moves import WordMoves
@@ -214,7 +214,7 @@ def _ids(prefix: Prefix | None, vocabulary: Vocabulary) -> list[int]:
         return []
     if isinstance(prefix, Tensor):
         prefix = prefix.tolist()
-    words = split_words(prefix) if isinstance(prefix, str) else list(prefix)
+    words = vocabulary.split(prefix) if isinstance(prefix, str) else list(prefix)
     if all(isinstance(word, str) for word in words):
         return vocabulary.encode(words).tolist()  # type: ignore[arg-type]
     if not all(isinstance(word, int) and 0 <= word < len(vocabulary) for word in words):

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from pplseq import checks
+from pplseq.data.vocabulary import split_words
 from pplseq.models.base import SequenceModel
 from pplseq.models.forms import Form, Sequences, by_names, column_names, in_form, states_in_form
 from pplseq.models.row_labels import check_rows_together, in_steps, labels_ahead
@@ -35,10 +36,16 @@ class FittedState(SequenceModel):
         return self.num_features is not None
 
     def in_form(self, x: Any, lengths: Any = None) -> Form:
-        """Observations as :func:`pplseq.models.forms.in_form` reads them, a frame's columns by the names of the fit."""
+        """Observations as :func:`pplseq.models.forms.in_form` reads them, a frame's columns by the names of the fit, and
+        sentences as lists of words, in the units of the vocabulary."""
         if self.num_features is not None or getattr(getattr(x, "dtype", None), "kind", None) in ("i", "u", "f"):
             x, lengths = in_steps(x, lengths)  # rows of text are sequences, and not steps
-        return in_form(by_names(x, self.column_names), lengths, num_features=self.num_features)
+        vocabulary = getattr(self, "vocabulary", None)
+        split = split_words if vocabulary is None else vocabulary.split
+        rows, ends = in_form(by_names(x, self.column_names), lengths, num_features=self.num_features, split=split)
+        if self.num_features is None and isinstance(rows, list):
+            rows = [split(row) if isinstance(row, str) else row for row in rows]
+        return rows, ends
 
     def states_in_form(self, states: Any, x: Any, lengths: Any = None) -> Any:
         """Observed states beside x, both as they came, as numbers, -1 where unknown; of one sequence as a row."""

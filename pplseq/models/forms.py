@@ -17,7 +17,7 @@ shows both.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -30,11 +30,14 @@ from pplseq.data.vocabulary import split_words
 Form = tuple[Any, Any]  # x and its lengths: a list of sequences and None, or padded rows and their lengths
 
 
-def in_form(x: Any, lengths: Any = None, *, num_features: int | None, name: str = "x") -> Form:
+def in_form(
+    x: Any, lengths: Any = None, *, num_features: int | None, name: str = "x", split: Callable[[str], list[str]] = split_words
+) -> Form:
     """Data in one of two forms: a list of sequences, or padded rows (B, T[, D]) with their lengths.
 
     Args:
         x, lengths: as in the table above. num_features: D of vectors, None for words. name: of the argument, for errors.
+        split: a string into words.
 
     Returns:
         The sequences and None, or the rows and their lengths (None: all are full). What is in one of these forms, or is no
@@ -76,7 +79,7 @@ def in_form(x: Any, lengths: Any = None, *, num_features: int | None, name: str 
                 "of "
                 "it, or take a model of words"
             )
-        if num_features is None and len(x) > 1 and all(isinstance(row, str) and len(split_words(row)) == 1 for row in x):
+        if num_features is None and len(x) > 1 and all(isinstance(row, str) and len(split(row)) == 1 for row in x):
             raise ValueError(
                 f"{name}: {len(x)} strings of one word each could be one sentence or {len(x)}: write [list({name})] for the "
                 f"first, [[word] for word in {name}] for the second"

@@ -62,17 +62,22 @@ def as_texts(
     valid = held_out_text("valid", valid)
     if isinstance(x, str):
         raise TypeError("x must be a list of sentences, got one string; for a file: pplseq.load_corpus(path)")
-    x, lengths = _in_form(x, lengths, "x")
-    valid, _ = _in_form(valid, None, "valid")
+    known = x if isinstance(x, Text) else valid if isinstance(valid, Text) else None
+    known = known.vocabulary if vocabulary is None and known is not None else vocabulary
+    split = split_words if known is None else known.split
+    x, lengths = _in_form(x, lengths, "x", split)
+    valid, _ = _in_form(valid, None, "valid", split)
     if isinstance(x, Text):
         if valid is not None and not isinstance(valid, Text):
-            valid = Text.from_lines(_lines(valid, "valid"), x.vocabulary, name="valid")
+            valid = Text.from_lines(_lines(valid, "valid", split), x.vocabulary, name="valid")
         for name, text in (("x", x), ("valid", valid)):
             _check_same_words(name, text, vocabulary or x.vocabulary)
         return Texts(x, valid, True)
     if holds_words(x):
-        coded = CodedLines(_lines(x, "x"), "x")
-        held_out = None if valid is None or isinstance(valid, Text) else _lines(valid, "valid")
+        coded = CodedLines(_lines(x, "x", split), "x")
+        held_out = None if valid is None or isinstance(valid, Text) else _lines(valid, "valid", split)
+        if known is None:
+            coded.warn()
         if isinstance(valid, Text):
             vocabulary = vocabulary or valid.vocabulary
             _check_same_words("valid", valid, vocabulary)
@@ -151,16 +156,16 @@ def check_same_text(folder: Path, text: Text, resume: bool, name: str | None = N
 
 
 # ---------------------------------------------------------------- kinds of text
-def _in_form(x: Any, lengths: Any, name: str) -> tuple[Any, Any]:
+def _in_form(x: Any, lengths: Any, name: str, split: Callable[[str], list[str]]) -> tuple[Any, Any]:
     """Texts as they are; anything else as lists of sentences or of ids, or ids (B, T) with lengths."""
-    return (x, lengths) if x is None or isinstance(x, Text) else in_form(x, lengths, num_features=None, name=name)
+    return (x, lengths) if x is None or isinstance(x, Text) else in_form(x, lengths, num_features=None, name=name, split=split)
 
 
-def _lines(x: Any, name: str) -> list[list[str]]:
+def _lines(x: Any, name: str, split: Callable[[str], list[str]]) -> list[list[str]]:
     """Sentences as lists of words."""
     if not holds_words(x):
         raise TypeError(f"{name} must be sentences like x (strings, or lists of words), got {type(x).__name__}")
-    return [split_words(sentence) if isinstance(sentence, str) else list(sentence) for sentence in x]
+    return [split(sentence) if isinstance(sentence, str) else list(sentence) for sentence in x]
 
 
 def _vocabulary(coded: CodedLines, valid: list[list[str]] | None, min_count: int | None) -> Vocabulary:

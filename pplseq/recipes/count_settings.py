@@ -31,6 +31,7 @@ class CountSettings:
         max_vocabulary: keep this many words, the most frequent.
         min_count: words rarer than this become <unk>.
         eos: whether <eos>, at the end of every line, is a word (default: yes).
+        units: what is a word (default: words, or the vocabulary's).
         unit: pairs within a line, or within an article (= Title = between blank lines).
         lower: lower-case the text.
         digits: a word, such as NUM, in the place of every run of digits.
@@ -46,6 +47,7 @@ class CountSettings:
     max_vocabulary: int | None = setting(None, check=checks.count)
     min_count: int | None = setting(None, check=checks.count)
     eos: bool | None = None
+    units: Literal["words", "characters", "bytes"] | None = None
     unit: Literal["line", "article"] = "line"
     lower: bool | None = None
     digits: str | None = None

@@ -12,7 +12,7 @@ from pplseq.data.lag_counting import sparse
 from pplseq.data.lag_counts import MOST_LAGS, LagCounts, check_settings
 from pplseq.data.lag_counts import Part as CountedPart
 from pplseq.data.lag_files import COUNTS, is_counted, load_counts, read_vocabulary, save_counts
-from pplseq.data.lag_streaming import count_lags, vocabulary_of, word_counts
+from pplseq.data.lag_streaming import count_lags, counted_units, vocabulary_of, word_counts
 from pplseq.data.text_parts import TextPart, files_of, parts_of
 from pplseq.data.vocabulary import Vocabulary, WordForms
 from pplseq.files import check_may_be_folder
@@ -40,19 +40,20 @@ def count(
         if counted is not None:  # a folder of counts says how its words were written
             lower = counted.lower if asked.lower is None else asked.lower
             forms = WordForms(lower, counted.digits if asked.digits is None else asked.digits)
-    min_count, eos = asked.min_count or 1, asked.eos is not False
+    min_count, eos, units = asked.min_count or 1, asked.eos is not False, counted_units(asked.units, words, forms)
     shared: dict[str, Any] = {"unit": asked.unit, "max_vocabulary": asked.max_vocabulary, "min_count": min_count}
     settings = shared | {
         "max_lag": asked.max_lag, "lower": forms.lower, "digits": forms.digits,
         "vocabulary": None if words is None else words.fingerprint(),
         "eos": eos if words is None else words.eos_id is not None,
+        "units": None if units == "words" else units,
     }  # fmt: skip
     first, last = map(int, (asked.shard or "1/1").split("/"))
     check_may_be_folder(folder)
     if not asked.force and is_counted(folder, source, (first, last), settings):
         return False
     folder.parent.mkdir(parents=True, exist_ok=True)
-    shared |= {"vocabulary": words, "eos": eos, "forms": forms, "most_lags": asked.most_lags}
+    shared |= {"vocabulary": words, "eos": eos, "units": units, "forms": forms, "most_lags": asked.most_lags}
     if asked.cluster is None:
         shard = None if asked.shard is None else (first, last)
         counts = count_lags(source, asked.max_lag, shard=shard, progress=progress, folder=folder.parent, **shared)
@@ -85,6 +86,7 @@ def count_on(
     min_count: int = 1,
     max_vocabulary: int | None = None,
     eos: bool = True,
+    units: str | None = None,
     unit: str = "line",
     forms: WordForms | None = None,
     part_bytes: int = PART_BYTES,
@@ -98,7 +100,7 @@ def count_on(
         source: see :func:`files_of`. part_bytes: see :func:`parts_of`.
         folder: where finished parts are kept until all are there, and found again after a failure: one that the workers and
             this process share.
-        vocabulary, min_count, max_vocabulary, eos, unit, forms, most_lags: as of ``count_lags``.
+        vocabulary, min_count, max_vocabulary, eos, units, unit, forms, most_lags: as of ``count_lags``.
         done: is told how many parts of how many are counted.
 
     Raises:
@@ -111,12 +113,13 @@ def count_on(
     check_settings(max_lag, unit, most_lags)
     sparse()
     folder, forms = Path(folder), WordForms() if forms is None else forms
+    units = counted_units(units, vocabulary, forms)
     files = files_of(source)
     parts = parts_of(files, unit, part_bytes)
     names = list(map(str, parts))
     if vocabulary is None:
-        seen, num_lines = cluster.total(_words_of, [(part, forms, eos) for part in parts], _add_words, names)
-        vocabulary = vocabulary_of(str(source), seen, num_lines, eos, min_count, max_vocabulary)
+        seen, num_lines = cluster.total(_words_of, [(part, forms, eos, units) for part in parts], _add_words, names)
+        vocabulary = vocabulary_of(str(source), seen, num_lines, eos, min_count, max_vocabulary, units)
     settings = {"max_lag": max_lag, "unit": unit, "forms": [forms.lower, forms.digits], "vocabulary": vocabulary.fingerprint()}
     folder.mkdir(parents=True, exist_ok=True)
     [words] = cluster.keep([vocabulary])
@@ -135,8 +138,8 @@ def forget_parts(folder: str | Path) -> None:
         Path(folder).rmdir()
 
 
-def _words_of(part: TextPart, forms: WordForms, eos: bool) -> tuple[dict[str, int], int]:
-    return word_counts(part.stream(), forms, eos=eos)
+def _words_of(part: TextPart, forms: WordForms, eos: bool, units: str) -> tuple[dict[str, int], int]:
+    return word_counts(part.stream(), forms, eos=eos, units=units)
 
 
 def _add_words(first: tuple[dict[str, int], int], second: tuple[dict[str, int], int]) -> tuple[dict[str, int], int]:

@@ -272,7 +272,7 @@ def _contexts(
             continue
         seen.add(neighbours)
         parts = text.tokens[max(first, place - width) : place], text.tokens[place + 1 : min(stop, place + width + 1)]
-        before, behind = (" ".join(text.vocabulary.decode(part)) for part in parts)
+        before, behind = (text.vocabulary.join(text.vocabulary.decode(part)) for part in parts)
         found.append((before, text.vocabulary.words[text.tokens[place]], behind, float(usage.best_prob[place])))
         if len(found) == count:
             break

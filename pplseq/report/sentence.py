@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +12,7 @@ import torch
 
 from pplseq import checks
 from pplseq.data.text import Text
+from pplseq.data.vocabulary import split_words
 from pplseq.runs.training import model_device
 
 MAX_WORDS = 200
@@ -72,13 +73,13 @@ class SentencePosterior:
         return math.exp(min(self.nats_per_token, 700.0))
 
 
-def split_sentence(sentence: str) -> list[str]:
-    """Words of a sentence.
+def split_sentence(sentence: str, split: Callable[[str], list[str]] = split_words) -> list[str]:
+    """Words of a sentence, as a vocabulary splits it.
 
     Raises:
         ValueError: no words, or more than a strip can show.
     """
-    words = sentence.split()
+    words = split(sentence)
     if not words:
         raise ValueError(f"sentence: expected words separated by spaces, got {checks.shown(sentence)}; write at least one word")
     if len(words) > MAX_WORDS:

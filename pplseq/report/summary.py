@@ -112,7 +112,7 @@ def summarise(
         raise ValueError("model: a report needs a model of words (with num_words), and this one emits something else")
     if model.num_words != len(vocabulary):
         raise ValueError(f"vocabulary: the model has {model.num_words} words, the vocabulary {len(vocabulary)}")
-    split = [split_sentence(sentence) for sentence in sentences]
+    split = [split_sentence(sentence, vocabulary.split) for sentence in sentences]
     settings, notes, learning = dict(settings or {}), list(notes), read_learning(records)
     # What validation was recorded under is what the model was trained for, whatever the settings would say.
     recorded = [curve.label for curve in learning.validation] if learning is not None else []

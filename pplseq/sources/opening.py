@@ -152,11 +152,13 @@ def _of_text(spec: str, kind: str, text_name: str, options: StreamOptions, vocab
     name = Path(text_name).name
     if Path(text_name).is_file():
         if vocabulary is None:
-            lines = CodedLines(read_lines(text_name, lower=options.lower), text_name)
+            lines = CodedLines(read_lines(text_name, lower=options.lower, units=options.units), text_name, units=options.units)
+            lines.warn()
             vocabulary = lines.vocabulary(min_count=options.min_count, max_size=options.max_vocabulary)
         text = read_text(text_name, vocabulary, lower=options.lower)
     else:
-        sizes = {"min_count": options.min_count, "max_vocabulary": options.max_vocabulary}
+        sizes: dict[str, Any] = {"min_count": options.min_count, "max_vocabulary": options.max_vocabulary}
+        sizes["units"] = options.units if vocabulary is None else None
         text = load_corpus(text_name, vocabulary=vocabulary, lower=options.lower, **sizes).train
     if kind == "words":
         return Opened(spec, name, None, text.vocabulary, kind)

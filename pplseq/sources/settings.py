@@ -19,6 +19,7 @@ class StreamOptions:
         min_count: rarer words of TEXT are unknown, where TEXT gives the vocabulary.
         max_vocabulary: at most so many words, where TEXT gives them.
         lower: lower-case all text.
+        units: what is a word, where TEXT gives the vocabulary.
         checkpoint: of a run.
         decay: of the cache's counts at every word.
         eos: end every line with the end-of-line word (default: where the vocabulary has it).
@@ -31,6 +32,7 @@ class StreamOptions:
     min_count: int = checks.setting(2, check=checks.count)
     max_vocabulary: int | None = checks.setting(None, check=partial(checks.count, least=3))
     lower: bool = False
+    units: Literal["words", "characters", "bytes"] = "words"
     checkpoint: Literal["best", "last"] = "best"
     decay: float = checks.setting(1.0, check=partial(checks.share, interval="(0, 1]"))
     eos: bool | None = None

@@ -69,7 +69,7 @@ class Encoder:
         """
         if isinstance(raw, int):
             return Line({"line": number, "error": too_long(raw)}, [], [], [])
-        if not raw.decode("utf-8-sig", "replace").strip():
+        if not self.vocabulary.split(raw.decode("utf-8-sig", "replace")):
             return Line({"line": number, "words": [], "unknown": []}, [], [], [])
         lines: list[Line] = []
 
@@ -77,7 +77,8 @@ class Encoder:
             lines.append(self._line(words))
             return lines[0].answer
 
-        answer = {**next(answer_lines([raw], take, end=self.end, lower=self.lower)), "line": number}
+        split = self.vocabulary.split
+        answer = {**next(answer_lines([raw], take, end=self.end, lower=self.lower, split=split)), "line": number}
         return lines[0]._replace(answer=answer) if lines else Line(answer, [], [], [])
 
     def _line(self, words: Sequence[str | None]) -> Line:

@@ -32,6 +32,11 @@ from pplseq.files import json_line, new_file
 @click.option("--min-count", type=click.IntRange(1), help="Words rarer than this become <unk>.")
 @click.option("--max-vocabulary", type=click.IntRange(1), help="Keep this many words, the most frequent.")
 @click.option("--lower/--no-lower", default=False, help="Lower-case the text.")
+@click.option(
+    "--units",
+    type=click.Choice(["words", "characters", "bytes"]),
+    help="What of the text is a word; characters or bytes of a text without spaces.  [default: words]",
+)
 @click.option("--seed", default=0, show_default=True, help="Of --uniform, and of the split of a single file.")
 def cluster(
     data: str,

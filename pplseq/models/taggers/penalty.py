@@ -17,7 +17,7 @@ from pplseq.runs.checkpoint import named_weights, restore_weights
 PENALTIES = (1.0, 0.3, 0.1, 0.03)
 HELD_OUT = 10  # one of so many sentences is held out where there is no other text
 FEW = 100  # sentences of which none is held out; they take the first penalty
-ENOUGH = 10_000  # words: a longer text is thinned out to about so many while penalties are tried
+ENOUGH, SPARSEST = 10_000, 5  # words: a longer text is thinned out to so many, or a fifth, while penalties are tried
 
 
 class FeatureTraining(TaggerTraining):
@@ -25,8 +25,8 @@ class FeatureTraining(TaggerTraining):
 
     Without a given penalty the PENALTIES are tried, largest first, each from the weights of the one before and as long as every
     step gives more held-out words their right tag; then the best one is learned with from its weights on, on all sentences.
-    Held out are `dev`, or else every tenth sentence; penalties are tried on sentences of ENOUGH words, evenly from the others,
-    as the best one depends little on the size of a text.
+    Held out are `dev`, or else every tenth sentence; penalties are tried on sentences of ENOUGH words, or one in
+    SPARSEST, evenly from the others, as the best one depends little on the size of a text.
 
     Args:
         tagger: with `weights`, `settings` and `tag`. x: as given to it. data, sentences: x as it is learned from.
@@ -53,7 +53,7 @@ class FeatureTraining(TaggerTraining):
             if not dev:
                 self.held_out = list(sentences[HELD_OUT - 1 :: HELD_OUT])
                 rows = rows[rows % HELD_OUT != HELD_OUT - 1]
-            self.part = data.sentences(rows[:: -(-int(data.lengths[rows].sum()) // ENOUGH)])
+            self.part = data.sentences(rows[:: min(-(-int(data.lengths[rows].sum()) // ENOUGH), SPARSEST)])
         self.right: list[int] = []
         self.best: dict[str, Tensor] = {}
         self.number = 0

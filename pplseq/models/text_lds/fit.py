@@ -22,7 +22,7 @@ import torch
 from pplseq import checks
 from pplseq.data.lag_counts import LagCounts
 from pplseq.data.text import Corpus, Text
-from pplseq.data.vocabulary import Vocabulary, WordForms
+from pplseq.data.vocabulary import Vocabulary, WordForms, split_words
 from pplseq.models.batch import holds_words
 from pplseq.models.forms import in_form
 from pplseq.models.text_lds.asos_em import AsosTraining, Evaluated
@@ -131,9 +131,10 @@ def as_counts(
     if isinstance(x, Corpus):
         x = x.train
     if not isinstance(x, (LagCounts, Text)):
-        x, lengths = in_form(x, lengths, num_features=None, name=name)
+        split = split_words if vocabulary is None else vocabulary.split
+        x, lengths = in_form(x, lengths, num_features=None, name=name, split=split)
     if holds_words(x):
-        lines = rewritten(x, forms or WordForms())
+        lines = rewritten(x, forms or WordForms(), vocabulary)
         counts = LagCounts.from_text(Text.from_lines(lines, vocabulary, name=name), max_lag)
         counts = replace(counts, forms=forms or WordForms())
     elif isinstance(x, LagCounts):

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from pplseq.data.vocabulary import WordForms, split_words
+from pplseq.data.vocabulary import Vocabulary, WordForms, split_words
 from pplseq.distributions.word_gaussian import precision_factor
 from pplseq.kernels.kalman import symmetric
 from pplseq.kernels.matrix_equations import (
@@ -59,12 +59,13 @@ def expected_moments(
     return symmetric(stationary - smoothed), symmetric(stationary - filtered)
 
 
-def rewritten(x: Any, forms: WordForms) -> Any:
-    """Sentences with their words rewritten, None for a missing one; anything else as it is."""
+def rewritten(x: Any, forms: WordForms, vocabulary: Vocabulary | None) -> Any:
+    """Sentences split and their words rewritten, None for a missing one; anything else as it is."""
     if not holds_words(x):
         return x
-    sentences = (split_words(sentence) if isinstance(sentence, str) else sentence for sentence in x)
-    return [[None if word is None else forms(word) for word in sentence] for sentence in sentences]
+    split = split_words if vocabulary is None else vocabulary.split
+    x = [split(sentence.lower() if forms.lower else sentence) if isinstance(sentence, str) else sentence for sentence in x]
+    return [[None if word is None else forms(word) for word in sentence] for sentence in x]
 
 
 def word_forms(forms: WordForms | Mapping[str, Any] | None) -> WordForms:

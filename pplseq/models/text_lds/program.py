@@ -271,7 +271,7 @@ class TextLDS(GaussianEstimator):
     def as_batch(self, x, lengths=None, *, states=None) -> Batch:
         if states is not None:
             raise ValueError("states: those of a linear dynamical system cannot be given")
-        return super().as_batch(rewritten(x, self.forms), lengths)
+        return super().as_batch(rewritten(x, self.forms, self.vocabulary), lengths)
 
     # ---------------------------------------------------------------- embeddings
     def evidence_factor(self) -> Tensor:

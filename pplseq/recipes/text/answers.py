@@ -188,24 +188,27 @@ def answers(
     reads = QUESTIONS[question].reads
     chosen = {name: getattr(settings, name) for name in reads if getattr(settings, name) is not None}
     if isinstance(settings, ConstrainedAsking) and question in OWN:
-        functions, chosen = under_constraints(functions, chosen, settings, question)
+        functions, chosen = under_constraints(functions, chosen, settings, question, vocabulary)
     ask = partial(getattr(functions, function), model, vocabulary, **chosen)
     end = (
         vocabulary.eos if (whole if settings.eos is None else settings.eos) and vocabulary.eos_id is not None else None
     )
     gap = "_" if settings.gap is None and question == "infill" else settings.gap
     lower, record = settings.lower, record_of(folder)
-    if lower is None:  # a run on counts of words says nothing of it: its model rewrites words itself
+    if lower is None:  # a run on counts of words says nothing of it, but its model does
         lower = record is not None and getattr(record.settings, "lower", False)
+        lower = lower or getattr(getattr(model, "forms", None), "lower", False)
     with torch.no_grad(), opened(lines) as source:
-        yield from state_answers.answer_lines(source, ask, gap=gap, end=end, lower=lower)
+        told = {} if vocabulary.units == "words" else {"units": vocabulary.units}
+        for answer in state_answers.answer_lines(source, ask, gap=gap, end=end, lower=lower, split=vocabulary.split):
+            yield answer | told
 
 
 def under_constraints(
-    functions: Any, chosen: dict[str, Any], settings: ConstrainedAsking, question: str
+    functions: Any, chosen: dict[str, Any], settings: ConstrainedAsking, question: str, vocabulary: Vocabulary
 ) -> tuple[Any, dict[str, Any]]:
     """The functions that answer, and what they are given: others where something is constrained."""
-    constraint = constraint_of(settings)
+    constraint = constraint_of(settings, vocabulary)
     bounded = settings.gap_length != 1 if question == "infill" else isinstance(settings.length, tuple)
     if constraint is None and not bounded:
         return functions, chosen
@@ -213,7 +216,7 @@ def under_constraints(
     return constrained_answers, chosen | {"constraint": constraint} | {name: getattr(settings, name) for name in own}
 
 
-def constraint_of(settings: ConstrainedAsking) -> Constraint | None:
+def constraint_of(settings: ConstrainedAsking, vocabulary: Vocabulary) -> Constraint | None:
     """The constraint that settings say; None for none.
 
     Raises:
@@ -228,13 +231,13 @@ def constraint_of(settings: ConstrainedAsking) -> Constraint | None:
     most: dict[str, Any] = {"max_states": settings.max_states}
     found = []
     if settings.containing:
-        found.append(Constraint.containing(*settings.containing, **most))
+        found.append(Constraint.containing(*map(vocabulary.split, settings.containing), **most))
     if settings.containing_any:
-        found.append(Constraint.containing(*settings.containing_any, how="any", **most))
+        found.append(Constraint.containing(*map(vocabulary.split, settings.containing_any), how="any", **most))
     if settings.excluding:
-        found.append(Constraint.excluding(*settings.excluding, **most))
+        found.append(Constraint.excluding(*map(vocabulary.split, settings.excluding), **most))
     if settings.in_order:
-        found.append(Constraint.in_order(*settings.in_order, **most))
+        found.append(Constraint.in_order(*map(vocabulary.split, settings.in_order), **most))
     found += [Constraint.matching(pattern, classes, **most) for pattern in settings.matching]
     return functools.reduce(operator.and_, found) if found else None
 

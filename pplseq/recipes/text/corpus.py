@@ -14,7 +14,7 @@ from pplseq.folder import check_sum, write_with_sum
 
 SAMPLES, KEPT = "samples:", "samples.npz"
 HELD_OUT = 20  # one in so many texts is for validation
-READING = ("min_count", "max_vocabulary", "lower")
+READING = ("min_count", "max_vocabulary", "lower", "units")
 
 
 def is_drawn(data: str) -> bool:
@@ -50,7 +50,7 @@ def draw_corpus(folder: Path, data: str, settings: Any, say: Callable[[str], Non
     """
     if (folder / KEPT).is_file():
         return
-    given = [name for name in READING if getattr(settings, name)]
+    given = [name for name in READING if getattr(settings, name) not in (None, False, "words")]
     if given:
         raise ValueError(f"{given[0]}: the words of samples are the language model's own tokens; leave it out")
     from pplseq.sources.drawing import draw_texts, open_language_model

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
+
+from pplseq.data.vocabulary import join_tokens
 
 
 def readable(answer: dict[str, Any]) -> str:
@@ -14,7 +17,8 @@ def readable(answer: dict[str, Any]) -> str:
 
 def _answer(answer: dict[str, Any]) -> str:
     words = ["_" if word is None else word for word in answer["words"]]
-    lines = [" ".join(words)]
+    join = partial(join_tokens, units=answer.get("units", "words"))
+    lines = [join(words)]
     if answer["unknown"]:
         lines.append(f"  unknown: {', '.join(words[t] for t in answer['unknown'])}")
     if "token_log_probs" in answer:
@@ -33,7 +37,7 @@ def _answer(answer: dict[str, Any]) -> str:
     for gap in answer.get("gaps", []):
         lines.append(f"  gap {gap['position'] + 1}: " + _words(gap["words"]))
     for row in answer.get("continuations", []):
-        lines.append(f"  ... {' '.join(row['words'])}")
+        lines.append(f"  ... {join(row['words'])}")
     for row in answer.get("samples", []):
         lines.append(f"  sample: {' '.join(map(str, row))}")
     return "\n".join(lines)

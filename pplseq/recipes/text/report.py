@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 
 from pplseq.data.text import Corpus, Text, read_text
-from pplseq.data.vocabulary import split_words
 from pplseq.files import write_text
 from pplseq.recipes.run_folder import Record, record_of
 from pplseq.recipes.run_report import page_path
@@ -30,9 +29,10 @@ def report(folder: Path, settings: Any, watch: Watch) -> Iterator[Path]:
     page = page_path(folder, settings.out)
     if settings.png is not None and not settings.picture:
         raise ValueError("--png and --no-picture exclude each other")
+    model = load(folder, settings)
     for sentence in settings.sentence:
-        split_sentence(sentence)  # before anything is loaded
-    summary = _summary(folder, load(folder, settings), settings, watch)
+        split_sentence(sentence, model.vocabulary.split)  # before a text is read
+    summary = _summary(folder, model, settings, watch)
     write_text(page, render_page(summary))
     yield page
     if settings.picture:
@@ -65,7 +65,7 @@ def _summary(folder: Path, model: Any, settings: Any, watch: Watch) -> Any:
     sentences = settings.sentence
     if reading_of(record)["lower"]:
         sentences = [sentence.lower() for sentence in sentences]
-    unknown = sorted({word for sentence in sentences for word in split_words(sentence) if word not in vocabulary})
+    unknown = sorted({word for sentence in sentences for word in vocabulary.split(sentence) if word not in vocabulary})
     if unknown:
         watch.say(f"Note: unknown to the model: {', '.join(unknown)}")
     return summarise(

@@ -27,11 +27,13 @@ class Reading:
         min_count: words rarer than this in the training text become <unk> (default: 2 where needed).
         max_vocabulary: keep this many words, the most frequent.
         lower: lower-case the text.
+        units: what is a word: characters or bytes of a text without spaces.
     """
 
     min_count: int | None = setting(None, check=checks.count)
     max_vocabulary: int | None = setting(None, check=checks.count)
     lower: bool = False
+    units: Literal["words", "characters", "bytes"] = "words"
 
 
 @dataclass(kw_only=True)
@@ -49,7 +51,7 @@ class Samples:
 
 def reading(settings: Any) -> dict[str, Any]:
     """How a text was read, as `load_corpus` takes it; the seed is of the split of a single file."""
-    return {name: getattr(settings, name) for name in ("min_count", "max_vocabulary", "lower", "seed")}
+    return {name: getattr(settings, name) for name in ("min_count", "max_vocabulary", "lower", "units", "seed")}
 
 
 @dataclass(kw_only=True)

@@ -14,11 +14,11 @@ import torch
 from pplseq.baselines.loading import load_text_model
 from pplseq.data.sources import read_lines
 from pplseq.data.text import Text, load_corpus
-from pplseq.data.vocabulary import split_words
 from pplseq.files import json_line, new_file
 from pplseq.models.text_lds import answers as text_answers
 from pplseq.models.text_lds.head_difference import filter_decay
 from pplseq.models.text_lds.next_word import score_next_words, tune_mixture_weight
+from pplseq.models.text_lds.parameters import rewritten
 from pplseq.models.text_lds.program import TextLDS
 from pplseq.models.text_lds.state_words import singular_pairs
 from pplseq.recipes.text import answers as of_texts
@@ -69,11 +69,12 @@ def read(model: TextLDS, source: Any, split: str | None) -> Text:
     """A text encoded with the model's vocabulary and word forms: a file or stdin whole, of a corpus one split."""
     vocabulary = model.vocabulary
     if not isinstance(source, str | Path):
-        split_lines = (line.decode() if isinstance(line, bytes) else line for line in source)
-        return Text.from_lines(([model.forms(word) for word in split_words(line)] for line in split_lines), vocabulary)
+        lines = [line.decode() if isinstance(line, bytes) else line for line in source]
+        return Text.from_lines(rewritten(lines, model.forms, vocabulary) if lines else [], vocabulary)
     source = str(source)
     if source == "-" or Path(source).is_file() and split is None:
-        lines = ([model.forms(word) for word in words] for words in read_lines(source))
+        read = read_lines(source, lower=model.forms.lower, units=vocabulary.units)
+        lines = ([model.forms(word) for word in words] for words in read)
         return Text.from_lines(lines, vocabulary, name="<stdin>" if source == "-" else Path(source).name)
     if model.forms.digits is not None:
         raise ValueError(
