@@ -11,9 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.lag_texts import dense, drawn_lines
 
-from pplseq.data import LagCounts, Text, Vocabulary, WordForms, read_text
+from pplseq.data import LagCounts, Text, Vocabulary, WordForms, load_corpus, read_text
 from pplseq.data import streams as reading
 from pplseq.data.lag_counting import PairCounter
+from pplseq.data.lag_files import load_counts, save_counts
 from pplseq.data.lag_streaming import count_lags
 
 ARTICLES = """
@@ -367,3 +368,18 @@ def test_penn_treebank(data_folder, monkeypatch):
     assert counts == LagCounts.from_text(text, 7)
     assert counts.num_tokens == text.num_tokens
     assert counts.num_pairs.tolist() == [int(np.maximum(text.lengths - lag, 0).sum()) for lag in range(1, 8)]
+
+
+@pytest.mark.parametrize("units", ["characters", "bytes"])
+@pytest.mark.parametrize("size", [16, 1 << 20])
+def test_units_of_streams(tmp_path, monkeypatch, units, size):
+    monkeypatch.setattr(reading, "PIECE_BYTES", size)
+    path = tmp_path / "text.txt"
+    path.write_bytes("ä b\tc\r\n\nzwölf Boxkämpfer jagen Viktor quer über\nEnde\n".encode())
+    text = read_text(path, load_corpus(path, units=units, valid_fraction=0, test_fraction=0).vocabulary)
+    found = count_lags(path, 3, units=units)
+    assert found.vocabulary.units == units and found == LagCounts.from_text(text, 3)
+    assert count_lags(path, 3, vocabulary=found.vocabulary) == found
+    assert load_counts(save_counts(found, tmp_path / "counts")).vocabulary == found.vocabulary
+    with pytest.raises(ValueError, match=f"digits: stands for numbers among words, and not among {units}"):
+        count_lags(path, 3, units=units, forms=WordForms(digits="NUM"))

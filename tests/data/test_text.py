@@ -7,6 +7,7 @@ import pytest
 
 import pplseq.data
 from pplseq.data import Text, Vocabulary, load_corpus, read_text
+from pplseq.data.vocabulary import UNITS
 
 WIKI = """
  = First title =
@@ -244,3 +245,31 @@ def test_a_line_that_holds_nearly_all_words_cannot_be_split(tmp_path):
         load_corpus(tmp_path / "one.txt")
     whole = load_corpus(tmp_path / "one.txt", valid_fraction=0, test_fraction=0)
     assert whole.train.num_lines == 10
+
+
+UNSPACED = "".join(f"今日は天気が{word}ですね明日も\n" for word in ("いい", "悪い", "寒い") * 4)
+
+
+def test_units_of_a_corpus(tmp_path):
+    path = tmp_path / "text.txt"
+    path.write_text(UNSPACED, encoding="utf-8")
+    with pytest.warns(UserWarning, match="one word, of 14 letters on average.*units='characters'"):
+        load_corpus(path)
+    for units, size in (("characters", 15), ("bytes", 43)):
+        corpus = load_corpus(path, units=units)
+        vocabulary = corpus.vocabulary
+        assert vocabulary.units == units and set(corpus.train.lengths) == {size}
+        lines = [vocabulary.join(vocabulary.decode(line[:-1])) for line in corpus.train.lines()]
+        assert set(lines) <= set(UNSPACED.split("\n"))
+        assert read_text(path, vocabulary).num_tokens == 12 * size  # in the units of the vocabulary
+        with pytest.raises(ValueError, match=f"units: the vocabulary is of {units}, got 'words'"):
+            load_corpus(path, vocabulary=vocabulary, units="words")
+    generated = load_corpus("builtin:generated", units="characters", lower=True)
+    assert "␠" in generated.vocabulary and max(map(len, generated.vocabulary.words)) == len("<eos>")
+
+
+def test_articles_in_any_units(tmp_path):
+    path = tmp_path / "text.txt"
+    path.write_text("\n = One = \n\na b\n =x= \n\n = Two = \n\nc d\n", encoding="utf-8")
+    whole = {units: load_corpus(path, units=units, valid_fraction=0, test_fraction=0).train for units in UNITS}
+    assert {text.article_starts.tolist() == [0, 6, 9] for text in whole.values()} == {True}

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from pplseq.data import Vocabulary
-from pplseq.data.vocabulary import split_words
+from pplseq.data.vocabulary import UNITS, WordForms, split_line, split_words
 
 LINES = [["b", "a", "b"], [], ["c", "b", "a"]]
 
@@ -149,3 +149,30 @@ def test_a_vocabulary_of_odd_words_is_read_as_it_was_written(tmp_path):
     vocabulary = Vocabulary(("1\u00a0000", "a\u2028b", "\u0085", "\x0c", "<unk>", "<eos>"))
     vocabulary.save(tmp_path / "vocab.txt")
     assert Vocabulary.load(tmp_path / "vocab.txt") == vocabulary
+
+
+TEXT = " ä b\tc␠\u2028=<\r\n"
+TOKENS = {
+    "words": ["ä", "b", "c␠\u2028=<"],
+    "characters": ["␠", "ä", "␠", "b", "␉", "c", "<U+2420>", "\u2028", "=", "<"],
+    "bytes": "<0x20> <0xC3> <0xA4> <0x20> b <0x09> c <0xE2> <0x90> <0xA0> <0xE2> <0x80> <0xA8> = <".split(),
+}
+
+
+@pytest.mark.parametrize("units", UNITS)
+def test_units(units, tmp_path):
+    vocabulary = Vocabulary.build([split_line(TEXT, units)], units=units)
+    assert vocabulary.split(TEXT) == TOKENS[units]
+    assert vocabulary.join(TOKENS[units]) == (TEXT.rstrip("\r\n") if units != "words" else "ä b c␠\u2028=<")
+    assert vocabulary.join(["a", "<unk>", "b"]) == ("a <unk> b" if units == "words" else "a<unk>b")
+    vocabulary.save(tmp_path / "vocab.txt")
+    assert Vocabulary.load(tmp_path / "vocab.txt", **vocabulary.special_words) == vocabulary
+    assert ("units" in vocabulary.special_words) == (units != "words")  # as older folders have them
+    lower = WordForms(lower=True)
+    assert [lower(token) for token in ["<0xE4>", "<U+2420>", "Ä"]] == ["<0xE4>", "<U+2420>", "ä"]
+
+
+def test_bytes_that_are_no_text_and_units_that_there_are_not():
+    assert Vocabulary(("<0xE4>", "a"), units="bytes").join(["<0xE4>", "a"]) == "\ufffda"
+    with pytest.raises(ValueError, match="units must be one of words, characters, bytes; got 'letters'"):
+        Vocabulary(("a",), units="letters")

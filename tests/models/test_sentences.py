@@ -5,8 +5,10 @@ import math
 import pytest
 import torch
 
+import pplseq
 from pplseq import HMM, VLHMM, TextLDS, load_corpus
-from pplseq.data import Text
+from pplseq.data import Text, Vocabulary
+from pplseq.data.vocabulary import split_line
 from pplseq.models import SemiMarkovHMM
 
 LINES = ["the cat sat", "the dog ran", "", "a cat ran", "the cat"] * 6
@@ -65,3 +67,30 @@ def test_what_is_known_of_single_steps_adds_none(corpus):
     known = model.score(sentence, states=states)
     assert known == pytest.approx(model.score([model.vocabulary.encode(sentence[0]).tolist()], states=states), rel=1e-12)
     assert [len(path) for path in model.decode(sentence)] == [2]  # questions about states are about the words that are there
+
+
+@pytest.mark.parametrize("units", ["characters", "bytes"])
+@pytest.mark.parametrize("kind", ["hmm", "vlhmm", "text_lds"])
+def test_strings_in_the_units_of_the_vocabulary(kind, units, tmp_path):
+    lines = ["今日は天気", "天気は今日 いい", "いい日"] * 3
+    vocabulary = Vocabulary.build([split_line(line, units) for line in lines], units=units)
+    size, asked = len(vocabulary), ["天気", "今 日"]
+    if kind == "hmm":
+        model = HMM(2, num_words=size)
+        model.vocabulary = vocabulary
+        model.fit(lines, seed=0, max_iterations=2)
+    elif kind == "vlhmm":
+        model = VLHMM(size, 4, hidden_size=4)
+        model.vocabulary = vocabulary
+    else:
+        model = TextLDS(size, 2)
+        model.fit(Text.from_lines(map(vocabulary.split, lines), vocabulary), max_iterations=1)
+        model.vocabulary = vocabulary
+    split = [vocabulary.split(line) for line in asked]
+    if kind != "text_lds":
+        assert model.score(asked) == model.score(split) < 0
+    for ours, theirs, words in zip(model.decode(asked), model.decode(split), split, strict=True):
+        assert len(ours) == len(words)
+        torch.testing.assert_close(ours, theirs)
+    loaded = pplseq.load(model.save(tmp_path / "model"))
+    assert loaded.vocabulary == vocabulary
