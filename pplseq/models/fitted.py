@@ -12,9 +12,8 @@ import torch
 from torch import Tensor
 
 from pplseq import checks
-from pplseq.data.vocabulary import split_words
 from pplseq.models.base import SequenceModel
-from pplseq.models.forms import Form, Sequences, by_names, column_names, in_form, states_in_form
+from pplseq.models.forms import Form, Sequences, by_names, column_names, in_form, splitting, states_in_form
 from pplseq.models.row_labels import check_rows_together, in_steps, labels_ahead
 from pplseq.models.state_labels import names_of_states, numbers_of_states
 
@@ -40,12 +39,13 @@ class FittedState(SequenceModel):
         sentences as lists of words, in the units of the vocabulary."""
         if self.num_features is not None or getattr(getattr(x, "dtype", None), "kind", None) in ("i", "u", "f"):
             x, lengths = in_steps(x, lengths)  # rows of text are sequences, and not steps
-        vocabulary = getattr(self, "vocabulary", None)
-        split = split_words if vocabulary is None else vocabulary.split
-        rows, ends = in_form(by_names(x, self.column_names), lengths, num_features=self.num_features, split=split)
+        rows, ends = in_form(by_names(x, self.column_names), lengths, num_features=self.num_features, split=self._split)
         if self.num_features is None and isinstance(rows, list):
-            rows = [split(row) if isinstance(row, str) else row for row in rows]
+            rows = [self._split(row) if isinstance(row, str) else row for row in rows]
         return rows, ends
+
+    def _split(self, text: str) -> list[str]:
+        return splitting(getattr(self, "vocabulary", None))(text)
 
     def states_in_form(self, states: Any, x: Any, lengths: Any = None) -> Any:
         """Observed states beside x, both as they came, as numbers, -1 where unknown; of one sequence as a row."""

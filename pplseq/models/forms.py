@@ -25,9 +25,14 @@ import numpy as np
 from pplseq import checks
 from pplseq.data.tables import places_of
 from pplseq.data.text import Text
-from pplseq.data.vocabulary import split_words
+from pplseq.data.vocabulary import Vocabulary, split_words
 
 Form = tuple[Any, Any]  # x and its lengths: a list of sequences and None, or padded rows and their lengths
+
+
+def splitting(vocabulary: Vocabulary | None) -> Callable[[str], list[str]]:
+    """How strings are split: in the units of a vocabulary, else into words."""
+    return split_words if vocabulary is None else vocabulary.split
 
 
 def in_form(

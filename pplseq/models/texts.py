@@ -15,11 +15,11 @@ from pplseq import checks
 from pplseq.data.batches import SentenceBatches, StreamBatches
 from pplseq.data.coding import CodedLines
 from pplseq.data.text import Corpus, Text
-from pplseq.data.vocabulary import Vocabulary, split_words
+from pplseq.data.vocabulary import Vocabulary
 from pplseq.files import write_text
 from pplseq.folder import sealed, unsealed
 from pplseq.models.batch import holds_words
-from pplseq.models.forms import in_form
+from pplseq.models.forms import in_form, splitting
 from pplseq.runs.evaluation import PROTOCOLS, score_text
 
 SHUFFLES = ("line", "article", "none")
@@ -64,7 +64,7 @@ def as_texts(
         raise TypeError("x must be a list of sentences, got one string; for a file: pplseq.load_corpus(path)")
     known = x if isinstance(x, Text) else valid if isinstance(valid, Text) else None
     known = known.vocabulary if vocabulary is None and known is not None else vocabulary
-    split = split_words if known is None else known.split
+    split = splitting(known)
     x, lengths = _in_form(x, lengths, "x", split)
     valid, _ = _in_form(valid, None, "valid", split)
     if isinstance(x, Text):

@@ -18,11 +18,10 @@ import torch
 from torch import Tensor
 
 from pplseq import checks
-from pplseq.data.vocabulary import split_words
 from pplseq.infer.gaussian.chain import GaussianChain
 from pplseq.kernels.matrix_equations import covariance_path, filtered_covariance, predicted_covariance
 from pplseq.models.batch import in_ids
-from pplseq.models.forms import in_form
+from pplseq.models.forms import in_form, splitting
 from pplseq.models.text_lds.parameters import rewritten
 
 if TYPE_CHECKING:
@@ -285,7 +284,7 @@ def as_lines(x: Any, lengths: Any = None, model: TextLDS | None = None) -> tuple
     """(tokens, line_starts) of a :class:`~pplseq.data.text.Text`, of word ids, or of sentences in the model's words."""
     if hasattr(x, "line_starts"):
         return x.tokens, x.line_starts
-    split = split_words if model is None or model.vocabulary is None else model.vocabulary.split
+    split = splitting(None if model is None else model.vocabulary)
     x, lengths = in_form(x, lengths, num_features=None, split=split)
     if model is not None:
         x = in_ids(rewritten(x, model.forms, model.vocabulary), model.vocabulary)

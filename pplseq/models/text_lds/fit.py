@@ -22,9 +22,9 @@ import torch
 from pplseq import checks
 from pplseq.data.lag_counts import LagCounts
 from pplseq.data.text import Corpus, Text
-from pplseq.data.vocabulary import Vocabulary, WordForms, split_words
+from pplseq.data.vocabulary import Vocabulary, WordForms
 from pplseq.models.batch import holds_words
-from pplseq.models.forms import in_form
+from pplseq.models.forms import in_form, splitting
 from pplseq.models.text_lds.asos_em import AsosTraining, Evaluated
 from pplseq.models.text_lds.embeddings import as_lines
 from pplseq.models.text_lds.lag_covariances import LagCovariances
@@ -131,8 +131,7 @@ def as_counts(
     if isinstance(x, Corpus):
         x = x.train
     if not isinstance(x, (LagCounts, Text)):
-        split = split_words if vocabulary is None else vocabulary.split
-        x, lengths = in_form(x, lengths, num_features=None, name=name, split=split)
+        x, lengths = in_form(x, lengths, num_features=None, name=name, split=splitting(vocabulary))
     if holds_words(x):
         lines = rewritten(x, forms or WordForms(), vocabulary)
         counts = LagCounts.from_text(Text.from_lines(lines, vocabulary, name=name), max_lag)

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from pplseq.data.vocabulary import Vocabulary, WordForms, split_words
+from pplseq.data.vocabulary import Vocabulary, WordForms
 from pplseq.distributions.word_gaussian import precision_factor
 from pplseq.kernels.kalman import symmetric
 from pplseq.kernels.matrix_equations import (
@@ -18,6 +18,7 @@ from pplseq.kernels.matrix_equations import (
     stationary_coordinates,
 )
 from pplseq.models.batch import holds_words
+from pplseq.models.forms import splitting
 
 
 class FreeParameters(NamedTuple):
@@ -63,7 +64,7 @@ def rewritten(x: Any, forms: WordForms, vocabulary: Vocabulary | None) -> Any:
     """Sentences split and their words rewritten, None for a missing one; anything else as it is."""
     if not holds_words(x):
         return x
-    split = split_words if vocabulary is None else vocabulary.split
+    split = splitting(vocabulary)
     x = [split(sentence.lower() if forms.lower else sentence) if isinstance(sentence, str) else sentence for sentence in x]
     return [[None if word is None else forms(word) for word in sentence] for sentence in x]
 

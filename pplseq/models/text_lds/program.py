@@ -16,7 +16,6 @@ import torch
 from torch import Tensor, nn
 
 from pplseq import checks
-from pplseq.data.vocabulary import split_words
 from pplseq.distributions.gaussian_types import GaussianBelief
 from pplseq.distributions.linear_gaussian import LinearGaussian
 from pplseq.distributions.word_gaussian import MEASURES, WordEmission, check_probs
@@ -26,7 +25,7 @@ from pplseq.models.base import Sizes
 from pplseq.models.batch import seeded
 from pplseq.models.constrained import FROM_VOCABULARY, up_to_end
 from pplseq.models.estimator import Sample
-from pplseq.models.forms import Form, in_form
+from pplseq.models.forms import Form
 from pplseq.models.gaussian import GaussianEstimator
 from pplseq.models.information import Summary, observed_tokens
 from pplseq.models.text_lds.embeddings import TokenEmbedder, embed_tokens, evidence_factor, text_moments
@@ -277,9 +276,11 @@ class TextLDS(GaussianEstimator):
 
     def in_form(self, x: Any, lengths: Any = None) -> Form:
         """As of other models of words, with words rewritten by `forms`."""
-        split = split_words if self.vocabulary is None else self.vocabulary.split
-        rows, ends = in_form(x, lengths, num_features=None, split=split)
+        rows, ends = super().in_form(x, lengths)
         return rewritten(rows, self.forms, self.vocabulary), ends
+
+    def _split(self, text: str) -> list[str]:
+        return super()._split(text.lower() if self.forms.lower else text)  # before there are bytes
 
     # ---------------------------------------------------------------- embeddings
     def evidence_factor(self) -> Tensor:
