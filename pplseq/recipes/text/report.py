@@ -29,10 +29,9 @@ def report(folder: Path, settings: Any, watch: Watch) -> Iterator[Path]:
     page = page_path(folder, settings.out)
     if settings.png is not None and not settings.picture:
         raise ValueError("--png and --no-picture exclude each other")
-    model = load(folder, settings)
     for sentence in settings.sentence:
-        split_sentence(sentence, model.vocabulary.split)  # before a text is read
-    summary = _summary(folder, model, settings, watch)
+        split_sentence(sentence)  # before anything is loaded: there are no fewer characters or bytes than words
+    summary = _summary(folder, load(folder, settings), settings, watch)
     write_text(page, render_page(summary))
     yield page
     if settings.picture:
