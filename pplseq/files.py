@@ -9,6 +9,7 @@ import math
 import os
 import re
 import shutil
+import stat
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -137,7 +138,8 @@ def locked(path: Path, busy: str | None = None) -> Iterator[None]:
         yield
         return
     while True:
-        file = open(path, "a+", encoding="utf-8")  # noqa: SIM115
+        # a link that a stranger's folder holds is not followed: what it names would be written over
+        file = open(path, "a+", encoding="utf-8", opener=_itself)  # noqa: SIM115
         try:
             fcntl.flock(file, fcntl.LOCK_EX | (0 if busy is None else fcntl.LOCK_NB))
         except BlockingIOError:
@@ -160,12 +162,20 @@ def locked(path: Path, busy: str | None = None) -> Iterator[None]:
             path.unlink(missing_ok=True)
 
 
+def _itself(path: str, flags: int) -> int:
+    descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
+    if stat.S_ISREG(os.fstat(descriptor).st_mode):
+        return descriptor
+    os.close(descriptor)
+    raise OSError(errno.EINVAL, "expected a file, got a pipe or a device", path)
+
+
 def is_held(path: Path) -> bool:
     """Whether a living process of this machine holds a lock file; False where there are no such locks."""
     try:
         import fcntl
 
-        with open(path, "rb") as file:
+        with open(path, "rb", opener=_itself) as file:  # a pipe would be waited for
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True

@@ -21,7 +21,7 @@ from pplseq import checks
 from pplseq.baselines.sgd import SGDSettings, SGDTraining, State
 from pplseq.data.text import Text
 from pplseq.data.vocabulary import Vocabulary
-from pplseq.folder import FolderError
+from pplseq.folder import sound
 from pplseq.runs.loop import run_training
 from pplseq.runs.settings import perplexity
 
@@ -303,11 +303,9 @@ class NeuralLanguageModel(checks.NamedArguments, nn.Module):
             expected = getattr(cls, "name", None) or " or ".join(NETWORKS)
             raise ValueError(f"{folder}: expected a model of kind {checks.shown(expected)}, got {checks.shown(kind)}")
         check_finite(tensors, folder)
-        try:
+        with sound(f"{folder}: config.json does not describe these parameters", MODEL.again):
             model = NETWORKS[kind](words.vocabulary, **header["config"])
             model.load_state_dict(tensors)
-        except (AttributeError, TypeError, KeyError, RuntimeError) as error:
-            raise FolderError(f"{folder}: config.json does not describe these parameters ({error})") from error
         model.is_fitted = True
         return model.eval()
 

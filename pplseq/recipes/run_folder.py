@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from pplseq.files import write_text
+from pplseq.folder import sound
 from pplseq.recipes.recipe import Recipe, recipe_named
 from pplseq.recipes.settings import fill, options_of, read_sealed_toml, seal_toml, to_toml
 from pplseq.runs.provenance import code_version
@@ -34,9 +35,10 @@ def read_record(run: str | Path) -> Record:
     if not path.is_file():
         raise FileNotFoundError(f"{run} is not a run of `pplseq train`: it has no {RECORD}")
     table = read_sealed_toml(path)
-    recipe = recipe_named(str(table.pop("model", None)))
-    data = str(table.pop("data", ""))
-    return Record(recipe, data, fill(recipe.settings, table, where=f"{path}: "))
+    with sound(str(path), "put back what was changed"):
+        recipe = recipe_named(str(table.pop("model", None)))
+        data = str(table.pop("data", ""))
+        return Record(recipe, data, fill(recipe.settings, table))
 
 
 def differs(recipe: Recipe, data: str | Path | None, settings: Any, before: Record) -> bool:

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from pplseq.folder import replace_folder, whole_folder
+from pplseq.folder import replace_folder, sound, whole_folder
 from pplseq.runs import processes
 from pplseq.runs.checkpoint import TRAINING, check_numbers, is_held_here, only_one_run
 from pplseq.runs.metrics_log import MetricsLog, metrics_of
@@ -374,8 +374,10 @@ class _Loop:
         header, tensors, *_ = TRAINING.read(self.folder / "last")
         state = header["state"]
         check_numbers(tensors, state, self.folder / "last", dropped=self.training.drops)
-        self.training.progress = Progress(**state.pop("progress"))
-        self.training.restore(tensors, state)
+        # a ValueError is about what was asked for beside the folder
+        with sound(f"{self.folder / 'last'}: the checkpoint does not fit this training", TRAINING.again, ValueError):
+            self.training.progress = Progress(**state.pop("progress"))
+            self.training.restore(tensors, state)
         if self.training.says_best:
             self.training.restore_best(self.folder / "best")
         self.seconds_before += self.progress.seconds
