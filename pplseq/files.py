@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+NAME_BYTES = 250  # of a folder: what is written beside it (`beside`) has the 255 of nearly every system
 THROUGH = ("/dev/fd/", "/dev/std", "/proc/")  # names of what is open already: written to even where that is a file
 
 
@@ -194,8 +195,24 @@ def make_folder(path: Path) -> None:
     path.resolve().mkdir(parents=True, exist_ok=True)
 
 
+def check_name(path: Path) -> None:
+    """ValueError for the name of a folder that could be written, and then not be read or replaced."""
+    check_text(path)
+    if (size := len(os.fsencode(path.name))) > NAME_BYTES:
+        raise ValueError(f"...{path.name[-60:]}: its name has {size} bytes, expected at most {NAME_BYTES}; give a shorter one")
+
+
+def check_text(path: Path) -> None:
+    """ValueError for a name that is not UTF-8 text, by which safetensors opens no file."""
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:
+        raise ValueError(f"{str(path)!a}: its name is not UTF-8 text; give it, or the folder it is in, another name") from None
+
+
 def check_may_be_folder(path: Path) -> None:
-    """NotADirectoryError where something else than a folder is in the place of one, or of one that it would be in."""
+    """ValueError as of :func:`check_name`; NotADirectoryError for something else than a folder in its place or on the way."""
+    check_name(path)
     for place in (path, *path.parents):
         if place.exists():
             if not place.is_dir():

@@ -5,7 +5,7 @@ leaves the one before as it was. A header, in JSON, says what the folder holds (
 SHA-256 of every other file, and of itself: a flipped bit, a file cut short or one of another model is named, not computed
 with. Tensors are in safetensors, arrays in npz without objects: a folder from a stranger can be wrong, but cannot run code.
 
-Who reads never changes anything on the disk. Who writes holds a lock beside the folder (`.NAME.lock`, with the number of
+Who reads never changes anything on the disk. Who writes holds a lock beside the folder (`.NAME.lck`, with the number of
 the process), and first finishes what an interrupted writer left.
 
 This file is on the ground: it knows no room.
@@ -25,7 +25,7 @@ from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, TypeVar
 
 from pplseq.checks import shown
-from pplseq.files import beside, flush, flush_all, locked, new_file, unsteered, write_text
+from pplseq.files import beside, check_name, check_text, flush, flush_all, locked, new_file, unsteered, write_text
 
 if TYPE_CHECKING:
     import numpy as np
@@ -99,10 +99,11 @@ class FolderKind:
             more: writes further files into the folder it is given; they get checksums, too.
 
         Raises:
-            ValueError: the folder holds something else, which is not replaced.
+            ValueError: the folder holds something else, which is not replaced, or its name is too long or no UTF-8 text.
             SaveError: the disk did not take it; what was there before is whole.
         """
         folder = Path(folder)
+        check_name(folder)
         if folder.exists() and not (folder.is_dir() and ((folder / self.header).exists() or not any(folder.iterdir()))):
             raise ValueError(
                 f"{folder}: there is something else than {self.what}, which is not replaced; choose another folder"
@@ -410,7 +411,7 @@ def replace_folder(folder: str | Path, fill: Fill) -> None:
     new, old = beside(place, "new"), beside(place, "old")
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
-        with locked(beside(place, "lock")):
+        with locked(beside(place, "lck")):
             try:
                 _put_back(place)
                 shutil.rmtree(new, ignore_errors=True)
@@ -438,7 +439,7 @@ def whole_folder(folder: str | Path) -> Path:
     """The folder itself, or what a replacement that was cut off between its two renames left of it; changes nothing."""
     folder = Path(folder)
     old = beside(folder.resolve() if folder.is_symlink() else folder, "old")
-    return old if old.is_dir() and not folder.exists() else folder
+    return old if os.path.isdir(old) and not folder.exists() else folder  # False, not an error, of a name that is too long
 
 
 def _own(header: dict[str, Any]) -> dict[str, Any]:
@@ -449,7 +450,7 @@ def tidy(folder: str | Path) -> None:
     """Finish what a writer of the folder that was killed left beside it; a writer at work is waited for."""
     place = Path(folder).resolve()
     if beside(place, "old").exists() or beside(place, "new").exists():
-        with locked(beside(place, "lock")):
+        with locked(beside(place, "lck")):
             _put_back(place)
             shutil.rmtree(beside(place, "new"), ignore_errors=True)
 
@@ -507,6 +508,7 @@ def _load_tensors(path: Path) -> dict[str, Tensor]:
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
+    check_text(path)
     try:
         return load_file(path)
     except RuntimeError as error:  # how torch maps a file; in a folder that is just being replaced there is none any more

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import platform
 import shutil
 from collections.abc import Iterator
@@ -62,7 +61,7 @@ def check_folder(recipe: Recipe, folder: Path, resume: bool) -> None:
 
 def _is_left_over(name: str) -> bool:
     """Whether a process that was killed may have left this in a run's folder."""
-    return name.startswith(".") and name.endswith((".new", ".old", ".lock", LOCK))
+    return name.startswith(".") and name.endswith((".new", ".old", ".lck", LOCK))
 
 
 def record_of(folder: Path) -> Record | None:
@@ -80,7 +79,7 @@ def write_record(recipe: Recipe, data: str, settings: Any, folder: Path) -> None
     text = (
         "# The settings of this run; again: pplseq train --config config.toml --out ANOTHER_FOLDER\n"
         f"# Trained by pplseq {code_version()}\n{_same_numbers(settings.deterministic)}"
-        f"model = {json.dumps(recipe.name)}\ndata = {json.dumps(data, ensure_ascii=False)}\n{to_toml(settings)}"
+        + to_toml(settings, model=recipe.name, data=data)
     )
     try:
         write_text(path, seal_toml(text))

@@ -25,7 +25,6 @@ import dataclasses
 import functools
 import hashlib
 import inspect
-import json
 import re
 import tomllib
 import types
@@ -103,8 +102,8 @@ class Option:
             return seconds(value, where)
         if self.bounds:
             return bounds(value, where)
-        if self.kind is float and isinstance(value, int) and not isinstance(value, bool):
-            return float(value)
+        if self.kind is float and isinstance(value, (int, float)) and not isinstance(value, bool):
+            return self._number(value, where)
         if self.kind is Path and isinstance(value, str):
             return Path(value)
         if self.kind is str and isinstance(value, int) and not isinstance(value, bool):
@@ -117,6 +116,13 @@ class Option:
                 f"{checks.shown(value)}.{nearest(str(value), self.choices)}"
             )
         return value
+
+    @staticmethod
+    def _number(value: float, where: str) -> float:
+        try:
+            return checks.number(where, float(value))
+        except OverflowError:
+            raise ValueError(f"{where} must be a number of at most 1.8e308, got {checks.shown(value)}") from None
 
     @property
     def _expected(self) -> str:
@@ -214,17 +220,22 @@ def read_sealed_toml(path: Path) -> dict[str, Any]:
         return _table(content)
 
 
-def to_toml(settings: Any) -> str:
-    """Lines that :func:`read_toml` and :func:`fill` turn into the same settings; None where that is the default is left out."""
-    lines = []
+def to_toml(settings: Any, **before: str) -> str:
+    """Lines that :func:`read_toml` and :func:`fill` turn into the same settings; None where that is the default is left out.
+
+    Args:
+        before: what stands before the settings.
+    """
+    import tomli_w
+
+    table: dict[str, Any] = dict(before)
     for name, option in options_of(type(settings)).items():
         value = getattr(settings, name)
         if value is None and option.default is not None:
             value = "none"
         if value is not None:
-            # JSON's strings, numbers, booleans and lists of them are TOML's too.
-            lines.append(f"{name} = {json.dumps(value, ensure_ascii=False, default=str)}\n")
-    return "".join(lines)
+            table[name] = str(value) if isinstance(value, Path) else value
+    return tomli_w.dumps(table)
 
 
 def _kind(hint: Any) -> dict[str, Any]:

@@ -18,8 +18,12 @@ from support.small_runs import small_runs, write_data
 from support.stored import rewrite
 
 import pplseq
+from pplseq.baselines.tagging_systems import check_out
 from pplseq.folder import TEXT_BYTES, FolderError, FolderKind
 from pplseq.models import HMM
+from pplseq.recipes.count_settings import CountSettings
+from pplseq.recipes.counting import count
+from pplseq.recipes.run_folder import read_record
 from pplseq.recipes.runs import info
 from pplseq.runs.metrics_log import read_metrics
 from pplseq.runs.status import run_status, say_status
@@ -179,3 +183,40 @@ def test_a_vocabulary_that_is_missing_is_not_left_out(tmp_path):
     rewrite(tmp_path / "model")
     with pytest.raises(FolderError, match="files does not name vocab.txt"):
         pplseq.load(tmp_path / "model")
+
+
+# ---- what a training would leave unreadable
+NAMES = {"é" * 125 + "x": "251 bytes, expected at most 250", "a" * 256: "256 bytes", os.fsdecode(b"caf\xe9"): "not UTF-8",
+         os.fsdecode(b"caf\xe9/run"): "not UTF-8"}  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "why"), NAMES.items(), ids=["long", "too long", "bytes", "bytes above"])
+def test_names_of_folders_are_refused_before_the_work(name, why, tmp_path):
+    (tmp_path / "text.txt").write_text("the cat\n" * 9)
+    model = HMM(2, num_words=3)
+    for call in (
+        lambda folder: pplseq.train("hmm", tmp_path / "text.txt", folder=folder, num_states=2, epochs=1),
+        lambda folder: model.fit([[0, 1, 2]], folder=folder, seed=0),
+        model.save,
+        lambda folder: count(str(tmp_path / "text.txt"), folder, CountSettings(max_lag=1)),
+        check_out,
+    ):
+        with pytest.raises(ValueError, match=why):
+            call(tmp_path / name)
+    assert os.listdir(tmp_path) == ["text.txt"]
+
+
+def test_the_longest_name_is_trained_and_read(tmp_path):
+    folder = tmp_path / ("a" * 250)
+    (tmp_path / "\x7f.txt").write_text("the cat\n" * 9)
+    options = dict(num_states=2, min_count=1, epochs=1, tolerance=float("inf"))
+    pplseq.train("lds", _table(tmp_path), folder=tmp_path / "lds", outputs=("y\x7f",), tolerance=float("inf"), max_iterations=2)
+    pplseq.evaluate(tmp_path / "lds", _table(tmp_path))
+    options.pop("tolerance")
+    pplseq.train("hmm", tmp_path / "\x7f.txt", folder=folder, **options)
+    assert pplseq.load(folder).num_states == 2 and read_record(folder).data == str(tmp_path / "\x7f.txt")
+
+
+def _table(place):
+    (place / "rows.csv").write_text("y\x7f\n" + "".join(f"{k % 3}.5\n" for k in range(30)))
+    return place / "rows.csv"
