@@ -29,6 +29,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
+MOST = 1 << 63  # whole numbers that a tensor can hold are below
+
+
 def machine_memory() -> int | None:
     """Bytes of memory that this machine has; None where the system does not say."""
     try:
@@ -101,7 +104,9 @@ def count(name: str, value: Any, least: int = 1) -> int:
     if not isinstance(value, Integral) or isinstance(value, bool):
         raise TypeError(f"{name} must be a whole number, got {shown(value)}")
     if value < least:
-        raise ValueError(f"{name} must be at least {least}, got {value}")
+        raise ValueError(f"{name} must be at least {least}, got {shown(value)}")
+    if value >= MOST:
+        raise ValueError(f"{name} must be below 2^63, got {shown(value)}")
     return int(value)
 
 

@@ -295,6 +295,7 @@ class NeuralLanguageModel(checks.NamedArguments, nn.Module):
             ValueError: a model of another kind, or damaged files.
         """
         from pplseq.baselines import NETWORKS
+        from pplseq.models.declared import within
         from pplseq.models.storage import MODEL, check_finite, read_words
 
         header, tensors, _, words = MODEL.read(folder, more=read_words)
@@ -304,7 +305,8 @@ class NeuralLanguageModel(checks.NamedArguments, nn.Module):
             raise ValueError(f"{folder}: expected a model of kind {checks.shown(expected)}, got {checks.shown(kind)}")
         check_finite(tensors, folder)
         with sound(f"{folder}: config.json does not describe these parameters", MODEL.again):
-            model = NETWORKS[kind](words.vocabulary, **header["config"])
+            with within(tensors):
+                model = NETWORKS[kind](words.vocabulary, **header["config"])
             model.load_state_dict(tensors)
         model.is_fitted = True
         return model.eval()

@@ -10,6 +10,7 @@ import torch
 from pplseq import checks
 from pplseq.data.vocabulary import SPECIAL_WORDS
 from pplseq.folder import FolderError, FolderKind, check_finite, sound
+from pplseq.models.declared import within
 
 NAMES = ("column_names", "input_column_names", "state_names")  # of a model, kept with it
 MODEL = FolderKind(
@@ -91,7 +92,8 @@ def read_model(folder, device: str | torch.device = "cpu"):
         raise FolderError(f"{folder}: unknown model {header.get('model')!r}; known: {', '.join(MODELS)}")
     check_finite(tensors, folder)
     with sound(f"{folder}: config.json does not describe these parameters", MODEL.again):
-        model = MODELS[header["model"]].from_config(header["config"], tensors)
+        with within(tensors):
+            model = MODELS[header["model"]].from_config(header["config"], tensors)
         kinds = {value.dtype for value in tensors.values() if value.is_floating_point()}
         if len(kinds) == 1:  # one that was converted, as by .double(), keeps its digits, whatever its constructor makes
             model.to(kinds.pop())

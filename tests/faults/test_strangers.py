@@ -3,24 +3,27 @@
 The number of forged headers is an option of the slow test: PPLSEQ_FORGERIES=5000.
 """
 
+import contextlib
+import json
 import os
+import resource
 import shutil
 import signal
 import zipfile
-from contextlib import contextmanager
 
 import numpy as np
 import pytest
 import torch
 from support.damaged import Forgeries, stored, stored_runs
 from support.faulty_disk import warm
+from support.model_cases import CASES
 from support.small_runs import small_runs, write_data
 from support.stored import rewrite
 
 import pplseq
 from pplseq.baselines.tagging_systems import check_out
-from pplseq.folder import TEXT_BYTES, FolderError, FolderKind
-from pplseq.models import HMM
+from pplseq.folder import TEXT_BYTES, FolderError, FolderKind, sealed
+from pplseq.models import HMM, SemiMarkovHMM, StructuralModel
 from pplseq.recipes.count_settings import CountSettings
 from pplseq.recipes.counting import count
 from pplseq.recipes.run_folder import read_record
@@ -31,7 +34,7 @@ from pplseq.runs.status import run_status, say_status
 KIND = FolderKind("tests", 3, header="head.json", tensors="t.safetensors", arrays="a.npz", what="toy", again="make it again")
 
 
-@contextmanager
+@contextlib.contextmanager
 def soon(seconds=20):
     """Fails where a call waits for ever, as one that opens a pipe does."""
 
@@ -138,10 +141,6 @@ def test_files_without_a_checksum_are_not_read(tmp_path):
 
 
 def _resealed(folder, files):
-    import json
-
-    from pplseq.folder import sealed
-
     content = json.loads((folder / "head.json").read_text())
     (folder / "head.json").write_text(sealed({**{k: v for k, v in content.items() if k != "sha256"}, "files": files}))
 
@@ -220,3 +219,45 @@ def test_the_longest_name_is_trained_and_read(tmp_path):
 def _table(place):
     (place / "rows.csv").write_text("y\x7f\n" + "".join(f"{k % 3}.5\n" for k in range(30)))
     return place / "rows.csv"
+
+
+# ---- sizes that a configuration declares
+def _sizes(config, place=()):
+    """Where the whole numbers of a configuration are; of lists the first."""
+    for key, value in config.items() if isinstance(config, dict) else enumerate(config[:1]):
+        if isinstance(value, int) and not isinstance(value, bool):
+            yield (*place, key)
+        elif isinstance(value, (dict, list)):
+            yield from _sizes(value, (*place, key))
+
+
+def _with(config, place, value):
+    config = json.loads(json.dumps(config))
+    at = config
+    for key in place[:-1]:
+        at = at[key]
+    at[place[-1]] = value
+    return config
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_shapes_are_compared_before_memory_is_taken(name, tmp_path):
+    CASES[name].model().save(tmp_path / "model")
+    pplseq.load(tmp_path / "model")
+    config = json.loads((tmp_path / "model" / "config.json").read_text())["config"]
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    for place in _sizes(config):
+        for size in (10**9,) if name == "constrained_lds" else (10**4, 10**9):  # whose patterns of 10^8 numbers take seconds
+            rewrite(tmp_path / "model", config=_with(config, place, size))
+            with contextlib.suppress(FolderError):
+                pplseq.load(tmp_path / "model")
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200_000  # KB
+
+
+def test_a_model_may_need_more_memory_than_its_folder(tmp_path, monkeypatch):
+    monkeypatch.setattr("pplseq.models.declared.ROOM", 1 << 16)
+    for model in (SemiMarkovHMM(10, 3, max_duration=50), StructuralModel(seasonal=200, num_inputs=1)):
+        pplseq.load(model.save(tmp_path / model.name))
+    rewrite(tmp_path / "semi_markov_hmm", config={**SemiMarkovHMM(10, 3, max_duration=50).config, "num_states": 40})
+    with pytest.raises(FolderError, match=r"move_logits: none of shape \(40, 40\) is stored"):
+        pplseq.load(tmp_path / "semi_markov_hmm")

@@ -49,8 +49,8 @@ def shared_rows(ties, num_states: int) -> Tensor | None:
     if ties is None:
         return None
     rows = torch.as_tensor(ties)
-    number = int(rows.max()) + 1 if rows.numel() else 0
-    if rows.shape != (num_states,) or rows.dtype.is_floating_point or sorted(set(rows.tolist())) != list(range(number)):
+    found = sorted(set(rows.flatten().tolist()))
+    if rows.shape != (num_states,) or rows.dtype.is_floating_point or found != list(range(len(found))):
         raise ValueError(
             f"ties must give each of the {num_states} states the number 0, 1, ... of its emission, all of which occur; got "
             f"{checks.shown(rows.tolist())}"
