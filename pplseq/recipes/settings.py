@@ -103,7 +103,7 @@ class Option:
         if self.bounds:
             return bounds(value, where)
         if self.kind is float and isinstance(value, (int, float)) and not isinstance(value, bool):
-            return self._number(value, where)
+            return float(checks.number(where, value))
         if self.kind is Path and isinstance(value, str):
             return Path(value)
         if self.kind is str and isinstance(value, int) and not isinstance(value, bool):
@@ -116,13 +116,6 @@ class Option:
                 f"{checks.shown(value)}.{nearest(str(value), self.choices)}"
             )
         return value
-
-    @staticmethod
-    def _number(value: float, where: str) -> float:
-        try:
-            return checks.number(where, float(value))
-        except OverflowError:
-            raise ValueError(f"{where} must be a number of at most 1.8e308, got {checks.shown(value)}") from None
 
     @property
     def _expected(self) -> str:

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
+from pplseq import checks
 from pplseq.folder import replace_folder, sound, whole_folder
 from pplseq.runs import processes
 from pplseq.runs.checkpoint import TRAINING, check_numbers, is_held_here, only_one_run
@@ -165,6 +166,12 @@ def run_training(
 
 class _Loop:
     def __init__(self, training, folder, max_time, early_stop, checkpoint_interval, on_record, began) -> None:
+        if max_time is not None:
+            checks.number("max_time", max_time)
+        if early_stop is not None:
+            checks.count("early_stop", early_stop)
+        if on_record is not None and not callable(on_record):
+            raise TypeError(f"on_record must be a function of a record, got {checks.shown(on_record)}")
         self.training: Training = training
         training.clock = self._clock
         self.folder: Path | None = folder

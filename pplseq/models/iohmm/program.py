@@ -398,8 +398,9 @@ class IOHMM(IOHMMQueries):
             RuntimeWarning: where the likelihood of restarts broke, about empty states and floors of the chosen one, and about
                 inputs far from 0 or from deviation 1 where the fit depends on their units: all but EM's formulas do.
         """
+        warm_start, resume = checks.flag("warm_start", warm_start), checks.flag("resume", resume)
         self.to(checks.device(options.pop("device", self.reference.device)))
-        plan = FitPlan.of(self, method or METHODS[0], num_restarts, select, warm_start, batch_size, options)
+        plan = FitPlan.of(self, METHODS[0] if method is None else method, num_restarts, select, warm_start, batch_size, options)
         if validation is None and select == "validation":
             raise ValueError("validation: select='validation' needs validation data, (x, inputs); got None")
         plan = plan._replace(folder=folder, resume=resume, max_time=max_time, on_record=on_record, cluster=cluster)

@@ -99,6 +99,8 @@ def unpack_stream(header: dict, arrays: dict[str, np.ndarray]) -> StreamState:
         own = GaussianStatistics(loc, covariances, num_states - len(loc), header["full"], header["floor"])
     else:
         shape = (header["num_own"], header["num_words"])
+        if not 0 < shape[0] <= num_states or header["capacity"] != len(arrays["hot"]) + len(arrays["free"]):
+            raise ValueError("num_own or capacity is not that of its arrays")
         table = shared_table(arrays["table"]) if "table" in arrays else np.broadcast_to(1 / shape[1], shape)
         own = WordStatistics(table, num_states - shape[0], options.smoothing, options.window, averaging)
         own.capacity, own.residual, own.free = header["capacity"], header["residual"], arrays["free"].tolist()
