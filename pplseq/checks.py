@@ -293,6 +293,24 @@ def dense(name: str, value: Tensor) -> Tensor:
     return value
 
 
+def numbers(name: str, x: Any) -> Tensor:
+    """x as a tensor whose numbers are there; a tensor stays as it is, an array shares its memory.
+
+    Raises:
+        TypeError: it holds no numbers, or is sparse, or on the device "meta", which holds none.
+    """
+    import numpy as np
+    import torch
+
+    if isinstance(x, torch.Tensor):
+        return dense(name, x)
+    try:
+        array = np.asarray(x)
+        return torch.as_tensor(array if array.flags.writeable and min(array.strides, default=0) >= 0 else array.copy())
+    except Exception:  # numpy and torch raise many kinds
+        raise TypeError(f"{name} must hold numbers, got {shown(x)}") from None
+
+
 def words(x: Any, num_words: int) -> None:
     """Raises unless x is a tensor (B, T) of word ids in [0, V), -1 where a word is missing."""
     import torch

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import torch
 from torch import Tensor
@@ -58,22 +56,9 @@ def for_torch(x):
     return x
 
 
-def numbers_of(name: str, x: Any) -> Tensor:
-    """x as a tensor whose numbers are there; a tensor stays as it is.
-
-    Raises:
-        TypeError: it holds no numbers, or is sparse, or on the device "meta", which holds none.
-    """
-    try:
-        found = x if isinstance(x, Tensor) else torch.as_tensor(for_torch(np.asarray(x)))
-    except Exception:  # numpy and torch raise many kinds
-        raise TypeError(f"{name} must hold numbers, got {checks.shown(x)}") from None
-    return checks.dense(name, found)
-
-
 def _as_tensor(sequence, name: str, index: int) -> Tensor:
     if isinstance(sequence, Tensor):
-        return numbers_of(f"{name}: sequence {index}", sequence)
+        return checks.numbers(f"{name}: sequence {index}", sequence)
     try:
         return torch.as_tensor(for_torch(np.asarray(sequence)))
     except (TypeError, ValueError):

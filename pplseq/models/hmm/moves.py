@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from pplseq import checks
-from pplseq.data.ragged import numbers_of
 
 
 def allowed_moves(graph, num_states: int) -> Tensor | None:
@@ -19,7 +18,7 @@ def allowed_moves(graph, num_states: int) -> Tensor | None:
         if graph != "left_right":
             raise ValueError(f"graph must be a (Z, Z) bool mask, 'left_right' or None, got {checks.shown(graph)}")
         return torch.ones(num_states, num_states).triu().bool()
-    graph = numbers_of("graph", graph)
+    graph = checks.numbers("graph", graph)
     if tuple(graph.shape) != (num_states, num_states) or graph.dtype != torch.bool:
         raise ValueError(
             f"graph must be a bool mask (Z, Z) = {(num_states, num_states)}, got {graph.dtype} of shape {tuple(graph.shape)}"
@@ -49,7 +48,7 @@ def shared_rows(ties, num_states: int) -> Tensor | None:
     """(Z,) the emission that each state has, or None where each has its own."""
     if ties is None:
         return None
-    rows = numbers_of("ties", ties)
+    rows = checks.numbers("ties", ties)
     found = sorted(set(rows.flatten().tolist()))
     if rows.shape != (num_states,) or rows.dtype.is_floating_point or found != list(range(len(found))):
         raise ValueError(

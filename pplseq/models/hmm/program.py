@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 
 from pplseq import checks
-from pplseq.data.ragged import numbers_of
 from pplseq.distributions.columns import SharedEmission, pooled
 from pplseq.distributions.dense import DenseTransition
 from pplseq.distributions.state import Belief, Emission
@@ -170,7 +169,7 @@ class HMM(Constrainable, StateLanguages, ShortWays):
             if allowed is not None and bool((getattr(self, name)[~allowed] > 0).any()):
                 raise ValueError(f"{name}: gives probability to what graph or start_states forbids")
         given = dict(loc=loc, covariance=covariance, precision=precision, **parameters)
-        values = {k: numbers_of(k, v).to(like(self)) for k, v in given.items() if v is not None}
+        values = {k: checks.numbers(k, v).to(like(self)) for k, v in given.items() if v is not None}
         if not values:
             return self
         if parameters and (self.num_words is not None or isinstance(self.emissions, GaussianTable)):

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 
 from pplseq import checks
-from pplseq.data.ragged import numbers_of
 from pplseq.infer.discrete.results import NextDistribution
 from pplseq.infer.fit.held import Slot
 from pplseq.models.estimator import Estimator
@@ -121,7 +120,7 @@ class StateTables(Estimator):
         for name, given in tables.items():
             if given is None:
                 continue
-            value, logits = numbers_of(name, given).detach().cpu().double(), own[name]
+            value, logits = checks.numbers(name, given).detach().cpu().double(), own[name]
             if logits is None or value.shape != logits.shape:
                 raise ValueError(f"{name} must have shape {getattr(logits, 'shape', None)}, got {tuple(value.shape)}")
             if not bool(((value >= 0).all(-1) & ((value.sum(-1) - 1).abs() < 1e-4)).all()):

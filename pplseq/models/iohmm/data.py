@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from pplseq import checks
-from pplseq.data.ragged import for_torch, numbers_of, pad_sequences
+from pplseq.data.ragged import for_torch, pad_sequences
 from pplseq.distributions.state import MISSING
 from pplseq.infer.fit.em import Batch
 from pplseq.models.base import Given
@@ -352,7 +352,7 @@ class IOFormat(NamedTuple):
 
     def _final_targets(self, x, shape, lengths: Tensor | None) -> Tensor:
         """(B, T[, D]) targets at the last step of each row only."""
-        target = numbers_of("x", x)
+        target = checks.numbers("x", x)
         rows = target.to(self.reference.dtype) if target.dim() < 2 else target.to(self.reference.dtype).flatten(1)
         target = target.long() if self.discrete else rows.unsqueeze(-1) if rows.dim() == 1 else rows
         expected = (shape[0],) if self.discrete else (shape[0], self.num_outputs)
@@ -405,7 +405,7 @@ def _on(inputs: Inputs, device) -> Inputs:
 def _common_lengths(found: dict[str, Tensor], lengths) -> Tensor | None:
     """The lengths of sequences that came as lists, by name, or else those given."""
     if not found:
-        return None if lengths is None else numbers_of("lengths", lengths)
+        return None if lengths is None else checks.numbers("lengths", lengths)
     if lengths is not None:
         raise ValueError("lengths: sequences in a list have their own lengths; leave lengths out")
     (name, first), *others = found.items()

@@ -12,7 +12,7 @@ from pyro import poutine
 from torch import Tensor
 
 from pplseq import checks
-from pplseq.data.ragged import for_torch, numbers_of
+from pplseq.data.ragged import for_torch
 from pplseq.distributions.conditional import ConditionalEmission
 from pplseq.distributions.dense import StepTransition
 from pplseq.distributions.state import Belief, Emission, Transition
@@ -335,7 +335,7 @@ class IOHMMQueries(StateLanguages, IOParameters):
         if source is None:
             raise ValueError(f"part: {part} sees no inputs in this model")
         kind, size = source
-        values = numbers_of("values", values).to(self.reference.device)
+        values = checks.numbers("values", values).to(self.reference.device)
         if kind == "symbols":
             if feature is not None:
                 raise ValueError(f"feature must be None for symbol inputs, got {checks.shown(feature)}")

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from pplseq import checks
-from pplseq.data.ragged import numbers_of, pad_sequences
+from pplseq.data.ragged import pad_sequences
 from pplseq.infer.fit.em import Batch
 from pplseq.models.row_labels import check_rows_ahead
 from pplseq.models.steps import as_tensor
@@ -43,7 +43,7 @@ def check_inputs(
     if not isinstance(inputs, Tensor) or not inputs.is_floating_point():
         what = inputs.dtype if isinstance(inputs, Tensor) else type(inputs).__name__
         raise TypeError(f"{name} must be a floating-point tensor {expected}, got {what}")
-    inputs = numbers_of(name, inputs)
+    inputs = checks.numbers(name, inputs)
     if inputs.shape != (*shape, num_inputs):
         raise ValueError(f"{name} must have shape {expected}, got {tuple(inputs.shape)}")
     if lengths is not None:

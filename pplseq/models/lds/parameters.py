@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 
 from pplseq import checks
-from pplseq.data.ragged import numbers_of
 from pplseq.distributions.gaussian_types import GaussianBelief
 from pplseq.infer.fit.held import Slot
 from pplseq.kernels.kalman import symmetric
@@ -367,7 +366,7 @@ class LDSTensors(GaussianEstimator):
                 target = getattr(self, attribute, None)
                 if target is None:
                     raise ValueError(f"{name}: this model has none, its start is {self.initial}")
-                value, size = numbers_of(name, value).double(), len(target)
+                value, size = checks.numbers(name, value).double(), len(target)
                 value = self._finite(name, value, (size,) if value.dim() == 1 else (size, size))
                 scales[attribute] = self._scale(name, value, target)
         if self.initial == "stationary" and "transition" in checked:
@@ -377,7 +376,7 @@ class LDSTensors(GaussianEstimator):
         return self
 
     def _finite(self, name: str, value, shape) -> Tensor:
-        return checks.finite(name, checks.shape(name, numbers_of(name, value).double().to(self.transition), shape))
+        return checks.finite(name, checks.shape(name, checks.numbers(name, value).double().to(self.transition), shape))
 
     @staticmethod
     def _scale(name: str, value: Tensor, target: Tensor) -> Tensor:

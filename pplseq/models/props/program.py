@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 
 from pplseq import checks
-from pplseq.data.ragged import numbers_of
 from pplseq.distributions.dense import DenseTransition
 from pplseq.distributions.pinned import PinnedEmission, pinned_tables
 from pplseq.distributions.state import Belief
@@ -115,8 +114,8 @@ class PROPS(StateTables):
             if self.num_words is not None:
                 raise ValueError("loc, covariances: they are of vectors, and this is a model of words; give emission")
             shape = self.loc.shape
-            loc = self.loc if loc is None else numbers_of("loc", loc).to(self.loc)
-            spread = self.covariances if covariances is None else numbers_of("covariances", covariances).to(self.loc)
+            loc = self.loc if loc is None else checks.numbers("loc", loc).to(self.loc)
+            spread = self.covariances if covariances is None else checks.numbers("covariances", covariances).to(self.loc)
             if loc.shape != shape or spread.shape != (*shape, shape[-1]):
                 raise ValueError(
                     f"loc, covariances must have shapes {tuple(shape)} and {(*shape, shape[-1])}, got {tuple(loc.shape)} and "

@@ -16,7 +16,6 @@ import torch
 from torch import Tensor, nn
 
 from pplseq import checks
-from pplseq.data.ragged import numbers_of
 from pplseq.distributions.gaussian_types import GaussianBelief
 from pplseq.distributions.linear_gaussian import LinearGaussian
 from pplseq.distributions.word_gaussian import MEASURES, WordEmission, check_probs
@@ -96,7 +95,7 @@ class TextLDS(GaussianEstimator):
         checks.choice("initial", initial, INITIAL)
         checks.choice("measure", measure, MEASURES)
         dtype = torch.get_default_dtype() if dtype is None else dtype
-        mu = torch.full((num_words,), 1 / num_words, dtype=dtype) if probs is None else numbers_of("probs", probs)
+        mu = torch.full((num_words,), 1 / num_words, dtype=dtype) if probs is None else checks.numbers("probs", probs)
         mu: Tensor = checks.shape("probs", mu.to(dtype), (num_words,))
         check_probs(mu)
         self.num_words = num_words  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -200,7 +199,7 @@ class TextLDS(GaussianEstimator):
             ("second_moment", second_moment, square), ("filtered_moment", filtered_moment, square),
         ):  # fmt: skip
             if value is not None:
-                value = numbers_of(name, value).to(device=self.basis.device, dtype=torch.float64)
+                value = checks.numbers(name, value).to(device=self.basis.device, dtype=torch.float64)
                 given[name] = checks.finite(name, checks.shape(name, value, shape))
         names = ("transition", "state_noise", "emission", "reduction", "probs")
         now = {name: given[name] if name in given else getattr(self, name).double() for name in names}

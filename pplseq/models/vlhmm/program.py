@@ -16,7 +16,6 @@ from pyro.nn import PyroModule
 from torch import Tensor, nn
 
 from pplseq import checks
-from pplseq.data.ragged import numbers_of
 from pplseq.distributions.block import BlockEmission, BlockTransition, EmbeddingTransition, TableTransition
 from pplseq.distributions.blocks import BlockLayout, WordGroups, block_sizes
 from pplseq.distributions.hierarchical import HierarchicalTables, HierarchicalTransition
@@ -411,7 +410,7 @@ class VLHMM(Constrainable):
 
 def _whole(name: str, values) -> Tensor:
     """A 1-d tensor of integers."""
-    values = numbers_of(name, values)
+    values = checks.numbers(name, values)
     if values.is_floating_point() or values.dtype == torch.bool or values.dim() != 1:
         raise TypeError(f"{name} must be a list of integers, got {values.dtype} of shape {tuple(values.shape)}")
     return values.long()
