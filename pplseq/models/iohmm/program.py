@@ -145,7 +145,8 @@ class IOHMM(IOHMMQueries):
         self.covariance = checks.choice("covariance", covariance, COVARIANCES)
         real = DTYPES[checks.choice("dtype", dtype, DTYPES)]
         if outputs == "states":
-            if num_outputs not in (None, num_states) or mealy or emission is not None:
+            told = num_states if num_outputs is None else checks.count("num_outputs", num_outputs)
+            if told != num_states or mealy or emission is not None:
                 raise ValueError("outputs='states': targets are the states; leave num_outputs, mealy and emission out")
             num_outputs = num_states
         if num_outputs is None and not self.columns:

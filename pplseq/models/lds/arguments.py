@@ -110,7 +110,7 @@ def one_to_come(model: Any, inputs: Any) -> Tensor | None:
 def to_come(inputs: Any, rows: int, num_steps: int, num_inputs: int, reference: Tensor) -> Tensor | None:
     """(B, K, U) inputs of the steps to come, checked, from :func:`inputs_ahead`."""
     if inputs is not None:
-        inputs = inputs.to(reference)
+        inputs = checks.dense("future_inputs", inputs).to(reference)
         inputs = inputs.expand(rows, *inputs.shape) if inputs.dim() == 2 else inputs
     return check_inputs(inputs, (rows, num_steps), num_inputs, None, "future_inputs")
 

@@ -279,7 +279,7 @@ class StructuralModel(LDS):
         if damping is not None:
             self.raw_damping.fill_(_logit(checks.share("damping", damping, "(0, 1)")))
         if ar_weights is not None:
-            weights = checks.finite("ar_weights", torch.as_tensor(ar_weights, dtype=torch.float64).to(self.raw_ar))
+            weights = checks.finite("ar_weights", checks.numbers("ar_weights", ar_weights).double().to(self.raw_ar))
             self.raw_ar.copy_(partial_weights(checks.shape("ar_weights", weights, self.raw_ar.shape)).atanh())
         if width is not None and self.initial == "diffuse":
             raise ValueError("width: nothing is known of a diffuse start; make the model with initial='wide'")
@@ -292,7 +292,7 @@ class StructuralModel(LDS):
         if width is not None:
             self.width.fill_(checks.positive("width", width))
         if inputs is not None:
-            weights = checks.finite("inputs", torch.as_tensor(inputs, dtype=torch.float64).to(self.loadings))
+            weights = checks.finite("inputs", checks.numbers("inputs", inputs).double().to(self.loadings))
             self.emission_inputs.copy_(checks.shape("inputs", weights, (self.num_inputs,))[None])
         return self
 
