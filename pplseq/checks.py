@@ -19,6 +19,7 @@ import functools
 import inspect
 import math
 import os
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import MISSING, field
@@ -27,6 +28,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+
+LARGEST = sys.float_info.max
+MOST = 1 << 63  # whole numbers that a tensor can hold are below
 
 
 def machine_memory() -> int | None:
@@ -101,7 +106,9 @@ def count(name: str, value: Any, least: int = 1) -> int:
     if not isinstance(value, Integral) or isinstance(value, bool):
         raise TypeError(f"{name} must be a whole number, got {shown(value)}")
     if value < least:
-        raise ValueError(f"{name} must be at least {least}, got {value}")
+        raise ValueError(f"{name} must be at least {least}, got {shown(value)}")
+    if value >= MOST:
+        raise ValueError(f"{name} must be below 2^63, got {shown(value)}")
     return int(value)
 
 
@@ -133,9 +140,21 @@ def number(name: str, value: Any) -> float:
     """The value, a number that is not NaN."""
     if not isinstance(value, Real) or isinstance(value, bool):
         raise TypeError(f"{name} must be a number, got {shown(value)}")
+    if abs(value) > LARGEST and value not in (math.inf, -math.inf):
+        raise ValueError(f"{name} must be a number of at most 1.8e308, got {shown(value)}")
     if math.isnan(value):
         raise ValueError(f"{name} must be a number, got NaN")
+    if isinstance(value, Integral) and abs(value) >= MOST:  # tensors take no such whole number
+        return float(value)
     return value  # type: ignore[return-value]  # as it came: it may be written into a file
+
+
+def flag(name: str, value: Any) -> bool:
+    """The value as True or False."""
+    try:
+        return bool(value)
+    except Exception:  # of arrays, tensors and frames each their own
+        raise TypeError(f"{name} must be True or False, got {shown(value)}") from None
 
 
 def positive(name: str, value: Any, *, zero: bool = False) -> float:
@@ -157,7 +176,7 @@ def share(name: str, value: Any, interval: str = "[0, 1]") -> float:
 def choice(name: str, value: Any, choices: Iterable[str]) -> str:
     """The value, one of the choices."""
     known = list(choices)
-    if value not in known:
+    if not isinstance(value, str) or value not in known:
         close = difflib.get_close_matches(str(value), known, n=1, cutoff=0.5)
         hint = f". Did you mean {close[0]!r}?" if close else ""
         raise ValueError(f"{name} must be one of {', '.join(known)}; got {shown(value)}{hint}")
@@ -174,6 +193,9 @@ def similar(word: str, words: Iterable[str]) -> str:
     """` Did you mean 'x'?`, or nothing where no word is near."""
     close = difflib.get_close_matches(word, list(words), n=1, cutoff=0.5)
     return f" Did you mean {close[0]!r}?" if close else ""
+
+
+SCALARS = {"bool", "int", "float", "str", "None"}
 
 
 class NamedArguments:
@@ -198,6 +220,11 @@ class NamedArguments:
             setattr(cls, "set_parameters", checked)  # noqa: B010  (a type checker sees the method as it was written)
 
     def __new__(cls, *args: Any, **given: Any):
+        parameters = signature(cls.__init__).parameters
+        for name, value in (*zip(list(parameters)[1:], args, strict=False), *given.items()):
+            hint = str(parameters[name].annotation) if name in parameters else ""
+            if set(hint.split(" | ")) <= SCALARS and getattr(value, "shape", ()) and not isinstance(value, str):
+                raise TypeError(f"{name} must be {hint}, got {shown(value)}")
         known: list[str] = []
         for base in cls.__mro__[:-1]:
             if "__init__" not in vars(base):
@@ -254,6 +281,34 @@ def shape(name: str, value: Any, expected: Sequence[int]) -> Any:
     if tuple(value.shape) != tuple(expected):
         raise ValueError(f"{name} must have shape {tuple(expected)}, got {tuple(value.shape)}")
     return value
+
+
+def dense(name: str, value: Tensor) -> Tensor:
+    """The tensor, whose numbers are there to be read: no sparse one, and none on the device "meta"."""
+    import torch
+
+    if value.layout is not torch.strided or value.is_meta:
+        kind = "on the device meta" if value.is_meta else "sparse"
+        raise TypeError(f"{name} must be an array or a dense tensor, got {shown(value)}, which is {kind}; give its numbers")
+    return value
+
+
+def numbers(name: str, x: Any) -> Tensor:
+    """x as a tensor whose numbers are there; a tensor stays as it is, an array shares its memory.
+
+    Raises:
+        TypeError: it holds no numbers, or is sparse, or on the device "meta", which holds none.
+    """
+    import numpy as np
+    import torch
+
+    if isinstance(x, torch.Tensor):
+        return dense(name, x)
+    try:
+        array = np.asarray(x)
+        return torch.as_tensor(array if array.flags.writeable and min(array.strides, default=0) >= 0 else array.copy())
+    except Exception:  # numpy and torch raise many kinds
+        raise TypeError(f"{name} must hold numbers, got {shown(x)}") from None
 
 
 def words(x: Any, num_words: int) -> None:
@@ -328,7 +383,9 @@ def states(states: Any, x: Tensor, num_states: int) -> None:
     if not isinstance(states, torch.Tensor) or states.is_floating_point():
         what = states.dtype if isinstance(states, torch.Tensor) else type(states).__name__
         raise TypeError(f"states must be an integer tensor (B, T), got {what}")
-    if states.shape != x.shape[:2] or int(states.max()) >= num_states:
+    if states.shape != x.shape[:2]:
+        raise ValueError(f"states must have shape {tuple(x.shape[:2])}, got {tuple(states.shape)}")
+    if states.numel() and int(states.max()) >= num_states:
         raise ValueError(
             f"states must have shape {tuple(x.shape[:2])} and ids below {num_states}, negative where unknown; got shape "
             f"{tuple(states.shape)} and ids up to {int(states.max())}"

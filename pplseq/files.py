@@ -9,11 +9,13 @@ import math
 import os
 import re
 import shutil
+import stat
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+NAME_BYTES = 250  # of a folder: what is written beside it (`beside`) has the 255 of nearly every system
 THROUGH = ("/dev/fd/", "/dev/std", "/proc/")  # names of what is open already: written to even where that is a file
 
 
@@ -137,7 +139,8 @@ def locked(path: Path, busy: str | None = None) -> Iterator[None]:
         yield
         return
     while True:
-        file = open(path, "a+", encoding="utf-8")  # noqa: SIM115
+        # a link that a stranger's folder holds is not followed: what it names would be written over
+        file = open(path, "a+", encoding="utf-8", opener=_itself)  # noqa: SIM115
         try:
             fcntl.flock(file, fcntl.LOCK_EX | (0 if busy is None else fcntl.LOCK_NB))
         except BlockingIOError:
@@ -160,12 +163,20 @@ def locked(path: Path, busy: str | None = None) -> Iterator[None]:
             path.unlink(missing_ok=True)
 
 
+def _itself(path: str, flags: int) -> int:
+    descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
+    if stat.S_ISREG(os.fstat(descriptor).st_mode):
+        return descriptor
+    os.close(descriptor)
+    raise OSError(errno.EINVAL, "expected a file, got a pipe or a device", path)
+
+
 def is_held(path: Path) -> bool:
     """Whether a living process of this machine holds a lock file; False where there are no such locks."""
     try:
         import fcntl
 
-        with open(path, "rb") as file:
+        with open(path, "rb", opener=_itself) as file:  # a pipe would be waited for
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
@@ -184,8 +195,24 @@ def make_folder(path: Path) -> None:
     path.resolve().mkdir(parents=True, exist_ok=True)
 
 
+def check_name(path: Path) -> None:
+    """ValueError for the name of a folder that could be written, and then not be read or replaced."""
+    check_text(path)
+    if (size := len(os.fsencode(path.name))) > NAME_BYTES:
+        raise ValueError(f"...{path.name[-60:]}: its name has {size} bytes, expected at most {NAME_BYTES}; give a shorter one")
+
+
+def check_text(path: Path) -> None:
+    """ValueError for a name that is not UTF-8 text, by which safetensors opens no file."""
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:
+        raise ValueError(f"{str(path)!a}: its name is not UTF-8 text; give it, or the folder it is in, another name") from None
+
+
 def check_may_be_folder(path: Path) -> None:
-    """NotADirectoryError where something else than a folder is in the place of one, or of one that it would be in."""
+    """ValueError as of :func:`check_name`; NotADirectoryError for something else than a folder in its place or on the way."""
+    check_name(path)
     for place in (path, *path.parents):
         if place.exists():
             if not place.is_dir():

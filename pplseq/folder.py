@@ -5,7 +5,7 @@ leaves the one before as it was. A header, in JSON, says what the folder holds (
 SHA-256 of every other file, and of itself: a flipped bit, a file cut short or one of another model is named, not computed
 with. Tensors are in safetensors, arrays in npz without objects: a folder from a stranger can be wrong, but cannot run code.
 
-Who reads never changes anything on the disk. Who writes holds a lock beside the folder (`.NAME.lock`, with the number of
+Who reads never changes anything on the disk. Who writes holds a lock beside the folder (`.NAME.lck`, with the number of
 the process), and first finishes what an interrupted writer left.
 
 This file is on the ground: it knows no room.
@@ -17,12 +17,15 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Mapping
+import stat
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from pathlib import Path, PurePath
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, TypeVar
 
-from pplseq.files import beside, flush, flush_all, locked, new_file, unsteered, write_text
+from pplseq.checks import shown
+from pplseq.files import beside, check_name, check_text, flush, flush_all, locked, new_file, unsteered, write_text
 
 if TYPE_CHECKING:
     import numpy as np
@@ -31,6 +34,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 Fill = Callable[[Path], object]
 TRIES = 100  # of a reader whose folder is replaced again and again
+TEXT_BYTES = 1 << 26  # of a header, a status or a record of settings: a text of more is none of them
 
 
 class FolderError(ValueError):
@@ -66,6 +70,7 @@ class FolderKind:
         what: is stored, for messages: "model".
         again: what to do if it cannot be read: "train again".
         tensors, arrays: names of the safetensors file and of the npz file; None where the kind has none.
+        schema: what the header says beside that, as :func:`check_content` takes it.
     """
 
     format: str
@@ -75,6 +80,7 @@ class FolderKind:
     again: str
     tensors: str | None = None
     arrays: str | None = None
+    schema: Any = None
 
     def write(
         self,
@@ -93,10 +99,11 @@ class FolderKind:
             more: writes further files into the folder it is given; they get checksums, too.
 
         Raises:
-            ValueError: the folder holds something else, which is not replaced.
+            ValueError: the folder holds something else, which is not replaced, or its name is too long or no UTF-8 text.
             SaveError: the disk did not take it; what was there before is whole.
         """
         folder = Path(folder)
+        check_name(folder)
         if folder.exists() and not (folder.is_dir() and ((folder / self.header).exists() or not any(folder.iterdir()))):
             raise ValueError(
                 f"{folder}: there is something else than {self.what}, which is not replaced; choose another folder"
@@ -142,7 +149,8 @@ class FolderKind:
             self._compare(place, header["files"])
             tensors = {} if self.tensors is None else _load_tensors(place / self.tensors)
             arrays = {} if self.arrays is None else self._load_arrays(place / self.arrays)
-            return Stored(_own(header), tensors, arrays, None if more is None else more(place, header))
+            with sound(f"{place}: its files do not fit {self.header}", self.again):
+                return Stored(_own(header), tensors, arrays, None if more is None else more(place, header))
 
         return self._while_unchanged(folder, attempt)
 
@@ -176,10 +184,7 @@ class FolderKind:
         if not path.is_file():
             why = f"it has no {self.header}" if place.exists() else "there is no such folder"
             raise FileNotFoundError(f"no {self.what} at {place}: {why}; check the path")
-        try:
-            header = json.loads(path.read_text(encoding="utf-8"))
-        except (ValueError, RecursionError) as error:
-            raise FolderError(f"{path}: not readable as JSON ({error}); the file is damaged, {self.again}") from None
+        header = _json_of(path, self.again)
         if not isinstance(header, dict) or header.get("format") != self.format:
             raise FolderError(
                 f'{path}: expected "format": "{self.format}"; this folder was not written by pplseq, or holds no {self.what}; '
@@ -190,8 +195,15 @@ class FolderKind:
                 f"{path}: format version {header.get('version')}, but this pplseq reads version {self.version}; use the pplseq "
                 f"that wrote it, or {self.again}"
             )
-        if header.pop("sha256", None) != _digest(header) or not isinstance(header.get("files"), dict):
+        if header.pop("sha256", None) != _digest(header):
             raise FolderError(f"{path}: damaged: its checksum is not that of its content; {self.again}")
+        check_content(header, {"files": {...: [int, str]}}, path, self.again)
+        check_content(header, self.schema, path, self.again)
+        files = header["files"]
+        if strange := [name for name in files if not _is_inside(name)]:
+            raise FolderError(f"{path}: files names {strange[0]!r}, which is not in the folder; {self.again}")
+        if absent := [name for name in (self.tensors, self.arrays) if name is not None and name not in files]:
+            raise FolderError(f"{path}: files does not name {absent[0]}; {self.again}")
         return header
 
     def _compare(self, place: Path, files: Mapping[str, Any]) -> None:
@@ -209,14 +221,15 @@ class FolderKind:
     def _load_arrays(self, path: Path) -> dict[str, np.ndarray]:
         import numpy as np
 
-        try:
+        with sound(f"{path}: not the arrays of {self.what}", self.again):  # zipfile and numpy raise nearly anything
             # numpy leaves a file open that it opened itself and could not read
-            with open(path, "rb") as stream, np.load(stream, allow_pickle=False) as file:
-                return dict(file)
-        except (FileNotFoundError, ImportError, MemoryError):
-            raise
-        except Exception as error:  # zipfile and numpy raise nearly anything
-            raise FolderError(f"{path}: not the arrays of {self.what} ({error}); {self.again}") from error
+            with opened(path) as stream, np.load(stream, allow_pickle=False) as file:
+                if sum(part.file_size for part in file.zip.infolist()) > path.stat().st_size:
+                    raise ValueError("it is packed, which pplseq does not do, and unpacks to more")
+                try:
+                    return dict(file)
+                except MemoryError as error:  # of the size that an array says it has
+                    raise ValueError(str(error)) from None
 
 
 def seal(path: Path, header: Mapping[str, Any]) -> None:
@@ -236,15 +249,108 @@ def sealed(content: Mapping[str, Any]) -> str:
     return unsteered(json.dumps({**content, "sha256": _digest(content)}, ensure_ascii=False, indent=1)) + "\n"
 
 
-def unsealed(path: Path, again: str) -> dict[str, Any]:
-    """What `sealed` wrote; FolderError, which says what to do, where it is damaged."""
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise FolderError(f"{path}: not readable as JSON ({error}); the file is damaged, {again}") from None
+def unsealed(path: Path, again: str, schema: Any = None) -> dict[str, Any]:
+    """What `sealed` wrote; FolderError, which says what to do, where it is damaged, or not as :func:`check_content` has it."""
+    content = _json_of(path, again)
     if not isinstance(content, dict) or content.pop("sha256", None) != _digest(content):
         raise FolderError(f"{path}: damaged: its checksum is not that of its content; {again}")
+    check_content(content, schema, path, again)
     return content
+
+
+# ------------------------------------------------------------------------------------------------ what a stranger wrote
+def opened(path: str | Path) -> BinaryIO:
+    """A file of a folder, to read: a pipe, on which a reader waits for ever, or a device without an end is none.
+
+    Raises:
+        FileNotFoundError: there is none. FolderError: it is no regular file.
+    """
+    return open(path, "rb", opener=_regular)
+
+
+def _regular(path: str, flags: int) -> int:
+    descriptor = os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise FolderError(f"{path}: expected a file, got a pipe, a device or a folder; this was not written by pplseq")
+    return descriptor
+
+
+def content_of(path: str | Path, most: int = TEXT_BYTES) -> bytes:
+    """The bytes of a small file of a folder; raises as :func:`opened`, and FolderError where there are more than `most`."""
+    with opened(path) as file:
+        content = file.read(most + 1)
+    if len(content) > most:
+        raise FolderError(f"{path}: expected at most {most:,} bytes, found more; this file was not written by pplseq")
+    return content
+
+
+def _json_of(path: Path, again: str) -> Any:
+    try:
+        return json.loads(content_of(path))
+    except FolderError:
+        raise
+    except (ValueError, RecursionError) as error:
+        raise FolderError(f"{path}: not readable as JSON ({error}); the file is damaged, {again}") from None
+
+
+def check_content(content: Any, schema: Any, path: str | Path, again: str, name: str = "") -> None:
+    """Raises FolderError for JSON of another form than it was written in, naming the entry.
+
+    Args:
+        schema: a type, or a tuple of them (float takes whole numbers, int no truth values); None takes anything. Of a list
+            [schema] of all its entries, [schema, schema, ...] of each. Of an object {name: schema}, "name?" where it may be
+            absent or null, `...` for the names that are not listed; those may be there without it, too.
+    """
+    many = isinstance(schema, (list, dict))
+    kinds = (type(schema),) if many else schema if isinstance(schema, tuple) else (schema,)
+    if schema is None:
+        return
+    kinds = tuple(type(None) if kind is None else kind for kind in kinds) + ((int,) if float in kinds else ())
+    right = isinstance(content, kinds) and (bool in kinds or not isinstance(content, bool))
+    if many and right and isinstance(schema, list):
+        right = len(schema) == 1 or len(schema) == len(content)
+    if not right:
+        what = f"a list of {len(schema)}" if isinstance(content, list) and many else "/".join(map(_JSON.__getitem__, kinds))
+        raise FolderError(f"{path}: {name or 'the file'} must be {what}, got {shown(content)}; it was changed, {again}")
+    if isinstance(schema, list):
+        for number, part in enumerate(content):
+            check_content(part, schema[number if len(schema) > 1 else 0], path, again, f"{name}[{number}]")
+    elif isinstance(schema, dict):
+        names = [key.removesuffix("?") for key in schema if key is not ...]
+        for key in schema:
+            if key is not ... and key not in content and not key.endswith("?"):
+                raise FolderError(f"{path}: {f'{name}.{key}'.lstrip('.')} is missing; it was changed, {again}")
+        for key, part in content.items():
+            of = schema.get(key) if key in schema else schema.get(f"{key}?") if key in names else schema.get(...)
+            if part is not None or f"{key}?" not in schema:
+                check_content(part, of, path, again, f"{name}.{key}".lstrip("."))
+
+
+_JSON = {dict: "an object", list: "a list", str: "text", int: "a whole number", float: "a number", bool: "true or false",
+         type(None): "null"}  # fmt: skip
+
+
+@contextmanager
+def sound(what: str, again: str = "the file is damaged", *keeps: type[Exception]) -> Iterator[None]:
+    """A block that makes something of what a folder says: whatever it raises becomes a FolderError that begins with `what`.
+
+    Raises:
+        FolderError: of what a file says. OSError, ImportError, MemoryError, and what is in `keeps`: as they come.
+    """
+    try:
+        yield
+    except (FolderError, OSError, ImportError, MemoryError, *keeps):
+        raise
+    except Exception as error:
+        why = " ".join(str(error).split())  # torch takes several lines
+        kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
+        raise FolderError(f"{what} ({kind}{why}); {again}") from error
+
+
+def _is_inside(name: str) -> bool:
+    """Whether a name among those of a folder's files is one of a file within it."""
+    return not PurePath(name).anchor and ".." not in PurePath(name).parts
 
 
 def write_with_sum(path: Path, write: Fill) -> None:
@@ -260,7 +366,7 @@ def write_with_sum(path: Path, write: Fill) -> None:
 
 def check_sum(path: Path) -> None:
     """Raises FolderError for a file that is not the one of the `NAME.sha256` beside it, where there is one."""
-    if (beside_it := _sum_of(path)).is_file() and beside_it.read_text(errors="replace").split()[:1] != [_sha256(path)]:
+    if (beside_it := _sum_of(path)).is_file() and content_of(beside_it).decode(errors="replace").split()[:1] != [_sha256(path)]:
         raise FolderError(
             f"{path}: damaged: its checksum is not the one in {beside_it.name}; put back a copy of it, or, where you changed "
             f"it yourself, remove {beside_it.name}"
@@ -305,7 +411,7 @@ def replace_folder(folder: str | Path, fill: Fill) -> None:
     new, old = beside(place, "new"), beside(place, "old")
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
-        with locked(beside(place, "lock")):
+        with locked(beside(place, "lck")):
             try:
                 _put_back(place)
                 shutil.rmtree(new, ignore_errors=True)
@@ -333,7 +439,7 @@ def whole_folder(folder: str | Path) -> Path:
     """The folder itself, or what a replacement that was cut off between its two renames left of it; changes nothing."""
     folder = Path(folder)
     old = beside(folder.resolve() if folder.is_symlink() else folder, "old")
-    return old if old.is_dir() and not folder.exists() else folder
+    return old if os.path.isdir(old) and not folder.exists() else folder  # False, not an error, of a name that is too long
 
 
 def _own(header: dict[str, Any]) -> dict[str, Any]:
@@ -344,7 +450,7 @@ def tidy(folder: str | Path) -> None:
     """Finish what a writer of the folder that was killed left beside it; a writer at work is waited for."""
     place = Path(folder).resolve()
     if beside(place, "old").exists() or beside(place, "new").exists():
-        with locked(beside(place, "lock")):
+        with locked(beside(place, "lck")):
             _put_back(place)
             shutil.rmtree(beside(place, "new"), ignore_errors=True)
 
@@ -360,7 +466,7 @@ def _put_back(folder: Path) -> None:
 
 def _bytes(path: Path) -> bytes | None:
     try:
-        return path.read_bytes()
+        return content_of(path)
     except OSError:
         return None
 
@@ -370,7 +476,7 @@ def _digest(header: Mapping[str, Any]) -> str:
 
 
 def _sha256(path: Path) -> str:
-    with open(path, "rb") as file:
+    with opened(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
@@ -402,6 +508,7 @@ def _load_tensors(path: Path) -> dict[str, Tensor]:
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
+    check_text(path)
     try:
         return load_file(path)
     except RuntimeError as error:  # how torch maps a file; in a folder that is just being replaced there is none any more

@@ -290,7 +290,7 @@ def test_killed_between_the_two_renames(saved):
     assert process.stdout.readline() == "ready\n"
     assert not saved.exists() and whole_folder(saved).name == ".toy.old"
     assert KIND.read(saved).header["step"] == 3  # beside the living writer, whose folders stay where they are
-    assert names(saved.parent) == [".toy.lock", ".toy.new", ".toy.old"]
+    assert names(saved.parent) == [".toy.lck", ".toy.new", ".toy.old"]
     end(process)
     assert KIND.read(saved).header["step"] == 3
     write(saved, step=8)  # the lock went with its process

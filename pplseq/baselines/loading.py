@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -13,7 +12,7 @@ import torch
 from pplseq import checks
 from pplseq.baselines import NETWORKS
 from pplseq.baselines.tagging_columns import open_columns
-from pplseq.folder import FolderError, whole_folder
+from pplseq.folder import unsealed, whole_folder
 from pplseq.models.storage import MODEL, read_model
 
 CHECKPOINTS = ("best", "last")
@@ -86,11 +85,10 @@ def _standardized(place: Path) -> Iterator[str]:
     ):
         if not path.is_file():
             continue
-        try:
-            found = json.loads(path.read_text(encoding="utf-8"))
-            columns = (found if within is None else found.get(within)) or {}
-        except (ValueError, AttributeError) as error:
-            raise FolderError(f"{path}: not readable as JSON ({error}); the file is damaged, train again") from None
+        units = {f"{name}?": [float] for name in ("mean", "scale", "input_mean", "input_scale")}
+        units |= {"inputs?": [str], "outputs?": [str]}
+        found = unsealed(path, "train again", units if within is None else {f"{within}?": units})
+        columns = (found if within is None else found.get(within)) or {}
         for kind, mean, scale in names:
             for name, center, unit in zip(*(columns.get(part) or () for part in (kind, mean, scale)), strict=False):
                 if (center, unit) != (0.0, 1.0):

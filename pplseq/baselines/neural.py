@@ -21,7 +21,7 @@ from pplseq import checks
 from pplseq.baselines.sgd import SGDSettings, SGDTraining, State
 from pplseq.data.text import Text
 from pplseq.data.vocabulary import Vocabulary
-from pplseq.folder import FolderError
+from pplseq.folder import sound
 from pplseq.runs.loop import run_training
 from pplseq.runs.settings import perplexity
 
@@ -295,6 +295,7 @@ class NeuralLanguageModel(checks.NamedArguments, nn.Module):
             ValueError: a model of another kind, or damaged files.
         """
         from pplseq.baselines import NETWORKS
+        from pplseq.models.declared import within
         from pplseq.models.storage import MODEL, check_finite, read_words
 
         header, tensors, _, words = MODEL.read(folder, more=read_words)
@@ -303,11 +304,10 @@ class NeuralLanguageModel(checks.NamedArguments, nn.Module):
             expected = getattr(cls, "name", None) or " or ".join(NETWORKS)
             raise ValueError(f"{folder}: expected a model of kind {checks.shown(expected)}, got {checks.shown(kind)}")
         check_finite(tensors, folder)
-        try:
-            model = NETWORKS[kind](words.vocabulary, **header["config"])
+        with sound(f"{folder}: config.json does not describe these parameters", MODEL.again):
+            with within(tensors):
+                model = NETWORKS[kind](words.vocabulary, **header["config"])
             model.load_state_dict(tensors)
-        except (AttributeError, TypeError, KeyError, RuntimeError) as error:
-            raise FolderError(f"{folder}: config.json does not describe these parameters ({error})") from error
         model.is_fitted = True
         return model.eval()
 

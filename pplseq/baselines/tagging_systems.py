@@ -14,7 +14,8 @@ from pplseq import checks
 from pplseq.baselines.tagging_columns import COLUMN_KINDS, open_columns, with_columns
 from pplseq.checks import nearest
 from pplseq.data.columns import TaggedSentence
-from pplseq.files import beside, check_writable
+from pplseq.files import beside, check_name, check_writable
+from pplseq.folder import check_content
 from pplseq.models.taggers import TAGGERS
 
 if TYPE_CHECKING:
@@ -333,6 +334,7 @@ def check_out(folder: Path) -> None:
     """ValueError where saving would replace a folder that holds something else than a tagger."""
     if not folder.name:
         raise ValueError(f"--out: expected the name of a new folder, got {folder}")
+    check_name(folder)
     check_writable(beside(folder, "trial"))
     if folder.is_dir() and any(folder.iterdir()):
         from pplseq.models.storage import MODEL
@@ -376,6 +378,9 @@ def load_tagger(folder: str | Path) -> SavedTagger:
     training = MODEL.read_header(folder)["training"]
     if training is None:
         return SavedTagger(tagger, tagger.name, None, None, None)  # saved from Python
+    again = "train again, as by `pplseq train tagger`"
+    noted = {"system": str, "column?": str, "file_format?": str, "ambiguous_words?": [str]}
+    check_content(training, noted, folder, again, "training")
     words = training["ambiguous_words"]
     known = None if words is None else frozenset(words)
     return SavedTagger(tagger, training["system"], training["column"], training["file_format"], known)

@@ -35,6 +35,9 @@ COMMANDS = {
 }
 
 
+OUT_OF_MEMORY = ("bad_alloc", "can't allocate memory", "not enough memory")  # how C++ and torch say it
+
+
 class Failed(click.ClickException):
     """An error of the library: one line on stderr, and an exit code."""
 
@@ -80,7 +83,10 @@ class LazyGroup(click.Group):
             failure, code = error, 1
         if ctx.params.get("debug"):
             raise failure
-        raise Failed(str(failure) or type(failure).__name__, code)
+        said = str(failure) or type(failure).__name__
+        if isinstance(failure, MemoryError) or any(sign in said for sign in OUT_OF_MEMORY):
+            said = f"not enough memory ({said}); give the command more (ulimit -v), or ask for fewer states or a smaller batch"
+        raise Failed(said, code)
 
 
 def open_closed() -> None:

@@ -11,11 +11,15 @@ from pplseq.data.lag_counts import LagCounts, Part
 from pplseq.data.locations import matching
 from pplseq.data.streams import TextStream
 from pplseq.data.vocabulary import Vocabulary, WordForms
-from pplseq.folder import FolderError, FolderKind, whole_folder
+from pplseq.folder import FolderKind, sound, whole_folder
 
 COUNTS = FolderKind(
-    "pplseq-lag-counts", 2, header="counts.json", arrays="counts.npz", what="lag counts", again="count again"
-)
+    "pplseq-lag-counts", 2, header="counts.json", arrays="counts.npz", what="lag counts", again="count again",
+    schema={
+        "num_words": int, "max_lag": int, "unit": str, "lower": bool, "digits?": str, "unknown?": str, "eos": str,
+        "parts": [{"source": str, "fingerprint": str, "shard?": int, "num_shards?": int}], "settings?": dict,
+    },
+)  # fmt: skip
 
 
 def save_counts(counts: LagCounts, folder: str | Path, *, settings: dict | None = None) -> Path:
@@ -66,7 +70,7 @@ def load_counts(folder: str | Path) -> LagCounts:
         return _vocabulary(place, header)
 
     header, _, arrays, vocabulary = COUNTS.read(folder, more=read_vocab)
-    try:
+    with sound(f"{folder}: counts.json does not describe these counts", COUNTS.again):
         lags = [
             csr_counts(arrays[f"values_{lag}"], arrays[f"columns_{lag}"], arrays[f"indptr_{lag}"], header["num_words"])
             for lag in range(1, header["max_lag"] + 1)
@@ -75,8 +79,6 @@ def load_counts(folder: str | Path) -> LagCounts:
             matrix.check_format(full_check=True)  # a folder from a stranger must not make scipy read beyond its arrays
         forms, parts = WordForms(header["lower"], header["digits"]), tuple(Part(**part) for part in header["parts"])
         return LagCounts(vocabulary, arrays["counts"], tuple(lags), header["unit"], parts, forms)
-    except (KeyError, TypeError, ValueError) as error:
-        raise FolderError(f"{folder}: counts.json does not describe these counts ({error!r}); count again") from error
 
 
 def is_counted(folder: str | Path, source: str | Path, shard: tuple[int, int], settings: dict) -> bool:

@@ -6,6 +6,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pplseq import checks
+
 
 def pad_sequences(
     sequences, *, event_dims: int = 0, dtype: torch.dtype | None = None, fill: float = 0, name: str = "x"
@@ -56,7 +58,7 @@ def for_torch(x):
 
 def _as_tensor(sequence, name: str, index: int) -> Tensor:
     if isinstance(sequence, Tensor):
-        return sequence
+        return checks.numbers(f"{name}: sequence {index}", sequence)
     try:
         return torch.as_tensor(for_torch(np.asarray(sequence)))
     except (TypeError, ValueError):

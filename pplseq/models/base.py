@@ -281,9 +281,14 @@ class SequenceModel(checks.NamedArguments, PyroModule):
                 raise ValueError("num_steps: say how many steps to generate when x is None")
             num_sequences = 1 if num_sequences is None else num_sequences
             shape = checks.count("num_sequences", num_sequences), checks.count("num_steps", num_steps)
+            if states is not None:
+                checks.shape("states", states, shape)
             values = observed = None
         else:
             if not checks.TRUSTED.get():
+                for name, value in (("x", x), ("lengths", lengths), ("states", states)):
+                    if isinstance(value, Tensor):
+                        checks.dense(name, value)
                 self.check_rows(x, lengths)
                 checks.states(states, x, self.num_observable_states)
             shape = x.shape[0], x.shape[1]
@@ -355,6 +360,8 @@ class SequenceModel(checks.NamedArguments, PyroModule):
             start: the belief at the end of the previous segment, or None.
             **known: what else the program takes.
         """
+        if x is None:
+            raise checks.no_sequences("x", x)
         training = in_training(self) if self.training else []
         for part in training:
             set_mode(part, False)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from pplseq import checks
-from pplseq.data.ragged import for_torch, pad_sequences
+from pplseq.data.ragged import pad_sequences
 from pplseq.distributions.state import MISSING
 from pplseq.infer.fit.em import Batch
 from pplseq.models.forms import states_in_form
@@ -41,11 +41,11 @@ def to_batch(x, lengths=None, *, words: bool, reference: Tensor) -> Batch:
             raise ValueError("x must be a list of sequences; to give a single one, write [x]")
         x, lengths = pad_sequences(x, event_dims=0 if words else 1, dtype=None if words else reference.dtype)
     elif isinstance(x, (np.ndarray, Tensor)):
-        x = torch.as_tensor(for_torch(x))
-        lengths = None if lengths is None else torch.as_tensor(lengths)
+        x = checks.numbers("x", x)
+        lengths = None if lengths is None else checks.numbers("lengths", lengths)
     else:
         raise checks.no_sequences("x", x)
-    if x.shape[0] == 0 or x.dim() > 1 and x.shape[1] == 0:
+    if x.dim() == 0 or x.shape[0] == 0 or x.dim() > 1 and x.shape[1] == 0:
         raise ValueError(f"x must hold at least one step of one sequence, got shape {tuple(x.shape)}")
     if x.is_complex():
         raise TypeError(f"x must hold real numbers, got {x.dtype}; give .real and .imag as two columns")
@@ -59,7 +59,9 @@ def to_batch(x, lengths=None, *, words: bool, reference: Tensor) -> Batch:
 
 def is_batch(x: Any, words: bool, reference: Tensor | None) -> bool:
     """Whether x are full rows as a :class:`Batch` has them, of a parameter's type and on its device: nothing to convert."""
-    if type(x) is not Tensor or reference is None or x.dim() != (2 if words else 3) or x.device != reference.device:
+    if type(x) is not Tensor or x.layout is not torch.strided or reference is None:
+        return False
+    if x.dim() != (2 if words else 3) or x.device != reference.device:
         return False
     # a column of words could be one sequence
     return 0 not in x.shape and (x.dtype == torch.int64 and x.shape[1] > 1 if words else x.dtype == reference.dtype)
@@ -109,7 +111,7 @@ def padded_states(states, x, batch: Batch, num_states: int) -> Tensor:
     if isinstance(x, (list, tuple)) or isinstance(states, (list, tuple)):
         states = pad_sequences(states, fill=-1, name="states")[0]
     else:
-        states = torch.as_tensor(for_torch(states))
+        states = checks.numbers("states", states)
     if states.shape != batch.x.shape[:2]:
         raise ValueError(f"states must cover x, {tuple(batch.x.shape[:2])}, got {tuple(states.shape)}")
     checks.states(states, batch.x, num_states)
@@ -150,12 +152,12 @@ def without_empty_rows(x, lengths=None, *, num_features: int | None = None) -> t
         return [nothing if skip else row for row, skip in zip(x, empty, strict=True)], lengths, torch.tensor(empty)
     if not isinstance(x, (np.ndarray, Tensor)) or len(x.shape) != (2 if num_features is None else 3):
         return x, lengths, None  # the model says what is wrong with it
-    x = torch.as_tensor(for_torch(x))
+    x = checks.numbers("x", x)
     if x.shape[1] == 0:
         return x.new_zeros(len(x), 1, *x.shape[2:]), torch.ones(len(x)).long(), torch.ones(len(x), dtype=torch.bool)
     if lengths is None:
         return x, None, None
-    lengths = torch.as_tensor(lengths, device=x.device)
+    lengths = checks.numbers("lengths", lengths).to(x.device)
     checks.lengths(lengths, x)
     empty = lengths == 0
     if not bool(empty.any()):

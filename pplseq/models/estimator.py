@@ -188,6 +188,7 @@ class Estimator(FittedState, SequenceModel):
             )
         how = () if initialization is None else (checks.choice("initialization", initialization, self.starts),)
         self.check_method(method)
+        warm_start, resume = checks.flag("warm_start", warm_start), checks.flag("resume", resume)
         if num_restarts > 1 and warm_start:
             raise ValueError(f"num_restarts: a warm start has one starting point; got {num_restarts}")
         with self.naming(x, warm_start or resume, known.get("inputs"), known.get("states")):
@@ -312,12 +313,13 @@ class Estimator(FittedState, SequenceModel):
 
     def log_joint(self, x: Tensor, lengths: Tensor | None = None, *, share: float = 1.0, **known) -> Tensor:
         """log p(x) summed over rows plus ``share`` of the log prior, nats; differentiable in the parameters."""
+        checks.number("share", share)
         with self._at_point(), poutine.block():
             chain = self.direct_chain(x, lengths, **known)
             if chain is None:
                 self(x, lengths, **known)
                 chain = vars(self).pop("_chains").popitem()[1]
-        return chain.log_prob().sum() + share * self.log_prior()
+        return chain.log_prob().sum() + float(share) * self.log_prior()
 
     # ---------------------------------------------------------------- likelihood
     def posterior(self, x, lengths=None, start=None, **known):
@@ -366,6 +368,7 @@ class Estimator(FittedState, SequenceModel):
         Raises:
             ValueError: where nothing at all was observed, whose 0 nats would say nothing of the model.
         """
+        per_token = checks.flag("per_token", per_token)
         x, lengths = self.as_text(x, lengths, known)
         batch, chain = self._posterior(x, lengths, **known)
         if batch.states is None and not getattr(chain, "is_whole", False) and not observed_tokens(self, batch):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from pplseq import checks
 from pplseq.infer.discrete.results import StateMarginals
 from pplseq.models.batch import as_given
 from pplseq.models.estimator import Estimator, Sample
@@ -26,6 +27,8 @@ class RegimeQueries(Estimator):
 
     def regimes(self, probs: Tensor) -> Tensor:
         """(..., R) probabilities of (..., N) those of states."""
+        if checks.numbers("probs", probs).shape[-1:] != self.regime_of.shape or not torch.is_floating_point(probs):
+            raise ValueError(f"probs must be floating-point and end in N = {len(self.regime_of)}, got {checks.shown(probs)}")
         return probs.new_zeros(*probs.shape[:-1], self.num_regimes).index_add_(-1, self.regime_of, probs)
 
     def _of_regimes(self, states: StateMarginals, x) -> StateMarginals:

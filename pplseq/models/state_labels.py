@@ -33,7 +33,7 @@ def numbers_of_states(states: Any, names: Sequence[str] | None) -> Any:
     if getattr(states, "ndim", 0):
         kind: Any = states.dtype
         floats = kind.kind == "f" if isinstance(states, np.ndarray) else getattr(kind, "is_floating_point", False)
-        return whole(np.asarray(states, dtype=float)) if floats else states
+        return whole(checks.numbers("states", states).detach().cpu().double().numpy()) if floats else states
     if isinstance(states, str):
         if names is not None and states in names:
             return names.index(states)

@@ -8,12 +8,18 @@ from typing import Any, NamedTuple
 import torch
 
 from pplseq import checks
-from pplseq.folder import FolderError, FolderKind, check_finite
+from pplseq.data.vocabulary import SPECIAL_WORDS
+from pplseq.folder import FolderError, FolderKind, check_finite, sound
+from pplseq.models.declared import within
 
 NAMES = ("column_names", "input_column_names", "state_names")  # of a model, kept with it
 MODEL = FolderKind(
-    "pplseq", 2, header="config.json", tensors="model.safetensors", what="model", again="train again or save it again"
-)
+    "pplseq", 2, header="config.json", tensors="model.safetensors", what="model", again="train again or save it again",
+    schema={
+        "model": str, "config?": dict, "column_names?": [str], "input_column_names?": [str], "tagger?": str, "training?": dict,
+        "special_words?": SPECIAL_WORDS,
+    },
+)  # fmt: skip
 
 
 def save_model(model, folder) -> Path:
@@ -61,9 +67,11 @@ def read_words(folder: Path, header: dict[str, Any]) -> Words:
     from pplseq.data.vocabulary import Vocabulary
 
     vocabulary = clusters = None
-    if (folder / "vocab.txt").is_file():
+    if header.get("special_words") is not None and "vocab.txt" not in header["files"]:
+        raise FolderError(f"{folder}: files does not name vocab.txt; {MODEL.again}")
+    if "vocab.txt" in header["files"]:
         vocabulary = Vocabulary.load(folder / "vocab.txt", **header.get("special_words", {}))
-        if (folder / "clusters.paths").is_file():
+        if "clusters.paths" in header["files"]:
             clusters = read_paths(folder / "clusters.paths", vocabulary)
     return Words(vocabulary, clusters)
 
@@ -83,15 +91,13 @@ def read_model(folder, device: str | torch.device = "cpu"):
     if header.get("model") not in MODELS:
         raise FolderError(f"{folder}: unknown model {header.get('model')!r}; known: {', '.join(MODELS)}")
     check_finite(tensors, folder)
-    try:
-        model = MODELS[header["model"]].from_config(header["config"], tensors)
+    with sound(f"{folder}: config.json does not describe these parameters", MODEL.again):
+        with within(tensors):
+            model = MODELS[header["model"]].from_config(header["config"], tensors)
         kinds = {value.dtype for value in tensors.values() if value.is_floating_point()}
         if len(kinds) == 1:  # one that was converted, as by .double(), keeps its digits, whatever its constructor makes
             model.to(kinds.pop())
         model.load_state_dict(tensors)
-    except (TypeError, RuntimeError, KeyError) as error:
-        why = " ".join(str(error).split())  # torch takes several lines
-        raise FolderError(f"{folder}: config.json does not describe these parameters ({why})") from error
     vocabulary, clusters = words
     num_words = getattr(model, "num_words", None)
     if vocabulary is not None and num_words is not None and num_words != len(vocabulary):

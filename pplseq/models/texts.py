@@ -145,7 +145,7 @@ def check_same_text(folder: Path, text: Text, resume: bool, name: str | None = N
         "training_text": hashlib.sha256(text.tokens.tobytes()).hexdigest(),
     }
     if resume and path.exists():
-        before = unsealed(path, "put back a copy of it, or start a new run")
+        before = unsealed(path, "put back a copy of it, or start a new run", {"vocabulary": str, "training_text": str})
         for key in ("vocabulary", "training_text"):
             if before[key] != data[key]:
                 raise ValueError(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import platform
 import shutil
 from collections.abc import Iterator
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from pplseq.files import write_text
+from pplseq.folder import sound
 from pplseq.recipes.recipe import Recipe, recipe_named
 from pplseq.recipes.settings import fill, options_of, read_sealed_toml, seal_toml, to_toml
 from pplseq.runs.provenance import code_version
@@ -34,9 +34,10 @@ def read_record(run: str | Path) -> Record:
     if not path.is_file():
         raise FileNotFoundError(f"{run} is not a run of `pplseq train`: it has no {RECORD}")
     table = read_sealed_toml(path)
-    recipe = recipe_named(str(table.pop("model", None)))
-    data = str(table.pop("data", ""))
-    return Record(recipe, data, fill(recipe.settings, table, where=f"{path}: "))
+    with sound(str(path), "put back what was changed"):
+        recipe = recipe_named(str(table.pop("model", None)))
+        data = str(table.pop("data", ""))
+        return Record(recipe, data, fill(recipe.settings, table))
 
 
 def differs(recipe: Recipe, data: str | Path | None, settings: Any, before: Record) -> bool:
@@ -60,7 +61,7 @@ def check_folder(recipe: Recipe, folder: Path, resume: bool) -> None:
 
 def _is_left_over(name: str) -> bool:
     """Whether a process that was killed may have left this in a run's folder."""
-    return name.startswith(".") and name.endswith((".new", ".old", ".lock", LOCK))
+    return name.startswith(".") and name.endswith((".new", ".old", ".lck", LOCK))
 
 
 def record_of(folder: Path) -> Record | None:
@@ -78,7 +79,7 @@ def write_record(recipe: Recipe, data: str, settings: Any, folder: Path) -> None
     text = (
         "# The settings of this run; again: pplseq train --config config.toml --out ANOTHER_FOLDER\n"
         f"# Trained by pplseq {code_version()}\n{_same_numbers(settings.deterministic)}"
-        f"model = {json.dumps(recipe.name)}\ndata = {json.dumps(data, ensure_ascii=False)}\n{to_toml(settings)}"
+        + to_toml(settings, model=recipe.name, data=data)
     )
     try:
         write_text(path, seal_toml(text))

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from pplseq.checks import nearest
+from pplseq.files import check_name
 from pplseq.recipes.recipe import RECIPES, Job, Lines, Recipe, recipe_named
 from pplseq.recipes.run_folder import RECORD, Record, check_folder, differs, held, read_record, record_of, write_record
 from pplseq.recipes.settings import fill, options_of, read_sealed_toml
@@ -59,6 +60,7 @@ def train(
     """
     started = time.monotonic()
     folder, watch = Path(folder), watch or Watch()
+    check_name(folder)
     if resume:
         recipe, data, chosen = _resumed(folder, model, data, settings)
     else:

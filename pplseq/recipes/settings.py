@@ -25,7 +25,6 @@ import dataclasses
 import functools
 import hashlib
 import inspect
-import json
 import re
 import tomllib
 import types
@@ -36,7 +35,7 @@ from typing import Annotated, Any, TypeVar
 
 from pplseq import checks
 from pplseq.checks import nearest, setting  # noqa: F401  (which fields are made with)
-from pplseq.folder import FolderError
+from pplseq.folder import FolderError, content_of, sound
 
 Duration = Annotated[float, "duration"]  # seconds; as text also 90s, 10m, 2h, 1d
 Bounds = Annotated[int, "bounds"]  # a whole number, or two as text, 12-20, which become a pair
@@ -103,8 +102,8 @@ class Option:
             return seconds(value, where)
         if self.bounds:
             return bounds(value, where)
-        if self.kind is float and isinstance(value, int) and not isinstance(value, bool):
-            return float(value)
+        if self.kind is float and isinstance(value, (int, float)) and not isinstance(value, bool):
+            return float(checks.number(where, value))
         if self.kind is Path and isinstance(value, str):
             return Path(value)
         if self.kind is str and isinstance(value, int) and not isinstance(value, bool):
@@ -177,9 +176,16 @@ def fill(settings: type[S], given: Mapping[str, Any], where: str = "") -> S:
 def read_toml(path: Path) -> dict[str, Any]:
     """The table of a TOML file, names with _ for -; ValueError for a file that is not TOML."""
     try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        return _table(path.read_bytes())
+    except ValueError as error:
         raise ValueError(f"{path} is not TOML: {error}") from error
+
+
+def _table(content: bytes) -> dict[str, Any]:
+    try:
+        table = tomllib.loads(content.decode())
+    except RecursionError:
+        raise ValueError("too many brackets within each other") from None
     return {key.replace("-", "_"): value for key, value in table.items()}
 
 
@@ -194,7 +200,8 @@ def read_sealed_toml(path: Path) -> dict[str, Any]:
     Raises:
         FolderError: they are not those that were written.
     """
-    lines = path.read_bytes().splitlines(keepends=True)
+    content = content_of(path)
+    lines = content.splitlines(keepends=True)
     seals = [line for line in lines if line.startswith(SEAL.encode())]
     rest = hashlib.sha256(b"".join(line for line in lines if line not in seals)).hexdigest()
     if seals and [line.split()[2:3] for line in seals] != [[rest.encode()]]:
@@ -202,20 +209,26 @@ def read_sealed_toml(path: Path) -> dict[str, Any]:
             f"{path}: damaged: its checksum is not that of its content; put back a copy of it, or, where you changed it "
             f"yourself, remove the line that begins with {SEAL.strip()!r}"
         )
-    return read_toml(path)
+    with sound(f"{path} is not TOML", "put back a copy of it"):
+        return _table(content)
 
 
-def to_toml(settings: Any) -> str:
-    """Lines that :func:`read_toml` and :func:`fill` turn into the same settings; None where that is the default is left out."""
-    lines = []
+def to_toml(settings: Any, **before: str) -> str:
+    """Lines that :func:`read_toml` and :func:`fill` turn into the same settings; None where that is the default is left out.
+
+    Args:
+        before: what stands before the settings.
+    """
+    import tomli_w
+
+    table: dict[str, Any] = dict(before)
     for name, option in options_of(type(settings)).items():
         value = getattr(settings, name)
         if value is None and option.default is not None:
             value = "none"
         if value is not None:
-            # JSON's strings, numbers, booleans and lists of them are TOML's too.
-            lines.append(f"{name} = {json.dumps(value, ensure_ascii=False, default=str)}\n")
-    return "".join(lines)
+            table[name] = str(value) if isinstance(value, Path) else value
+    return tomli_w.dumps(table)
 
 
 def _kind(hint: Any) -> dict[str, Any]:

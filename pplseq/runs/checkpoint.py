@@ -13,6 +13,7 @@ import contextlib
 import math
 import threading
 from collections.abc import Iterator, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +22,15 @@ from torch import Tensor
 
 from pplseq.files import locked, make_folder
 from pplseq.folder import FolderError, FolderKind, check_finite
+from pplseq.runs.settings import Progress
 from pplseq.runs.status import LOCK
 
 _HELD: set[tuple[Path, int]] = set()  # folders and the threads that train there
 
+PROGRESS = {f"{name}?": type(value) for name, value in asdict(Progress()).items()}
 TRAINING = FolderKind(
     "pplseq-training", 2, header="training.json", tensors="training.safetensors", what="training checkpoint",
-    again="resume from another checkpoint, or train again from the start",
+    again="resume from another checkpoint, or train again from the start", schema={"state": {"progress?": PROGRESS}},
 )  # fmt: skip
 
 

@@ -18,7 +18,8 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from pplseq.folder import replace_folder, whole_folder
+from pplseq import checks
+from pplseq.folder import replace_folder, sound, whole_folder
 from pplseq.runs import processes
 from pplseq.runs.checkpoint import TRAINING, check_numbers, is_held_here, only_one_run
 from pplseq.runs.metrics_log import MetricsLog, metrics_of
@@ -165,6 +166,12 @@ def run_training(
 
 class _Loop:
     def __init__(self, training, folder, max_time, early_stop, checkpoint_interval, on_record, began) -> None:
+        if max_time is not None:
+            checks.number("max_time", max_time)
+        if early_stop is not None:
+            checks.count("early_stop", early_stop)
+        if on_record is not None and not callable(on_record):
+            raise TypeError(f"on_record must be a function of a record, got {checks.shown(on_record)}")
         self.training: Training = training
         training.clock = self._clock
         self.folder: Path | None = folder
@@ -374,8 +381,10 @@ class _Loop:
         header, tensors, *_ = TRAINING.read(self.folder / "last")
         state = header["state"]
         check_numbers(tensors, state, self.folder / "last", dropped=self.training.drops)
-        self.training.progress = Progress(**state.pop("progress"))
-        self.training.restore(tensors, state)
+        # a ValueError is about what was asked for beside the folder
+        with sound(f"{self.folder / 'last'}: the checkpoint does not fit this training", TRAINING.again, ValueError):
+            self.training.progress = Progress(**state.pop("progress"))
+            self.training.restore(tensors, state)
         if self.training.says_best:
             self.training.restore_best(self.folder / "best")
         self.seconds_before += self.progress.seconds

@@ -14,8 +14,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from pplseq.files import json_line, write_text
+from pplseq.folder import content_of
 from pplseq.runs.status import run_status
 
+MOST_BYTES = 1 << 28  # a million records
 _CHECK = re.compile(r', "check": "([0-9a-f]{8})"\}$')
 
 
@@ -82,7 +84,7 @@ def metrics_of(path: str | Path) -> Metrics:
     The end of a line that a process was writing when it was killed is none of them.
     """
     path = Path(path)
-    *lines, last = path.read_text(encoding="utf-8", errors="replace").split("\n") if path.exists() else [""]
+    *lines, last = content_of(path, MOST_BYTES).decode(errors="replace").split("\n") if path.exists() else [""]
     checked = any(map(_CHECK.search, lines))
     lines += [last] if last and _record(last, checked) is not None else []  # whole but for its end
     found = [_record(line, checked) for line in lines]

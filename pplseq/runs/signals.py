@@ -117,7 +117,7 @@ def alarm(seconds: float | None) -> Iterator[None]:
         raise TimeOver
 
     before = signal.signal(signal.SIGALRM, ring)
-    signal.setitimer(signal.ITIMER_REAL, max(seconds, 1e-6))
+    signal.setitimer(signal.ITIMER_REAL, min(max(seconds, 1e-6), 1e9))  # a clock has no more
     try:
         yield
     finally:

@@ -8,11 +8,12 @@ import socket
 from pathlib import Path
 from typing import Any
 
-from pplseq.files import is_held, write_text
+from pplseq.files import goes_through, is_held, write_text
 from pplseq.folder import FolderError, sealed, unsealed
 from pplseq.runs.provenance import code_version, today
 
 STATUS, LOCK = "status.json", ".lock"
+SAID = {"status": str, "reason?": str, "step?": int, "seconds?": float, "num_records?": int, "host?": str}
 UNFINISHED = ("stopped", "died", "failed")
 
 
@@ -29,6 +30,8 @@ def say_status(
     said |= {"day": today(), "version": code_version()}
     said |= {"pid": os.getpid(), "host": socket.gethostname()}
     with contextlib.suppress(OSError):  # a full disk is told where something is lost
+        if goes_through(folder / STATUS):  # a pipe, for whose reader one would wait
+            (folder / STATUS).unlink()
         write_text(folder / STATUS, sealed(said))
 
 
@@ -41,7 +44,7 @@ def run_status(folder: str | Path) -> dict[str, Any]:
     """
     path = Path(folder) / STATUS
     try:
-        status = unsealed(path, "")
+        status = unsealed(path, "", SAID)
     except OSError:
         return {"status": "absent"}
     except FolderError:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from pplseq import checks
 from pplseq.data.vocabulary import Vocabulary
 from pplseq.files import json_line
-from pplseq.folder import tidy
+from pplseq.folder import sound, tidy
 from pplseq.report.personal import StreamTotals
 from pplseq.runs.checkpoint import only_one_run
 from pplseq.runs.signals import Stopped, StopSignals
@@ -137,9 +137,9 @@ class PersonalStream:
             self._check_sources(inner)
             self._check_settings({name: settings[name] for name in given})
             self.model = load_personal(inner, [source.source for source in self.sources])
-        self.totals: dict[str, StreamTotals] = {
-            name: StreamTotals(**found) for name, found in self.record.get("totals", {}).items()
-        }
+        with sound(f"state {self.folder}: its totals", START_ANEW):
+            totals = self.record.get("totals") or {}
+            self.totals: dict[str, StreamTotals] = {name: StreamTotals(**found) for name, found in totals.items()}
         self.encoder = Encoder(
             self.vocabulary, eos=self.options.eos, unknown=self.options.unknown, lower=self.options.lower
         )

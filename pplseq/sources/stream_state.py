@@ -15,12 +15,21 @@ from pathlib import Path
 from typing import Any
 
 from pplseq.data.sources import listing
+from pplseq.data.vocabulary import SPECIAL_WORDS
 from pplseq.folder import FolderKind, whole_folder
 
 INNER = "saved"  # not "last", which runs of `pplseq train` have
 START_ANEW = "start anew with another --state folder, or put back a copy of this one"
 STREAM = FolderKind(
-    "pplseq-stream", 2, header="stream.json", what="state of `pplseq personalize`", again=START_ANEW
+    "pplseq-stream", 2, header="stream.json", what="state of `pplseq personalize`", again=START_ANEW,
+    schema={"record": {
+        "options": {
+            "order?": int, "min_count?": int, "max_vocabulary?": int, "lower?": bool, "checkpoint?": str, "decay?": float,
+            "eos?": bool, "unknown?": str, "by_line?": bool,
+        },
+        "settings": dict, "streams": {...: [int, int, int]}, "out?": {"path": str, "num_bytes": int},
+        "sources": [{"spec": str, "fingerprint": None}], "totals?": {...: dict}, "special_words?": SPECIAL_WORDS,
+    }},
 )  # fmt: skip
 
 

@@ -11,7 +11,17 @@ from pplseq import checks
 from pplseq.baselines import AWDLSTM, HMMRNN, LSTM, RNN, FeedForward
 from pplseq.models import VLHMM
 from pplseq.recipes import RECIPES
-from pplseq.recipes.settings import Duration, bounds, fill, options_of, read_toml, setting, to_toml
+from pplseq.recipes.settings import (
+    Duration,
+    bounds,
+    fill,
+    options_of,
+    read_sealed_toml,
+    read_toml,
+    seal_toml,
+    setting,
+    to_toml,
+)
 
 
 @dataclass(kw_only=True)
@@ -154,6 +164,27 @@ def test_one_name_for_a_thing():
     words |= set(options_of(RECIPES["tagger"].settings)) - {"states"}  # no number there, but the run whose states are features
     assert not words & {"states", "restarts", "layers", "iterations", "num_iterations", "learning_rate", "num_units", "init"}
     assert {"num_states", "num_restarts", "num_layers", "max_iterations", "lr", "hidden_size", "initialization"} <= words
+
+
+@pytest.mark.parametrize("text", ["\x7f", "\x00\x1b\x85\u2028", "a\r\nb", "\\\"'", "\U0001f600", "none "])
+def test_any_text_there_and_back(text, tmp_path):
+    path = tmp_path / "settings.toml"
+    path.write_text(seal_toml(to_toml(Model(names=(text, text)), data=text)), encoding="utf-8", newline="")
+    found = read_sealed_toml(path)
+    assert found.pop("data") == text and fill(Model, found) == Model(names=(text, text))
+
+
+@pytest.mark.parametrize("value", [float("inf"), 1e-320, -0.0, 1e308, 7])
+def test_any_number_there_and_back(value, tmp_path):
+    path = tmp_path / "settings.toml"
+    path.write_text(to_toml(fill(Model, {"rate": value})))
+    assert fill(Model, read_toml(path)).rate == value
+
+
+@pytest.mark.parametrize("value", [float("nan"), 10**400, "nan"])
+def test_what_is_no_number_of_a_setting(value):
+    with pytest.raises((ValueError, TypeError), match="rate must be a number"):
+        fill(Model, {"rate": value})
 
 
 def test_bounds():

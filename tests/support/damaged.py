@@ -10,7 +10,7 @@ from click.testing import CliRunner
 import pplseq
 from pplseq.cli import main
 from pplseq.data.vocabulary import Vocabulary
-from pplseq.folder import FolderError
+from pplseq.folder import FolderError, seal, sealed
 from pplseq.models.answers import score
 from pplseq.runs.loop import TRAINING
 from support.faulty_disk import timeless, warm
@@ -154,6 +154,50 @@ class Damages:
             return f"{path}, {kind}: refused though nothing changed: {error}" if same or not str(error) else None
         except Exception as error:
             return f"{path}, {kind}: {type(error).__name__}: {error}"
+
+
+class Forgeries(Damages):
+    """The same of what a stranger wrote: an entry of a header is another one, and all checksums are right."""
+
+    VALUES = (None, True, -1, 0, 7, 1.5, "x", "", [], {}, [1], ["x"], {"a": 1}, [[]])
+
+    def damage(self):
+        """None where what was forged is refused by name or does no harm, else what is wrong."""
+        folder, broken, draw = self.folder, self.broken, self.random
+        shutil.rmtree(broken)
+        shutil.copytree(folder, broken)
+        contents = {path: json.loads((broken / path).read_text()) for path in self.files if path.suffix == ".json"}
+        contents = {path: content for path, content in contents.items() if "sha256" in content}
+        path = draw.choice(list(contents))
+        at, own = contents[path], ("sha256", "format", "version")
+        *within, name = draw.choice([place for place in _places(at) if place[0] not in own])
+        for part in within:
+            at = at[part]
+        value = draw.choice([*self.VALUES, ...])
+        if value is ...:
+            del at[name]
+        else:
+            at[name] = value
+        (broken / path).write_text(sealed({key: part for key, part in contents[path].items() if key != "sha256"}))
+        for other, outer in contents.items():  # those that have checksums of this one
+            inner = path.relative_to(other.parent).as_posix() if path.is_relative_to(other.parent) else None
+            if other != path and inner in outer.get("files", ()):
+                seal(broken / other, {key: part for key, part in outer.items() if key not in ("files", "sha256")})
+        told = f"{path}, {'.'.join(map(str, (*within, name)))} = {value!r}"
+        try:
+            self.ask(broken)
+        except (FolderError, FileNotFoundError, Refused) as error:
+            return None if str(error) and "Traceback" not in str(error) else f"{told}: {error}"
+        except Exception as error:
+            return f"{told}: {type(error).__name__}: {error}"
+
+
+def _places(content, place=()):
+    """Where the entries of JSON are, from the outside in; of long lists the first ones."""
+    parts = content.items() if isinstance(content, dict) else enumerate(content[:3]) if isinstance(content, list) else ()
+    for key, part in parts:
+        yield (*place, key)
+        yield from _places(part, (*place, key))
 
 
 def wrong_answers(place, number, seed=0):

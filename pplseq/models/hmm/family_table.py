@@ -13,6 +13,7 @@ from pyro.nn import PyroModule
 from torch import Tensor, nn
 from torch.distributions import constraints
 
+from pplseq import checks
 from pplseq.distributions.columns import ColumnEmission, Columns, MixtureEmission
 from pplseq.infer.fit.closed_forms import dirichlet_mode
 from pplseq.infer.fit.em import NOTHING, Statistics
@@ -59,6 +60,8 @@ class FamilyTable(PyroModule):
         each = list(families) if isinstance(families, (list, tuple)) else [families] * num_features
         if len(each) != num_features:
             raise ValueError(f"emission: one family for each of the {num_features} columns, got {len(each)}")
+        if (wrong := [family for family in each if not isinstance(family, (str, type, Family))]) != []:
+            raise TypeError(f"emission: expected a family by its name, got {checks.shown(wrong[0])}")
         self.parts: list[tuple[str, Family, list[int]]] = []  # prefix of names, family, its columns
         for family in dict.fromkeys(each):
             columns = [column for column, own in enumerate(each) if own == family]

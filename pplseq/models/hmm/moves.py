@@ -18,7 +18,7 @@ def allowed_moves(graph, num_states: int) -> Tensor | None:
         if graph != "left_right":
             raise ValueError(f"graph must be a (Z, Z) bool mask, 'left_right' or None, got {checks.shown(graph)}")
         return torch.ones(num_states, num_states).triu().bool()
-    graph = torch.as_tensor(graph)
+    graph = checks.numbers("graph", graph)
     if tuple(graph.shape) != (num_states, num_states) or graph.dtype != torch.bool:
         raise ValueError(
             f"graph must be a bool mask (Z, Z) = {(num_states, num_states)}, got {graph.dtype} of shape {tuple(graph.shape)}"
@@ -48,9 +48,9 @@ def shared_rows(ties, num_states: int) -> Tensor | None:
     """(Z,) the emission that each state has, or None where each has its own."""
     if ties is None:
         return None
-    rows = torch.as_tensor(ties)
-    number = int(rows.max()) + 1 if rows.numel() else 0
-    if rows.shape != (num_states,) or rows.dtype.is_floating_point or sorted(set(rows.tolist())) != list(range(number)):
+    rows = checks.numbers("ties", ties)
+    found = sorted(set(rows.flatten().tolist()))
+    if rows.shape != (num_states,) or rows.dtype.is_floating_point or found != list(range(len(found))):
         raise ValueError(
             f"ties must give each of the {num_states} states the number 0, 1, ... of its emission, all of which occur; got "
             f"{checks.shown(rows.tolist())}"

@@ -169,7 +169,7 @@ class HMM(Constrainable, StateLanguages, ShortWays):
             if allowed is not None and bool((getattr(self, name)[~allowed] > 0).any()):
                 raise ValueError(f"{name}: gives probability to what graph or start_states forbids")
         given = dict(loc=loc, covariance=covariance, precision=precision, **parameters)
-        values = {k: torch.as_tensor(v, dtype=torch.float64).to(like(self)) for k, v in given.items() if v is not None}
+        values = {k: checks.numbers(k, v).to(like(self)) for k, v in given.items() if v is not None}
         if not values:
             return self
         if parameters and (self.num_words is not None or isinstance(self.emissions, GaussianTable)):

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -121,7 +120,7 @@ class StateTables(Estimator):
         for name, given in tables.items():
             if given is None:
                 continue
-            value, logits = torch.as_tensor(np.asarray(given), dtype=torch.float64), own[name]
+            value, logits = checks.numbers(name, given).detach().cpu().double(), own[name]
             if logits is None or value.shape != logits.shape:
                 raise ValueError(f"{name} must have shape {getattr(logits, 'shape', None)}, got {tuple(value.shape)}")
             if not bool(((value >= 0).all(-1) & ((value.sum(-1) - 1).abs() < 1e-4)).all()):

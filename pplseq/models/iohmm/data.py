@@ -161,6 +161,7 @@ class IOFormat(NamedTuple):
             raise ValueError(f"{name}: this model needs inputs {what}, got None")
         if not isinstance(value, Tensor):
             raise TypeError(f"{name} must be a tensor {what}, got {type(value).__name__}")
+        checks.dense(name, value)
         dims = 3 if kind == "vectors" else 2
         if value.dim() != dims or (kind == "vectors" and value.shape[-1] != size):
             raise ValueError(f"{name} must have shape {what}, got {tuple(value.shape)}")
@@ -351,8 +352,9 @@ class IOFormat(NamedTuple):
 
     def _final_targets(self, x, shape, lengths: Tensor | None) -> Tensor:
         """(B, T[, D]) targets at the last step of each row only."""
-        target = torch.as_tensor(x)
-        target = target.long() if self.discrete else target.to(self.reference.dtype).reshape(len(target), -1)
+        target = checks.numbers("x", x)
+        rows = target.to(self.reference.dtype) if target.dim() < 2 else target.to(self.reference.dtype).flatten(1)
+        target = target.long() if self.discrete else rows.unsqueeze(-1) if rows.dim() == 1 else rows
         expected = (shape[0],) if self.discrete else (shape[0], self.num_outputs)
         if tuple(target.shape) != expected:
             raise ValueError(f"x: one target a sequence must have shape {expected}, got {tuple(target.shape)}")
@@ -396,14 +398,14 @@ class Sight:
 
 def _on(inputs: Inputs, device) -> Inputs:
     if isinstance(inputs, Mapping):
-        return {part: value.to(device) for part, value in inputs.items()}
-    return None if inputs is None else inputs.to(device)
+        return {part: checks.dense(f"inputs[{part!r}]", value).to(device) for part, value in inputs.items()}
+    return None if inputs is None else checks.dense("inputs", inputs).to(device)
 
 
 def _common_lengths(found: dict[str, Tensor], lengths) -> Tensor | None:
     """The lengths of sequences that came as lists, by name, or else those given."""
     if not found:
-        return None if lengths is None else torch.as_tensor(lengths)
+        return None if lengths is None else checks.numbers("lengths", lengths)
     if lengths is not None:
         raise ValueError("lengths: sequences in a list have their own lengths; leave lengths out")
     (name, first), *others = found.items()

@@ -78,8 +78,10 @@ class FitPlan(NamedTuple):
             )
         check_options(model, method, options, FITTERS.get(method), own=("blocks", "precisions", "gradient"))
         for name, least in (("max_iterations", 1), ("num_steps", 1), ("tolerance", 0.0)):
-            if name in options and not options[name] >= least:
-                raise ValueError(f"{name} must be at least {least}, got {options[name]}")
+            if name in options:
+                options[name] = checks.number(name, options[name])
+                if options[name] < least:
+                    raise ValueError(f"{name} must be at least {least}, got {options[name]}")
         blocks = as_blocks(num_restarts)
         total = sum(block.num_restarts for block in blocks)
         if total > 1 and (warm_start or method in ("svi", "nuts")):

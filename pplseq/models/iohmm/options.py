@@ -41,6 +41,8 @@ def input_sources(initial: str, mealy: bool, num_inputs: PerPart, num_symbols: P
     options = {"initial": "initial='inputs'", "emission": "mealy=True"}
     for name, value in (("num_inputs", num_inputs), ("num_symbols", num_symbols)):
         for part in value if isinstance(value, Mapping) else ():
+            if part not in sees:
+                raise ValueError(f"{name}: no part {checks.shown(part)}.{checks.nearest(str(part), sees)}")
             if not sees[part]:
                 raise ValueError(f"{name}: the {part} part sees inputs only with {options[part]}")
     if initial == "stationary" and ("transition" in sources or not mealy):
@@ -180,6 +182,8 @@ def checked_names(name: str, value: Mapping[str, Any] | None, sizes: Mapping[str
     Raises:
         ValueError: for other parts, or as many names as there are not.
     """
+    if value is not None and not isinstance(value, Mapping):
+        raise TypeError(f"{name} must be a mapping from parts to names, got {checks.shown(value)}")
     for part, names in (value or {}).items():
         if sizes.get(part) is None or isinstance(names, str) or len(names) != sizes[part]:
             takes = sizes.get(part) or "no"

@@ -9,6 +9,7 @@ import pyro.distributions as dist
 import torch
 from torch import Tensor, nn
 
+from pplseq import checks
 from pplseq.infer.fit.em import Batch, least_variances
 from pplseq.models.estimator import Estimator
 from pplseq.models.forms import is_table
@@ -140,6 +141,7 @@ class IOParameters(Estimator):
         """Sets weights by the names of :meth:`sites`; returns the model."""
         known = dict(self.named_parameters())
         for name, value in values.items():
+            value = checks.numbers(name, value)
             if name not in known or value.shape != known[name].shape:
                 shape = tuple(known[name].shape) if name in known else None
                 raise ValueError(

@@ -145,7 +145,8 @@ class IOHMM(IOHMMQueries):
         self.covariance = checks.choice("covariance", covariance, COVARIANCES)
         real = DTYPES[checks.choice("dtype", dtype, DTYPES)]
         if outputs == "states":
-            if num_outputs not in (None, num_states) or mealy or emission is not None:
+            told = num_states if num_outputs is None else checks.count("num_outputs", num_outputs)
+            if told != num_states or mealy or emission is not None:
                 raise ValueError("outputs='states': targets are the states; leave num_outputs, mealy and emission out")
             num_outputs = num_states
         if num_outputs is None and not self.columns:
@@ -398,8 +399,9 @@ class IOHMM(IOHMMQueries):
             RuntimeWarning: where the likelihood of restarts broke, about empty states and floors of the chosen one, and about
                 inputs far from 0 or from deviation 1 where the fit depends on their units: all but EM's formulas do.
         """
+        warm_start, resume = checks.flag("warm_start", warm_start), checks.flag("resume", resume)
         self.to(checks.device(options.pop("device", self.reference.device)))
-        plan = FitPlan.of(self, method or METHODS[0], num_restarts, select, warm_start, batch_size, options)
+        plan = FitPlan.of(self, METHODS[0] if method is None else method, num_restarts, select, warm_start, batch_size, options)
         if validation is None and select == "validation":
             raise ValueError("validation: select='validation' needs validation data, (x, inputs); got None")
         plan = plan._replace(folder=folder, resume=resume, max_time=max_time, on_record=on_record, cluster=cluster)

@@ -300,7 +300,8 @@ class IOHMMQueries(StateLanguages, IOParameters):
             return super().sample(num_steps, num_sequences, seed=seed, **known)
         batch = self.as_batch(None, lengths, inputs=inputs)
         rows, steps = batch.x.shape[:2]
-        if num_steps not in (None, steps) or num_sequences not in (1, rows):
+        told = None if num_steps is None else checks.count("num_steps", num_steps)
+        if told not in (None, steps) or checks.count("num_sequences", num_sequences) not in (1, rows):
             raise ValueError(
                 f"num_steps, num_sequences: the inputs say how much is drawn, {rows} sequences of {steps} steps; got "
                 f"{num_steps} and {num_sequences}, leave them out"
@@ -334,7 +335,7 @@ class IOHMMQueries(StateLanguages, IOParameters):
         if source is None:
             raise ValueError(f"part: {part} sees no inputs in this model")
         kind, size = source
-        values = torch.as_tensor(values).to(self.reference.device)
+        values = checks.numbers("values", values).to(self.reference.device)
         if kind == "symbols":
             if feature is not None:
                 raise ValueError(f"feature must be None for symbol inputs, got {checks.shown(feature)}")

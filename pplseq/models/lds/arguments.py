@@ -43,6 +43,7 @@ def check_inputs(
     if not isinstance(inputs, Tensor) or not inputs.is_floating_point():
         what = inputs.dtype if isinstance(inputs, Tensor) else type(inputs).__name__
         raise TypeError(f"{name} must be a floating-point tensor {expected}, got {what}")
+    inputs = checks.numbers(name, inputs)
     if inputs.shape != (*shape, num_inputs):
         raise ValueError(f"{name} must have shape {expected}, got {tuple(inputs.shape)}")
     if lengths is not None:
@@ -98,13 +99,18 @@ def inputs_ahead(model: Any, x: Any, num_steps: int | None, inputs: Any, lengths
 
 def one_to_come(model: Any, inputs: Any) -> Tensor | None:
     """``next_inputs``, (B, U) or (U,), as ``future_inputs`` of one step; the columns of a frame by their names."""
-    return None if inputs is None else as_tensor(model.inputs_by_name(inputs, "next_inputs")).unsqueeze(-2)
+    if inputs is None:
+        return None
+    found = as_tensor(model.inputs_by_name(inputs, "next_inputs"))
+    if not found.dim():
+        raise ValueError(f"next_inputs must have shape (B, U) or (U,), got {checks.shown(inputs)}")
+    return found.unsqueeze(-2)
 
 
 def to_come(inputs: Any, rows: int, num_steps: int, num_inputs: int, reference: Tensor) -> Tensor | None:
     """(B, K, U) inputs of the steps to come, checked, from :func:`inputs_ahead`."""
     if inputs is not None:
-        inputs = inputs.to(reference)
+        inputs = checks.dense("future_inputs", inputs).to(reference)
         inputs = inputs.expand(rows, *inputs.shape) if inputs.dim() == 2 else inputs
     return check_inputs(inputs, (rows, num_steps), num_inputs, None, "future_inputs")
 

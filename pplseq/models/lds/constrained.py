@@ -102,7 +102,7 @@ class ConstrainedLDS(LDS):
         self.initial, self._lowest = initial, {}
         self.noise_floor = None if noise_floor is None else float(checks.positive("noise_floor", noise_floor))
         self.state_prior, self.emission_prior = as_prior("state_prior", state_prior), as_prior("emission_prior", emission_prior)
-        h, n, real, given = self.num_states, self.num_features, DTYPES[dtype], dict(patterns or {})
+        h, n, real, given = self.num_states, self.num_features, DTYPES[dtype], dict({} if patterns is None else patterns)
         shapes: dict[str, tuple[int, ...]] = {"transition": (h, h), "emission": (n, h)}
         for kind, size in (("transition", h), ("emission", n)):
             shapes |= {f"{kind}_offset": (size,)} if offsets in ("both", kind) else {}

@@ -120,7 +120,8 @@ class RegressionPrior(NamedTuple):
 def as_prior(name: str, prior: RegressionPrior | Mapping[str, Any] | None) -> RegressionPrior:
     """A prior from a mapping of its arguments, or None for none; raises for what is none."""
     try:
-        prior = RegressionPrior(**prior) if isinstance(prior, Mapping) else RegressionPrior(*(prior or ()))
+        prior = RegressionPrior(**prior) if isinstance(prior, Mapping) else RegressionPrior(*(() if prior is None else prior))
+        prior = RegressionPrior(*(checks.number(name, value) for value in prior))
     except TypeError:
         raise TypeError(
             f"{name} must be a RegressionPrior, or a mapping of its {', '.join(RegressionPrior._fields)}; got "
@@ -365,7 +366,7 @@ class LDSTensors(GaussianEstimator):
                 target = getattr(self, attribute, None)
                 if target is None:
                     raise ValueError(f"{name}: this model has none, its start is {self.initial}")
-                value, size = torch.as_tensor(value, dtype=torch.float64), len(target)
+                value, size = checks.numbers(name, value).double(), len(target)
                 value = self._finite(name, value, (size,) if value.dim() == 1 else (size, size))
                 scales[attribute] = self._scale(name, value, target)
         if self.initial == "stationary" and "transition" in checked:
@@ -375,7 +376,7 @@ class LDSTensors(GaussianEstimator):
         return self
 
     def _finite(self, name: str, value, shape) -> Tensor:
-        return checks.finite(name, checks.shape(name, torch.as_tensor(value, dtype=torch.float64).to(self.transition), shape))
+        return checks.finite(name, checks.shape(name, checks.numbers(name, value).double().to(self.transition), shape))
 
     @staticmethod
     def _scale(name: str, value: Tensor, target: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ import pyro
 import torch
 from torch import Tensor
 
+from pplseq import checks
 from pplseq.distributions.gaussian_types import GaussianBelief
 from pplseq.distributions.linear_gaussian import LinearEmission, LinearGaussian
 from pplseq.distributions.noise import as_noise
@@ -341,6 +342,11 @@ class LDS(AtOnce):
             ValueError: with ``initial="diffuse"`` where not both are fixed (the emission alone, with no more states than
                 features): the likelihood then depends on the scale of the states, and has no maximum.
         """
+        warm_start = checks.flag("warm_start", warm_start)
+        checks.count("num_restarts", num_restarts)
+        known = isinstance(fixed, (str, tuple, list, set, frozenset, Mapping))
+        if not known or not all(isinstance(name, str) for name in fixed):
+            raise TypeError(f"fixed must hold names of parameters, got {checks.shown(fixed)}")
         plain = warm_start and lengths is None and not fixed and initialization is None and num_restarts == 1
         if plain and type(x) is Tensor and not any_held(self) and self.fit_at_once(x, options):
             self.fixed_parameters = frozenset()

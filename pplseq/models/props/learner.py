@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from pplseq import checks
+from pplseq.folder import FolderError, check_content, sound
 from pplseq.models.forms import unmasked
 from pplseq.models.props.drift import NEVER, SurpriseDetector, detector_from, detector_of
 from pplseq.models.props.guard import SourceGuard, guard_of
@@ -383,15 +384,15 @@ class PROPSLearner(checks.NamedArguments):
         learner = cls.__new__(cls)
         missing = [name for name in ("learner_words", "unknown_id", "sources") if name not in header]
         if missing or not isinstance(header["sources"], list) or len(header["sources"]) != len(sources):
-            raise ValueError(f"{folder}: {', '.join(missing) or 'sources'} missing in config.json; the file is damaged")
+            raise FolderError(f"{folder}: {', '.join(missing) or 'sources'} missing in config.json; the file is damaged")
+        own = {"learner_words": (int, None), "unknown_id": (int, None), "drift?": {...: (float, bool)}, "guard?": dict}
+        check_content(header, own, folder, "the file is damaged")
         learner._begin(sources, state, header["learner_words"], header["unknown_id"])
-        if header.get("drift") is not None:
-            learner.detector = detector_from(header["drift"], bool(sources))
-        if header.get("guard") is not None:
-            try:
+        with sound(f"{folder}: config.json does not describe this learner"):
+            if header.get("drift") is not None:
+                learner.detector = detector_from(header["drift"], bool(sources))
+            if header.get("guard") is not None:
                 learner.guard = SourceGuard.from_state(header["guard"])
-            except (KeyError, TypeError, ValueError) as error:
-                raise ValueError(f"{folder}: the guard in config.json is none ({error!r}); the file is damaged") from error
         for k, (source, saved) in enumerate(zip(learner.sources, header["sources"], strict=True)):
             if saved is None:
                 continue
@@ -400,13 +401,9 @@ class PROPSLearner(checks.NamedArguments):
                     f"sources: {learner._called(k)} has no load_state_dict(), but a state of it was saved; give the sources in "
                     "the order of before"
                 )
-            try:
+            again = "give the sources in the order of before, or the file is damaged"
+            with sound(f"sources: {learner._called(k)} does not know the state that was saved", again):
                 source.load_state_dict(_give_arrays(saved, f"source.{k}", arrays))
-            except (KeyError, IndexError, AttributeError) as error:
-                raise ValueError(
-                    f"sources: {learner._called(k)} does not know the state that was saved ({error!r}); give the sources in "
-                    "the order of before, or the file is damaged"
-                ) from error
         return learner
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from typing import Unpack
 
-import numpy as np
 import pyro
 import torch
 from torch import Tensor, nn
@@ -112,9 +111,11 @@ class PROPS(StateTables):
         """Sets tables from probabilities (zeros forbid), means and covariances (K_p, D, D); returns the model."""
         self._set_tables(initial=initial, transition=transition, emission=emission)
         if loc is not None or covariances is not None:
+            if self.num_words is not None:
+                raise ValueError("loc, covariances: they are of vectors, and this is a model of words; give emission")
             shape = self.loc.shape
-            loc = self.loc if loc is None else torch.as_tensor(np.asarray(loc)).to(self.loc)
-            spread = self.covariances if covariances is None else torch.as_tensor(np.asarray(covariances)).to(self.loc)
+            loc = self.loc if loc is None else checks.numbers("loc", loc).to(self.loc)
+            spread = self.covariances if covariances is None else checks.numbers("covariances", covariances).to(self.loc)
             if loc.shape != shape or spread.shape != (*shape, shape[-1]):
                 raise ValueError(
                     f"loc, covariances must have shapes {tuple(shape)} and {(*shape, shape[-1])}, got {tuple(loc.shape)} and "

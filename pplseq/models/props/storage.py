@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from pplseq import checks
-from pplseq.folder import FolderError
+from pplseq.folder import FolderError, check_content, sound
 from pplseq.models.props.gaussian_statistics import GaussianStatistics
 from pplseq.models.props.online_em import StreamState, shared_table
 from pplseq.models.props.settings import OnlineEM
@@ -58,10 +58,8 @@ def as_tensors(arrays: dict[str, np.ndarray]) -> dict[str, torch.Tensor]:
 
 def unpack_checked(header: dict, arrays: dict[str, np.ndarray], folder) -> StreamState:
     """The stream of :func:`pack_stream`; ValueError naming the folder if parts do not fit together."""
-    try:
+    with sound(f"{folder}: its parts do not fit together"):
         return unpack_stream(header, arrays)
-    except (KeyError, TypeError, IndexError, ValueError) as error:
-        raise FolderError(f"{folder}: its parts do not fit together ({error!r}); the file is damaged") from error
 
 
 def pack_stream(state: StreamState) -> tuple[dict, dict[str, np.ndarray]]:
@@ -101,6 +99,8 @@ def unpack_stream(header: dict, arrays: dict[str, np.ndarray]) -> StreamState:
         own = GaussianStatistics(loc, covariances, num_states - len(loc), header["full"], header["floor"])
     else:
         shape = (header["num_own"], header["num_words"])
+        if not 0 < shape[0] <= num_states or header["capacity"] != len(arrays["hot"]) + len(arrays["free"]):
+            raise ValueError("num_own or capacity is not that of its arrays")
         table = shared_table(arrays["table"]) if "table" in arrays else np.broadcast_to(1 / shape[1], shape)
         own = WordStatistics(table, num_states - shape[0], options.smoothing, options.window, averaging)
         own.capacity, own.residual, own.free = header["capacity"], header["residual"], arrays["free"].tolist()
@@ -134,6 +134,9 @@ def _check_numbers(state: StreamState, header: dict, arrays: dict[str, np.ndarra
     for name in ("num_steps", "clock"):
         if isinstance(header[name], bool) or not isinstance(header[name], int) or header[name] < 0:
             raise ValueError(f"{name} is {header[name]!r}")
+    check_content(header, {"fresh": bool, "detached": bool, "total_weight": float}, "config.json", "the file is damaged")
+    if state.sums is None and header["total_weight"]:
+        raise ValueError(f"total_weight is {header['total_weight']!r}, and nothing is averaged")
     if header["emission"] == "gaussian":
         return
     for name in ("residual", "scale", "weighted"):

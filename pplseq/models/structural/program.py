@@ -101,7 +101,9 @@ class StructuralModel(LDS):
             checks.choice("trend", trend, ("stochastic", "fixed"))
         seasons, waves = _seasons(seasonal, harmonics)
         real = DTYPES[checks.choice("dtype", dtype, DTYPES)]
-        self.parts = components_of(trend, level, seasons, waves, bool(cycle), checks.count("ar", ar, 0))
+        size = sum(map(int, seasons)) if waves is None else 2 * sum(waves)
+        checks.fits("seasonal", 8.0 * (size + checks.count("ar", ar, 0)) ** 2, FEWER)
+        self.parts = components_of(trend, level, seasons, waves, bool(cycle), ar)
         self.num_features, self.num_inputs = 1, checks.count("num_inputs", num_inputs, 0)
         self.initial = "diffuse" if checks.choice("initial", initial, STARTS) == "diffuse" else "learned"
         self._config: dict[str, Any] = dict(
@@ -109,7 +111,6 @@ class StructuralModel(LDS):
             num_inputs=self.num_inputs, initial=initial,
         )
         self.num_states = sum(len(part.emission) for part in self.parts)
-        checks.fits("seasonal", 8.0 * self.num_states**2, FEWER)
         self.register_buffer("loadings", torch.cat([part.emission for part in self.parts]).to(real)[None], persistent=False)
         shocks = [shock for part in self.parts for shock in part.shocks]
         self.variances = tuple(dict.fromkeys(filter(None, shocks)))
@@ -124,9 +125,6 @@ class StructuralModel(LDS):
             self.raw_damping = nn.Parameter(torch.full((1,), 2.0, dtype=real))
         if ar:
             self.raw_ar = nn.Parameter(torch.zeros(ar, dtype=real))
-        if not any(part.learned for part in self.parts):  # the matrix of moves is known
-            matrix = torch.block_diag(*(part.move({}, self.loadings) for part in self.parts))
-            self.register_buffer("matrix", matrix, persistent=False)
         weights = nn.Parameter(torch.zeros(1, num_inputs, dtype=real)) if num_inputs else None
         self.register_parameter("emission_inputs", weights)
         self.state_prior = self.emission_prior = RegressionPrior()
@@ -149,10 +147,14 @@ class StructuralModel(LDS):
 
     @property
     def transition(self) -> Tensor:  # pyright: ignore[reportIncompatibleVariableOverride]
-        if "matrix" in self._buffers:
-            return self.matrix
-        learned = self.learned
-        return torch.block_diag(*(part.move(learned, self.loadings) for part in self.parts))
+        if any(part.learned for part in self.parts):
+            learned = self.learned
+            return torch.block_diag(*(part.move(learned, self.loadings) for part in self.parts))
+        if "matrix" not in self._buffers:  # known; made when it is asked for, by who may have found the model in a folder
+            with torch.inference_mode(False):
+                matrix = torch.block_diag(*(part.move({}, self.loadings) for part in self.parts))
+                self.register_buffer("matrix", matrix, persistent=False)
+        return self.matrix
 
     def moves_over(self, gaps: Tensor) -> tuple[Tensor, Tensor]:
         learned, variances = self.learned, self._variances
@@ -277,7 +279,7 @@ class StructuralModel(LDS):
         if damping is not None:
             self.raw_damping.fill_(_logit(checks.share("damping", damping, "(0, 1)")))
         if ar_weights is not None:
-            weights = checks.finite("ar_weights", torch.as_tensor(ar_weights, dtype=torch.float64).to(self.raw_ar))
+            weights = checks.finite("ar_weights", checks.numbers("ar_weights", ar_weights).double().to(self.raw_ar))
             self.raw_ar.copy_(partial_weights(checks.shape("ar_weights", weights, self.raw_ar.shape)).atanh())
         if width is not None and self.initial == "diffuse":
             raise ValueError("width: nothing is known of a diffuse start; make the model with initial='wide'")
@@ -290,7 +292,7 @@ class StructuralModel(LDS):
         if width is not None:
             self.width.fill_(checks.positive("width", width))
         if inputs is not None:
-            weights = checks.finite("inputs", torch.as_tensor(inputs, dtype=torch.float64).to(self.loadings))
+            weights = checks.finite("inputs", checks.numbers("inputs", inputs).double().to(self.loadings))
             self.emission_inputs.copy_(checks.shape("inputs", weights, (self.num_inputs,))[None])
         return self
 

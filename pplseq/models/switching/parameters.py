@@ -120,7 +120,7 @@ class SwitchingParameters(Estimator):
                 continue
             if name not in values:
                 raise ValueError(f"{name}: this model has none; it has {', '.join(values)}")
-            value = torch.as_tensor(value, dtype=torch.float64).to(self.reference)
+            value = checks.numbers(name, value).double().to(self.reference)
             if value.shape != values[name].shape:
                 raise ValueError(f"{name} must have shape {tuple(values[name].shape)}, got {tuple(value.shape)}")
             if name in ("transition", "initial"):

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from pplseq import checks
 from pplseq.data.columns import TaggedSentence
+from pplseq.folder import FolderError, check_content, sound
 from pplseq.models.storage import MODEL, check_finite
 from pplseq.models.taggers import TAGGERS
 
@@ -150,18 +151,16 @@ def load_tagger(folder: str | Path) -> Tagger:
     """
     header, tensors, *_ = MODEL.read(folder)
     if header.get("model") != "tagger" or str(header.get("tagger")) not in TAGGERS:
-        raise ValueError(
+        raise FolderError(
             f"{folder}: holds the model {header.get('tagger', header.get('model'))!r}, no tagger; taggers are made by "
             "`pplseq train tagger`"
         )
     check_finite(tensors, folder)
-    try:
-        return TAGGERS[header["tagger"]].from_state(header["config"], tensors)
-    except (KeyError, TypeError, AttributeError, IndexError, RuntimeError) as error:
-        raise ValueError(
-            f"{folder}: config.json does not describe a {header['tagger']} of this version ({error!r}); it was saved by "
-            "another one, or the folder is damaged: train again, as by `pplseq train tagger`"
-        ) from error
+    again = "it was saved by another one, or the folder is damaged: train again, as by `pplseq train tagger`"
+    with sound(f"{folder}: config.json does not describe a {header['tagger']} of this version", again):
+        tagger = TAGGERS[header["tagger"]].from_state(header["config"], tensors)
+        check_content([*tagger.tags, *tagger.known_words], [str], folder, again, "tags and words")
+        return tagger
 
 
 def check_sentences(sentences: Sequence[TaggedSentence], *, need_tags: bool = True) -> None:

@@ -52,7 +52,8 @@ class TokenEmbedder:
     def __init__(self, model: TextLDS, *, kind: str = "smoothed", normalize: bool = True, dtype: str = "float32"):
         checks.choice("kind", kind, KINDS)
         checks.choice("dtype", dtype, DTYPES)
-        self.model, self.kind, self.normalize, self.dtype = model, kind, normalize, DTYPES[dtype]
+        self.model, self.kind, self.dtype = model, kind, DTYPES[dtype]
+        self.normalize = checks.flag("normalize", normalize)
         with torch.no_grad():
             emission = model.word_emission(torch.float64)
             self._dynamics = model.transition.double(), model.state_noise.double(), emission.information

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from pplseq import checks
 from pplseq.data.vocabulary import Vocabulary, WordForms
 from pplseq.distributions.word_gaussian import precision_factor
 from pplseq.kernels.kalman import symmetric
@@ -71,4 +72,6 @@ def rewritten(x: Any, forms: WordForms, vocabulary: Vocabulary | None) -> Any:
 
 def word_forms(forms: WordForms | Mapping[str, Any] | None) -> WordForms:
     """How words are rewritten before they are looked up, from a config's arguments too."""
-    return WordForms(**forms) if isinstance(forms, Mapping) else forms or WordForms()
+    if forms is not None and not isinstance(forms, (Mapping, WordForms)):
+        raise TypeError(f"forms must be WordForms or None, got {checks.shown(forms)}")
+    return WordForms(**forms) if isinstance(forms, Mapping) else WordForms() if forms is None else forms

@@ -95,7 +95,7 @@ class TextLDS(GaussianEstimator):
         checks.choice("initial", initial, INITIAL)
         checks.choice("measure", measure, MEASURES)
         dtype = torch.get_default_dtype() if dtype is None else dtype
-        mu = torch.full((num_words,), 1 / num_words, dtype=dtype) if probs is None else torch.as_tensor(probs)
+        mu = torch.full((num_words,), 1 / num_words, dtype=dtype) if probs is None else checks.numbers("probs", probs)
         mu: Tensor = checks.shape("probs", mu.to(dtype), (num_words,))
         check_probs(mu)
         self.num_words = num_words  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -199,7 +199,7 @@ class TextLDS(GaussianEstimator):
             ("second_moment", second_moment, square), ("filtered_moment", filtered_moment, square),
         ):  # fmt: skip
             if value is not None:
-                value = torch.as_tensor(value).to(device=self.basis.device, dtype=torch.float64)
+                value = checks.numbers(name, value).to(device=self.basis.device, dtype=torch.float64)
                 given[name] = checks.finite(name, checks.shape(name, value, shape))
         names = ("transition", "state_noise", "emission", "reduction", "probs")
         now = {name: given[name] if name in given else getattr(self, name).double() for name in names}

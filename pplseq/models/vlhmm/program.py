@@ -410,7 +410,7 @@ class VLHMM(Constrainable):
 
 def _whole(name: str, values) -> Tensor:
     """A 1-d tensor of integers."""
-    values = torch.as_tensor(values)
+    values = checks.numbers(name, values)
     if values.is_floating_point() or values.dtype == torch.bool or values.dim() != 1:
         raise TypeError(f"{name} must be a list of integers, got {values.dtype} of shape {tuple(values.shape)}")
     return values.long()

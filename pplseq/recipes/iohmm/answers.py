@@ -20,7 +20,6 @@ from pplseq.data.vocabulary import split_words
 from pplseq.files import write_text
 from pplseq.models import IOHMM
 from pplseq.models.answers import answer_sequences, why
-from pplseq.models.automata.automaton import Automaton
 from pplseq.models.iohmm.formulas import Formulas
 from pplseq.recipes.forecasts import rows_ahead
 from pplseq.recipes.iohmm.formula_tables import expected_names, read_formulas, saved_model
@@ -107,11 +106,11 @@ def evaluate(folder: Path, data: str, settings: Any, watch: Watch) -> Iterator[d
         inputs = {part: [own[part] for own in table.inputs if own] for part in table.inputs[0] or ()} or None
     else:
         run = read_run(folder)
-        if run.record["kind"] == "strings":
+        if run.of_strings:
             read = read_labelled_strings(data, symbols=run.record["symbols"])
             yield {"run": str(folder), "data": data, **_evaluate_strings(run, read)}
             return
-        model, columns = run.model, Columns(**run.record["columns"])
+        model, columns = run.model, run.columns
         table = columns.read(data)
         x, inputs = columns.data(table)
     targets = np.concatenate(table.outputs)
@@ -168,7 +167,7 @@ def _accuracies(found: np.ndarray, targets: np.ndarray) -> dict[str, float]:
 
 
 def _evaluate_strings(run: Run, read: LabelledStrings) -> dict[str, Any]:
-    automaton = Automaton.from_dict(next(a["automaton"] for a in run.record["automata"] if a["chosen"]))
+    automaton = run.automaton
     labels = np.array(read.labels)
     probs = run.model.classify(*_codes(run, read.strings)).numpy()
     hard = np.array([automaton.accepts(string) for string in read.strings])
@@ -189,7 +188,7 @@ def query(folder: Path, question: str, data: str | Path, options: Any) -> Iterat
         yield from _formula_answers(saved_model(folder), question, str(data), options)
         return
     run = read_run(folder)
-    strings = run.record["kind"] == "strings"
+    strings = run.of_strings
     if question == "automaton":
         yield _automaton(run, options)
     elif question == "effects":
@@ -201,23 +200,22 @@ def query(folder: Path, question: str, data: str | Path, options: Any) -> Iterat
 
 
 def _automaton(run: Run, options: Any) -> dict[str, Any]:
-    if run.record["kind"] != "strings":
+    if not run.of_strings:
         raise ValueError(f"{run.folder} was trained on a table; automata are learned from labelled strings")
     if (run.folder / AUTOMATON).exists():
         check_automaton(run.folder)
-    chosen = next(entry for entry in run.record["automata"] if entry["chosen"])
-    automaton = Automaton.from_dict(chosen["automaton"])
+    automaton = run.automaton
     if options.dot:
         write_text(options.dot, automaton.to_dot())
     if options.png:
         from pplseq.report.automaton_picture import draw_automaton
 
         draw_automaton(automaton, options.png)
-    return {"automaton": chosen["automaton"], "languages": len(run.record["automata"]), "report": run.record["report"]}
+    return {"automaton": automaton.to_dict(), "languages": len(run.record["automata"]), "report": run.record["report"]}
 
 
 def _effects(run: Run, options: Any) -> Iterator[dict[str, Any]]:
-    columns = None if run.record["kind"] == "strings" else Columns(**run.record["columns"])
+    columns = None if run.of_strings else run.columns
     if columns is None or columns.input_levels is not None:
         if unfit := [name for name in ("feature", "values", "png") if getattr(options, name) is not None]:
             raise ValueError(f"{unfit[0]}: it is for inputs that are numbers; of symbols, all are listed: leave it out")
@@ -294,7 +292,7 @@ def _answers_about(run: Run, question: str, strings: list[tuple[str, ...] | dict
     between = "" if all(len(symbol) == 1 for symbol in run.record["symbols"]) else " "
     automaton, probs = None, iter(())
     if question == "classify":
-        automaton = Automaton.from_dict(next(a["automaton"] for a in run.record["automata"] if a["chosen"]))
+        automaton = run.automaton
         read = [string for string in strings if isinstance(string, tuple)]
         with contextlib.suppress(ValueError, ArithmeticError, RuntimeError, MemoryError):  # each is then asked alone
             probs = iter(run.model.classify(*_codes(run, read))[:, 1].tolist() if read else [])
@@ -318,7 +316,7 @@ def _answers_about(run: Run, question: str, strings: list[tuple[str, ...] | dict
 
 
 def _table_answers(run: Run, question: str, data: str, options: Any) -> Iterator[dict[str, Any]]:
-    model, columns = run.model, Columns(**run.record["columns"])
+    model, columns = run.model, run.columns
     torch.manual_seed(options.seed)  # where outputs are fed back, answers are averages of draws
     # what the inputs alone say needs no outputs
     asked = columns._replace(outputs=[]) if question in ("produce", "classify") else columns

@@ -14,7 +14,18 @@ from pplseq.recipes.settings import setting
 BEST = "best"  # the folder of a run that holds its model
 SIZE = "size_"  # begins the name of the folder of a number of states that is being fitted
 AUTOMATON = "automaton.json"  # beside it, of a run from strings
-RUN = FolderKind("pplseq-iohmm", 2, header="iohmm.json", what="run of `pplseq train iohmm`", again="train again")
+RUN = FolderKind(
+    "pplseq-iohmm", 2, header="iohmm.json", what="run of `pplseq train iohmm`", again="train again",
+    schema={
+        "kind": str, "summary": {"score?": float, "stop_reason?": str}, "tried?": [{"states": int}],
+        "columns?": {
+            "sequence_id?": str, "inputs": [str], "outputs": [str], "symbols": [str], "family": (str, list),
+            "input_levels?": [str], "output_levels?": [str], "mean?": [float], "scale?": [float],
+            "input_symbols?": {...: [str]}, "output_symbols?": {...: [str]}, "order_by?": str, "embed?": int,
+        },
+        "symbols?": [str], "report?": str, "automata?": [{"automaton": dict, "restarts?": int, "chosen": bool}],
+    },
+)  # fmt: skip
 TABLES = (".csv", ".tsv", ".parquet", ".csv.gz", ".tsv.gz")
 STRING_SETTINGS = {
     "num_states", "num_restarts", "validation", "max_iterations", "repair", "merging", "seed", "picture", "device", "threads",

@@ -15,8 +15,9 @@ import torch
 
 from pplseq import checks
 from pplseq.data.tables import NotANumber, SequenceTable, coded_columns, expanded_names, read_table
-from pplseq.folder import whole_folder
+from pplseq.folder import sound, whole_folder
 from pplseq.models import IOHMM
+from pplseq.models.automata.automaton import Automaton
 from pplseq.models.iohmm.responses import RESPONSES
 from pplseq.models.storage import MODEL
 from pplseq.recipes.iohmm.settings import BEST, RUN, SIZE
@@ -53,6 +54,25 @@ class Run(NamedTuple):
     record: dict[str, Any]
     model: IOHMM
     folder: Path
+
+    @property
+    def of_strings(self) -> bool:
+        """Whether it was trained on labelled strings, not on a table."""
+        return self.record["kind"] == "strings"
+
+    @property
+    def columns(self) -> Columns:
+        """How tables are read, of a run on one."""
+        with sound(f"{self.folder / BEST / RUN.header}: its columns", RUN.again):
+            found = Columns(**self.record["columns"])
+            _ = found.input_names, found.expected_names
+            return found
+
+    @property
+    def automaton(self) -> Automaton:
+        """The chosen one, of a run on strings."""
+        with sound(f"{self.folder / BEST / RUN.header}: its automaton", RUN.again):
+            return Automaton.from_dict(next(entry["automaton"] for entry in self.record["automata"] if entry["chosen"]))
 
 
 def write_run(folder: Path, record: dict[str, Any], model: IOHMM) -> None:

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 
 from pplseq.data.labelled_strings import read_labelled_strings
-from pplseq.models.automata.automaton import Automaton
 from pplseq.recipes.iohmm.answers import evaluate
 from pplseq.recipes.iohmm.tables import Columns, Run, read_run
 from pplseq.recipes.run_folder import record_of
@@ -25,7 +24,7 @@ def view(folder: Path, settings: Any) -> RunView:
     """Measures on held-out data, and predictions or the automaton."""
     run, record = read_run(folder), record_of(folder)
     data, measured_on = measured_data(settings.data, record, "validation")
-    strings = run.record["kind"] == "strings"
+    strings = run.of_strings
     sections = [("The automaton", _automaton(run))] if strings else []
     if data is None:
         note = "The data of the run are not there, so nothing was measured; --data names some."
@@ -34,7 +33,7 @@ def view(folder: Path, settings: Any) -> RunView:
     (found,) = evaluate(folder, data, settings, Watch())
     if strings:
         return RunView(measured_on, _string_measures(found, run, data, train), sections=sections, curve=False)
-    columns = Columns(**run.record["columns"])
+    columns = run.columns
     rows, learned_from = columns.read(data), columns.read(train)
     if columns.output_levels:
         measures = _class_measures(found, columns, rows, learned_from)
@@ -112,7 +111,7 @@ def _predictions(run: Run, columns: Columns, rows: Any) -> str:
 
 def _automaton(run: Run) -> str:
     """The chosen automaton as a table of its states."""
-    automaton = Automaton.from_dict(next(a["automaton"] for a in run.record["automata"] if a["chosen"]))
+    automaton = run.automaton
     moves: dict[int, list[str]] = {}
     for (start, end), symbols in automaton.edges().items():
         moves.setdefault(start, []).append(f"{escape(', '.join(symbols))}&nbsp;→&nbsp;{end}")

@@ -17,7 +17,7 @@ from torch import Tensor
 from pplseq import checks
 from pplseq.data.tables import MissingColumn, SequenceTable, read_table
 from pplseq.files import new_file, write_text
-from pplseq.folder import sealed, unsealed
+from pplseq.folder import FolderError, sealed, unsealed
 from pplseq.models import LDS
 from pplseq.models.answers import answer_sequences
 from pplseq.models.batch import seeded, split_rows
@@ -64,7 +64,13 @@ class Columns:
         path = folder / COLUMNS
         if not path.is_file():
             raise FileNotFoundError(f"{folder} is no run of `pplseq train lds`: it has no {COLUMNS}")
-        return cls(**unsealed(path, "train again"))
+        names = dict.fromkeys(("outputs", "inputs"), [str])
+        names |= dict.fromkeys(("mean", "scale", "input_mean", "input_scale"), [float])
+        found = cls(**unsealed(path, "train again", {**names, "sequence_id?": str, "order_by?": str}))
+        sizes = [len(part) for part in (found.mean, found.scale, found.input_mean, found.input_scale)]
+        if sizes != [len(found.outputs)] * 2 + [len(found.inputs)] * 2:
+            raise FolderError(f"{path}: it was changed: means and scales are not those of its columns; train again")
+        return found
 
     def save(self, folder: Path) -> None:
         """Beside the checkpoints, whole or not at all."""

@@ -38,7 +38,7 @@ def train(job: Job) -> dict[str, Any]:
     """The whole text at once, which takes seconds to minutes; those of the library that iterate stop and resume anywhere."""
     settings, record, folder = job.settings, job.folder / RECORD, job.folder / MODEL
     if job.resume and record.is_file():
-        before = unsealed(record, "remove it, and the run ends anew")
+        before = unsealed(record, "remove it, and the run ends anew", {"stop_reason": str})
         if before["stop_reason"] == "finished":
             return before
     named = {name: getattr(settings, name) for name in ("embeddings", "states", "clusters", "lexicon")}
