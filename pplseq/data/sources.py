@@ -30,6 +30,7 @@ DATASETS_SPLITS = {"train": ("train",), "valid": ("validation", "valid", "dev"),
 _WORDS = re.compile(r"[^ \t\r\n]+")
 # white space of Unicode, which is part of a word (1 000 with a no-break space), and at which str.split would cut
 _INSIDE_WORDS = re.compile("[\v\f\x1c-\x1f\x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]")
+SPECIAL_WORDS = {"unknown?": str, "eos": str, "units?": str}  # how headers tell a vocabulary, as `check_content` takes it
 UNITS = ("words", "characters", "bytes")
 # what cannot stand in a list of words is shown: spaces, tabs and other controls as ␠, ␉, ..., these pictures by their numbers
 _PICTURES = {code: chr(0x2400 + code) for code in range(0x21)}

@@ -16,7 +16,6 @@ from pplseq.data.sources import UNITS, is_shown, join_tokens, split_line, split_
 
 EOS = "<eos>"
 UNKNOWN = "<unk>"
-SPECIAL_WORDS = {"unknown?": str, "eos": str}  # how headers tell them, as `check_content` takes it
 DIGITS = re.compile(r"[0-9]+")
 LONG_WORD = 12  # letters of a word, on average, from which on a text of one word a line is taken for one without spaces
 _BETWEEN_WORDS = re.compile(r"[ \t\r\n]")

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 
 from pplseq import checks
-from pplseq.data.vocabulary import SPECIAL_WORDS
+from pplseq.data.sources import SPECIAL_WORDS
 from pplseq.folder import FolderError, FolderKind, check_finite, sound
 from pplseq.models.declared import within
 

@@ -14,8 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from pplseq.data.sources import listing
-from pplseq.data.vocabulary import SPECIAL_WORDS
+from pplseq.data.sources import SPECIAL_WORDS, listing
 from pplseq.folder import FolderKind, whole_folder
 
 INNER = "saved"  # not "last", which runs of `pplseq train` have
