@@ -414,7 +414,7 @@ def check_vectors(x: Any, num_features: int, missing: str) -> None:
     expected = f"a floating-point tensor (B, T, D) with D = {num_features}"
     if not isinstance(x, Tensor) or not x.is_floating_point():
         raise TypeError(f"x must be {expected}, got {x.dtype if isinstance(x, Tensor) else type(x).__name__}")
-    if x.dim() != 3 or x.shape[-1] != num_features:
+    if checks.dense("x", x).dim() != 3 or x.shape[-1] != num_features:
         raise ValueError(f"x must be {expected}, got shape {tuple(x.shape)}")
     if bool((size := x.abs() > min(LARGEST, math.sqrt(torch.finfo(x.dtype).max) / 10)).any()):  # NaN is not
         if bool(x.isinf().any()):

@@ -170,6 +170,8 @@ class IOFormat(NamedTuple):
                 f"{name} must have as many rows and steps as x, {tuple(shape)}, got {tuple(value.shape[:2])}; every output "
                 "needs the input of its step"
             )
+        if value.is_complex():
+            raise TypeError(f"{name} must hold numbers, got {value.dtype}")
         if kind == "vectors":
             bad, expected = ~value.isfinite().all(-1), "finite numbers (a missing input must be filled in)"
         elif value.is_floating_point() or value.dtype == torch.bool:
@@ -303,7 +305,7 @@ class IOFormat(NamedTuple):
             x = x.unsqueeze(-1) if x.dim() == 2 and self.num_outputs == 1 else x
         elif not x.is_floating_point():  # (what is no integer is refused below)
             x = x.long()
-        x, lengths = x.to(device), None if lengths is None else lengths.to(device)
+        x, lengths = checks.dense("x", x).to(device), None if lengths is None else lengths.to(device)
         checks.lengths(lengths, x)
         if lengths is not None and bool((lengths == x.shape[1]).all()):
             lengths = None

@@ -41,7 +41,8 @@ def times_of(times: Any, x: Any, lengths: Any = None) -> Any:
 
 def _values(times: Any) -> np.ndarray:
     if isinstance(times, Tensor):
-        return times.detach().cpu().double().numpy()
+        times = checks.dense("times", times).detach().cpu()
+        times = (times.double() if times.is_floating_point() else times).numpy()
     if hasattr(times, "to_timestamp"):  # periods
         times = times.to_timestamp()
     if getattr(times, "tz", None) is not None:
