@@ -287,8 +287,9 @@ def dense(name: str, value: Tensor) -> Tensor:
     """The tensor, whose numbers are there to be read: no sparse one, and none on the device "meta"."""
     import torch
 
-    if value.layout is not torch.strided or value.is_meta:
-        kind = "on the device meta" if value.is_meta else "sparse"
+    is_meta = value.is_meta and type(value) in (torch.Tensor, torch.nn.Parameter)  # a subclass may have numbers elsewhere
+    if value.layout is not torch.strided or is_meta:
+        kind = "on the device meta" if is_meta else "sparse"
         raise TypeError(f"{name} must be an array or a dense tensor, got {shown(value)}, which is {kind}; give its numbers")
     return value
 

@@ -379,7 +379,7 @@ def load_tagger(folder: str | Path) -> SavedTagger:
     if training is None:
         return SavedTagger(tagger, tagger.name, None, None, None)  # saved from Python
     again = "train again, as by `pplseq train tagger`"
-    noted = {"system": str, "column?": str, "file_format?": str, "ambiguous_words?": [str]}
+    noted = {"system": str, "column?": (str, int), "file_format?": str, "ambiguous_words?": [str]}
     check_content(training, noted, folder, again, "training")
     words = training["ambiguous_words"]
     known = None if words is None else frozenset(words)

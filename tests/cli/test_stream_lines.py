@@ -23,6 +23,8 @@ from pplseq.sources.pages import Shown
 from pplseq.sources.stream_state import has_state, load_state, save_state
 from pplseq.sources.words import Encoder, rounded
 
+RECORD = {"options": {}, "settings": {}, "streams": {}, "sources": [], "x": 0.1, "ä": [1]}  # what a state must say, and more
+
 
 def read_all(reader, count=None):
     lines = []
@@ -178,14 +180,14 @@ def test_output_is_cut_to_what_was_saved(tmp_path):
 @pytest.fixture
 def state(tmp_path):
     folder = tmp_path / "state"
-    save_state(folder, {"x": 0.1, "ä": [1]}, lambda new: (new / "numbers").write_bytes(b"0123456789"))
+    save_state(folder, RECORD, lambda new: (new / "numbers").write_bytes(b"0123456789"))
     return folder
 
 
 def test_state_comes_back(state, tmp_path):
     assert has_state(state) and not has_state(tmp_path / "other")
     record, inner = load_state(state)
-    assert record == {"x": 0.1, "ä": [1]} and (inner / "numbers").read_bytes() == b"0123456789"
+    assert record == RECORD and (inner / "numbers").read_bytes() == b"0123456789"
 
 
 def test_a_save_that_fails_leaves_the_old_state(state):

@@ -250,6 +250,8 @@ class IOHMMQueries(StateLanguages, IOParameters):
         inputs = without_frames(inputs, None if symbols else max((size for _, size in sources), default=0), "inputs")
         inputs = torch.as_tensor(for_torch(np.asarray(inputs) if isinstance(inputs, (list, tuple)) else inputs))
         if one_step:
+            if not symbols and not numbers and inputs.dim() == 0:
+                raise ValueError(f"must be vectors, got the number {inputs.item():g}")
             if numbers and inputs.dim() < 2:  # of each row, or of all
                 inputs = inputs.reshape(-1, 1) if inputs.numel() > 1 else inputs.reshape(1)
             inputs = inputs.unsqueeze(-1 if symbols else -2)

@@ -99,7 +99,7 @@ class PROPS(StateTables):
         self.transition_logits = nn.Parameter(torch.zeros(size, size, dtype=real))
         with torch.random.fork_rng(devices=[], enabled=seed is not None):
             if seed is not None:
-                torch.manual_seed(seed)
+                torch.manual_seed(checks.count("seed", seed, 0))
             self.emissions = self._make_emissions(num_perturbations, real)
         row = first_states(num_sources, num_perturbations, source_share)
         initial, transition = (row if initial is None else initial), ([row] * size if transition is None else transition)

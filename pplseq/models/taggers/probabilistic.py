@@ -311,7 +311,7 @@ class ProbabilisticTagger(Tagger):
 
         with torch.random.fork_rng(devices=[], enabled=seed is not None):
             if seed is not None:
-                torch.manual_seed(seed)
+                torch.manual_seed(checks.count("seed", seed, 0))
             found = self.each(x, draws, lambda: [()] * num_samples)
         return [[taggings[s] for taggings in found] for s in range(num_samples)]
 

@@ -152,7 +152,7 @@ def fit(
                 progress=progress,
             )  # fmt: skip
         if seed is not None:
-            torch.manual_seed(seed)
+            torch.manual_seed(checks.count("seed", seed, 0))
         if fresh:
             lay_out(model, vocabulary, clusters, block_sizes=block_sizes, reset=reset)
         elif not warm_start:
