@@ -139,19 +139,14 @@ class Automaton:
 
         Automata of one language become the same, number by number.
 
-        Source: E. F. Moore, Gedanken-experiments on sequential machines (1956): labels are refined by what follows.
+        Source: E. F. Moore, Gedanken-experiments on sequential machines (1956): labels are refined by what follows. Of the
+            parts the largest keeps its number: J. Hopcroft, An n log n algorithm for minimizing states (1971).
         """
         order = self._reachable()
         position = np.full(self.num_states, -1)
         position[order] = np.arange(len(order))
-        transitions, group = position[self.transitions[order]], self.outputs[order]
-        group = np.unique(group, return_inverse=True)[1].reshape(-1)
-        while True:
-            signature = np.column_stack([group, group[transitions]])
-            refined = np.unique(signature, axis=0, return_inverse=True)[1].reshape(-1)
-            if refined.max() == group.max():
-                break
-            group = refined
+        transitions = position[self.transitions[order]]
+        group = _refined(transitions, np.unique(self.outputs[order], return_inverse=True)[1].reshape(-1))
         # `order` begins at the start, so the first state of each group, in that order, gives the groups' order
         _, first = np.unique(group, return_index=True)
         rank = np.argsort(np.argsort(first))
@@ -273,6 +268,42 @@ class Automaton:
         symbols, labels = tuple(entries["symbols"]), tuple(entries["labels"])
         moves, outputs = np.array(entries["transitions"]), np.array(entries["outputs"])
         return cls(symbols, moves, outputs, entries["start"], labels, entries.get("pos_label"))
+
+
+def _refined(transitions: np.ndarray, group: np.ndarray) -> np.ndarray:
+    """Groups of states (Z,) of one label and one future each, from those of one label; transitions (Z, L).
+
+    Only states that lead to one whose group has another number are looked at again; they differ from all that do not.
+    """
+    num_states, num_symbols = transitions.shape
+    group, sizes = group.copy(), np.bincount(group).tolist()
+    to = transitions.reshape(-1)
+    short = to.astype(np.uint16) if num_states <= 2**16 else to  # which numpy sorts in linear time
+    before = np.argsort(short, kind="stable") // max(1, num_symbols)  # states that lead to each, from first[state] on
+    first = np.cumsum([0, *np.bincount(to, minlength=num_states)])
+    seen = np.arange(num_states)
+    while len(seen):
+        parts: dict[int, dict[bytes, list[int]]] = {}
+        for state, own, after in zip(seen.tolist(), group[seen].tolist(), group[transitions[seen]], strict=True):
+            parts.setdefault(own, {}).setdefault(after.tobytes(), []).append(state)
+        changed: list[int] = []
+        for own, by_future in parts.items():
+            found = sorted(by_future.values(), key=len)
+            rest = sizes[own] - sum(map(len, found))
+            if rest < len(found[-1]):  # the largest of those seen keeps the number
+                kept = found.pop()
+                if rest:
+                    others = group == own
+                    others[[*kept, *(state for part in found for state in part)]] = False
+                    found.append(np.flatnonzero(others).tolist())
+            for part in found:
+                group[part] = len(sizes)
+                sizes.append(len(part))
+                sizes[own] -= len(part)
+                changed += part
+        leads = [before[first[state] : first[state + 1]] for state in changed]
+        seen = np.unique(np.concatenate(leads)) if leads else seen[:0]
+    return group
 
 
 def usual_pos_label(labels: Sequence[str]) -> str | None:

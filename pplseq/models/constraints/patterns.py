@@ -12,9 +12,10 @@ from typing import NamedTuple
 import numpy as np
 
 from pplseq import checks
-from pplseq.models.automata.regular_expressions import Positions, positions_to_states
+from pplseq.models.automata.regular_expressions import Positions, TooMuch, positions_to_states
 from pplseq.models.constraints.tables import TooLarge, WordTable
 
+PARTS = 20  # words and signs of a pattern for each of max_states
 FIRST = 0xE000  # characters of private use: none is special in an expression
 TOKEN = re.compile(r"\s*(\{[^}]*\}|\[\^|[.\[\]()|*+?]|<[^<>\s]+>|(?:\\.|[^\s.\[\](){}|*+?\\])+|.)", re.DOTALL)
 
@@ -30,9 +31,12 @@ class _Token(NamedTuple):
     place: int
 
 
-def _tokens(pattern: str, classes: Mapping[str, Iterable[str]]) -> list[_Token]:
-    found = []
+def _tokens(pattern: str, classes: Mapping[str, Iterable[str]], most: int) -> list[_Token]:
+    found: list[_Token] = []
     for match in TOKEN.finditer(pattern.rstrip()):
+        if len(found) == PARTS * most:
+            limit = f"{PARTS * most:,} words and signs ({PARTS} for each of max_states)"
+            raise TooLarge(f"the pattern {checks.shown(pattern)}", most, limit)
         text, place = match.group(1), match.start(1)
         if text.startswith("<") and text.endswith(">") and text[1:-1] in classes:
             found.append(_Token("class", text[1:-1], place))
@@ -56,7 +60,7 @@ class _WordPositions(Positions):
         place = self.places[min(self.place, len(self.places) - 1)]
         for letter, name in self.names.items():
             message = message.replace(repr(letter), repr(name))
-        return ValueError(f"pattern: {message}, at place {place} of {self.given!r}")
+        return ValueError(f"pattern: {message}, at place {place} of {checks.shown(self.given)}")
 
 
 def matching(pattern: str, classes: Mapping[str, Iterable[str]], most: int) -> tuple[WordTable, list[str]]:
@@ -68,7 +72,7 @@ def matching(pattern: str, classes: Mapping[str, Iterable[str]], most: int) -> t
     if not isinstance(pattern, str):
         raise TypeError(f"pattern: expected a string, got {type(pattern).__name__}")
     members = {name: frozenset(words) for name, words in classes.items()}
-    tokens = _tokens(pattern, members)
+    tokens = _tokens(pattern, members, most)
     used = {token.text for token in tokens if token.kind == "class"}
     literals = list(dict.fromkeys(token.text for token in tokens if token.kind == "word"))
     # words that no part of the pattern tells apart share a letter
@@ -81,7 +85,9 @@ def matching(pattern: str, classes: Mapping[str, Iterable[str]], most: int) -> t
     names = {letter_of[word]: word for word in reversed(literals)} | {other: "any other word"}
     of_class = {name: "".join(dict.fromkeys(letter_of[word] for word in sorted(members[name]))) for name in used}
 
-    text, places, inside = "", [], False
+    parts: list[str] = []
+    places: list[int] = []
+    inside = False
     for token in tokens:
         part = token.text
         if token.kind == "word":
@@ -92,13 +98,15 @@ def matching(pattern: str, classes: Mapping[str, Iterable[str]], most: int) -> t
             inside = True
         elif part == "]":
             inside = False
-        text, places = text + part, places + [token.place] * len(part)
+        parts.append(part)
+        places += [token.place] * len(part)
+    text = "".join(parts)
     symbols = (other, *letters.values())
-    positions = _WordPositions(text, pattern, [*places, len(pattern)], names, symbols, most, 100)
     try:
+        positions = _WordPositions(text, pattern, [*places, len(pattern)], names, symbols, most, 100)
         transitions, accepting = positions_to_states(positions, most)
-    except ValueError:
-        raise TooLarge(f"the pattern {checks.shown(pattern)}", most) from None
+    except TooMuch as error:
+        raise TooLarge(f"the pattern {checks.shown(pattern)}", most, error.limit) from None
     number = {letter: place for place, letter in enumerate(symbols)}
     table = WordTable(
         {word: number[letter] for word, letter in letter_of.items()}, np.array(transitions), np.array(accepting, dtype=bool)

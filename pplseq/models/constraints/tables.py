@@ -9,8 +9,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from pplseq.models.automata.automaton import LABELS, Automaton
+from pplseq.models.automata.regular_expressions import MOVES, STEPS
 
 OTHER = "any other word"
+EXPLORED = 200  # moves for each of max_states that are found one by one
+LONGEST_TEXT = 500  # of a constraint in an error
 
 
 class WordTable(NamedTuple):
@@ -30,13 +33,11 @@ class WordTable(NamedTuple):
         symbols = tuple(map(str, range(self.moves.shape[1])))
         least = Automaton(symbols, self.moves, self.accepting.astype(np.int64), 0, LABELS).minimise()
         # classes that move alike are one; class 0 stays the first
-        columns, first, which = np.unique(least.transitions, axis=1, return_index=True, return_inverse=True)
-        which = which.reshape(-1)
-        order = np.argsort(first)
-        rank = np.argsort(order)
-        classes = {word: int(rank[which[number]]) for word, number in self.classes.items()}
-        kept = {word: number for word, number in classes.items() if number}
-        return WordTable(kept, columns[:, order], least.outputs.astype(bool))
+        alike: dict[bytes, int] = {}
+        which = [alike.setdefault(column.tobytes(), len(alike)) for column in np.ascontiguousarray(least.transitions.T)]
+        first = np.unique(which, return_index=True)[1]
+        kept = {word: which[number] for word, number in self.classes.items() if which[number]}
+        return WordTable(kept, least.transitions[:, first], least.outputs.astype(bool))
 
     def class_of(self, word: str) -> int:
         """The class of a word."""
@@ -56,13 +57,21 @@ class WordTable(NamedTuple):
 
 
 class TooLarge(ValueError):
-    """An automaton with more states than are allowed."""
+    """An automaton that needs more than is allowed: of ``limit``, in words, or of so many states."""
 
-    def __init__(self, what: str, most: int):
+    def __init__(self, what: str, most: int, limit: str = ""):
+        what = what if len(what) <= LONGEST_TEXT else f"{what[:LONGEST_TEXT]}..."
         super().__init__(
-            f"constraint: {what} needs an automaton of more than {most:,} states; raise max_states, or ask for less: fewer or "
-            "shorter phrases, smaller bounds"
+            f"constraint: {what} needs an automaton of more than {limit or f'{most:,} states'}; raise max_states, or ask for "
+            "less: fewer or shorter phrases, smaller bounds"
         )
+
+
+def check_moves(num_states: int, num_classes: int, most: int, what: str, each: int = MOVES) -> None:
+    """Raises TooLarge for a table of more moves than ``most`` states may have, so many for each of them."""
+    if num_states * num_classes > each * most:
+        limit = f"{each * most:,} moves, states times words that it tells apart ({each} for each of max_states)"
+        raise TooLarge(what, most, limit)
 
 
 def explored(
@@ -77,7 +86,7 @@ def explored(
     """The automaton whose states are what ``step(state, class)`` leads to from a start, in its smallest form.
 
     Raises:
-        TooLarge: more than ``most`` states.
+        TooLarge: more than ``most`` states, or a table of more moves than so many may have.
     """
     number: dict[Any, int] = {start: 0}
     queue, moves = deque([start]), []
@@ -89,6 +98,7 @@ def explored(
             if after not in number:
                 if len(number) >= most:
                     raise TooLarge(what, most)
+                check_moves(len(number) + 1, num_classes, most, what, EXPLORED)
                 number[after] = len(number)
                 queue.append(after)
             row.append(number[after])
@@ -129,10 +139,16 @@ def joined(first: WordTable, second: WordTable, most: int, what: str) -> WordTab
     classes, pairs = _together(first, second)
     a, b = ([row.tolist() for row in table.moves] for table in (first, second))
 
+    steps = 0
+
     def begun(state: int, inside: Iterable[int]) -> tuple[int, frozenset[int]]:
         return state, frozenset(inside) | (frozenset([0]) if first.accepting[state] else frozenset())
 
     def step(state, own):
+        nonlocal steps
+        steps += len(state[1])
+        if steps > STEPS * most:
+            raise TooLarge(what, most, f"{STEPS * most:,} steps ({STEPS} for each of max_states)")
         mine, its = pairs[own]
         return begun(a[state[0]][mine], (b[inner][its] for inner in state[1]))
 

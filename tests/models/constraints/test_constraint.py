@@ -8,6 +8,7 @@ import pytest
 from pplseq.data.vocabulary import Vocabulary
 from pplseq.models.automata.automaton import Automaton
 from pplseq.models.constraints.constraint import Constraint
+from pplseq.models.constraints.tables import TooLarge
 
 WORDS = ["a", "b", "c", "z"]  # z is named nowhere
 TEXTS = [text for length in range(6) for text in itertools.product(WORDS, repeat=length)]
@@ -115,6 +116,38 @@ def test_words_of_several_letters_and_signs():
 def test_patterns_that_cannot_be_read(pattern, message):
     with pytest.raises(ValueError, match=message):
         matching(pattern)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "limit"),
+    [
+        (".{0,300} cat .{0,300}", "1,000 states"),
+        ("a? " * 1000, "500,000 steps"),
+        ("(" * 6 + "()" + "{999})" * 6, "500,000 steps"),
+        ("a{1" + "0" * 5000 + "}", "1,000 repetitions"),
+        (f"[{' '.join(f'w{place}' for place in range(2000))}] " + "w1 w2 . " * 332, "1,000,000 moves, states times symbols"),
+        ("a " * 30_000, "20,000 words and signs"),
+    ],
+)
+def test_patterns_that_would_take_long_are_refused_at_once(pattern, limit):
+    with pytest.raises(ValueError, match=f"more than {limit}.*raise max_states") as raised:
+        matching(pattern, max_states=1000)
+    assert len(str(raised.value)) < 400
+
+
+def test_long_lists():
+    words = [f"w{place}" for place in range(4000)]
+    for found in (matching(" | ".join(words)), matching(f"[{' '.join(words)}]")):
+        assert found.num_states == 3 and found.accepts("w3999") and not found.accepts("w1 w2") and not found.accepts("x")
+    never = excluding(*words, "w3 x", "y z")
+    assert never.num_states == 3 and never.accepts("a x y") and not never.accepts("a w5") and not never.accepts("y z")
+    assert matching(" ".join(words[:500])).accepts(words[:500])
+    for make in (containing, in_order):
+        with pytest.raises(TooLarge, match="moves, states times words that it tells apart") as raised:
+            make(*words)
+        assert len(str(raised.value)) < 900
+    with pytest.raises(TooLarge, match="moves, states times words that it tells apart"):
+        excluding(*(f"{word} x" for word in words))
 
 
 def test_what_is_refused():
