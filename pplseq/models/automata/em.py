@@ -49,6 +49,24 @@ class SymbolTables(NamedTuple):
         """The tables of some restarts; a number takes the last axis away."""
         return SymbolTables(*(table[..., which] for table in self))
 
+    def padded(self, num_states: int) -> SymbolTables:
+        """The same with further states that nothing leads to."""
+        more = num_states - len(self.start)
+        pad = torch.nn.functional.pad
+        transition = pad(self.transition, (0, 0, 0, more, 0, more))
+        own = torch.arange(len(self.start), num_states)
+        transition[:, own, own] = 1.0
+        output = pad(self.output, (0, 0, 0, 0, 0, more), value=1.0 / self.output.shape[1])
+        output[: len(self.start)] = self.output
+        return SymbolTables(pad(self.start, (0, 0, 0, more)), transition, output)
+
+    def reached(self) -> SymbolTables:
+        """Of one restart, start (Z,), transition (L, Z, Z), output (Z, Y): the states that strings can lead to."""
+        reached, moves = self.start > 0, (self.transition > 0).any(0)
+        for _ in range(len(self.start)):
+            reached = reached | moves[reached].any(0)
+        return SymbolTables(self.start[reached], self.transition[:, reached][:, :, reached], self.output[reached])
+
 
 class TableCounts(NamedTuple):
     """Expected counts of a :class:`SymbolTables`'s entries.

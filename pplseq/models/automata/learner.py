@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from numbers import Integral
+from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
 
@@ -38,13 +38,16 @@ RECIPE = (
 )
 """A thousand restarts of five kinds: no kind is the best for every language."""
 
+ROUGH, ROUGH_ITERATIONS = tuple(replace(block, num_restarts=20) for block in RECIPE), 60
+SHOWN = 10  # candidates that a report lists
+
 
 @dataclass(frozen=True)
 class LearnedAutomaton:
     """What :meth:`AutomatonLearner.fit` found.
 
     Attributes:
-        candidates: all languages that fit as well, the smallest automaton first, then as :class:`AutomatonLearner` says.
+        candidates: languages that fit as well, the most probable first, as :class:`AutomatonLearner` says.
         chosen: the place of the chosen one in them.
         validation_right: of each candidate, how many validation strings it labels right; None without any.
         num_validation: strings to choose by.
@@ -54,6 +57,7 @@ class LearnedAutomaton:
         log_likelihoods: of these restarts, nats.
         num_restarts: members of candidates from this place on come from merging states, not from restarts of EM.
         merging: what merging found, in words.
+        noisy: whether an automaton that labels all training strings right was found, and labels are taken for wrong instead.
     """
 
     candidates: list[Candidate]
@@ -66,6 +70,7 @@ class LearnedAutomaton:
     log_likelihoods: list[float]
     num_restarts: int = 0
     merging: str = ""
+    noisy: bool = False
 
     def __repr__(self) -> str:
         size, number = self.automaton.num_states, len(self.candidates)
@@ -79,7 +84,7 @@ class LearnedAutomaton:
     @property
     def tables(self) -> SymbolTables:
         """Of the chosen language: start (Z,), transition (L, Z, Z) and output (Z, Y)."""
-        return self.candidate_tables.restarts(self.chosen)
+        return self.candidate_tables.restarts(self.chosen).reached()
 
     @property
     def model(self) -> IOHMM:
@@ -95,7 +100,7 @@ class LearnedAutomaton:
         any_candidate = self.candidates[0].automaton
         told = _validation(strings, labels, any_candidate.symbols, any_candidate.labels)
         right = [sum(c.automaton.classify(s) == label for s, label in told) for c in self.candidates]
-        chosen = max(range(len(right)), key=lambda place: right[place])  # the first of equals is the smallest
+        chosen = max(range(len(right)), key=lambda place: right[place])  # the first of equals is the most probable
         return replace(self, chosen=chosen, validation_right=right, num_validation=len(told))
 
     def found_by(self, candidate: Candidate) -> str:
@@ -106,7 +111,7 @@ class LearnedAutomaton:
 
     @property
     def report(self) -> str:
-        """What was tried and what fits, in words; with strings whose labels would decide between languages."""
+        """What was tried and what fits, in words; with strings whose labels would decide between the first ten languages."""
         lines = [self.merging] if self.merging else []
         for size in self.sizes:
             repaired = f", {size.num_repaired} of them repaired" if size.num_repaired else ""
@@ -116,33 +121,41 @@ class LearnedAutomaton:
                 f"right{repaired}{dropped} ({size.seconds:.1f} s)"
             )
         number = len(self.candidates)
-        if not self.consistent:
+        if not self.consistent and not self.noisy:
             lines.append("no automaton that was tried labels all training strings right")
         automata, verb = ("automaton", "fits") if number == 1 else ("automata", "fit")
         verb = verb if self.consistent else "labels most of your data right" if number == 1 else "label most of your data right"
         lines.append(f"{number} different {automata} {verb}" + (" your data" if self.consistent else ""))
-        for place, candidate in enumerate(self.candidates):
+        shown = list(range(min(number, SHOWN)))
+        for place in [*shown, *([] if self.chosen in shown else [self.chosen])]:
+            candidate = self.candidates[place]
             found = f"{candidate.automaton.num_states} states, found by {self.found_by(candidate)}"
             if self.validation_right is not None:
                 found += f", {self.validation_right[place]} of {self.num_validation} validation strings right"
             if place != self.chosen:
-                found += f"; first differs on {self.automaton.difference(candidate.automaton)!r}"
+                found += f"; first differs on {checks.shown(self.automaton.difference(candidate.automaton))}"
             lines.append(f"  {'*' if place == self.chosen else ' '} {found}")
+        if number > len(shown):
+            lines.append(f"  ... and {number - len(shown)} more: see candidates")
         return "\n".join(lines)
 
 
 class AutomatonLearner(checks.NamedArguments):
     """Learns the smallest automaton that labels strings right, by merging states and by restarts of EM on an input-output HMM.
 
-    First states of the strings' prefix tree are merged. Where a search over merges proves that it has found all of the
-    smallest automata, these are the candidates, and nothing else is needed: milliseconds. Else EM goes over the sizes that are
-    not ruled out. For n states all restarts run as one batch; their tables are made hard and those are kept whose automaton
-    labels every training string right. At the first n where any are left, the language is chosen that labels most validation
-    strings right; between equals the one whose automaton is smallest. Of these, if strings are likelier drawn label by label
-    than drawn first and labelled then, the one under which that is likeliest (few strings of the labels that many were drawn
-    of); else, or between equals, the one that most restarts have found, and, of merging, that agrees most with the others.
-    Where merging needs more states than EM tries, it is believed if without a fifth of the strings it labels that fifth right
-    (95 in 100); if not, and EM labels a greater share of all strings right, EM is.
+    First states of the strings' prefix tree are merged, and a search over merges finds the smallest automata, or proves that it
+    has found all of them. EM goes over the sizes below that are not ruled out, down from the largest while it finds one; where
+    merging found nothing, over all sizes from the first on. For n states all restarts run as one batch; their tables are made
+    hard and those are kept whose automaton labels every training string right. Of all automata that do, the language is chosen
+    that labels most validation strings right; between equals the most probable one: those are probable that are told in few
+    bits (few states, moves that permute them as counters do, states that symbols leave alone), and under which strings of each
+    label are likely, if strings are likelier drawn label by label than drawn first and labelled then. Equals: the one that most
+    restarts have found, and, of merging, that agrees most with the others. A larger automaton may be more probable than the
+    smallest ones.
+
+    An automaton that labels all strings right comes before all that do not, unless it is beyond doubt that labels are wrong: of
+    100 strings or more, where a smaller automaton and the list of its exceptions, at most a quarter of the strings, take fewer
+    bits by more than a third of a bit a string. These are looked for, by a short EM, only where they could be.
 
     Args:
         num_states: how many to try, in order; a number, or several, and then larger automata are not taken from merging
@@ -153,9 +166,11 @@ class AutomatonLearner(checks.NamedArguments):
         repair: change single transitions of automata that label some training strings wrong, while that makes more right;
             finds rare languages more often, and of two symbols takes a fiftieth of EM's time.
         merging: whether states are merged first; False is EM alone, as it is where numba is missing.
+        max_wrong: the largest share of labels that may be wrong, 0 for none; then the automaton that takes the fewest bits with
+            its exceptions is chosen. Default: as said above.
 
     Raises:
-        ValueError: no sizes or blocks, or a size below 1.
+        ValueError: no sizes or blocks, a size below 1, or a share outside 0 to 1.
     """
 
     def __init__(
@@ -167,6 +182,7 @@ class AutomatonLearner(checks.NamedArguments):
         seed: int = 0,
         repair: bool = True,
         merging: bool = True,
+        max_wrong: float | None = None,
     ) -> None:
         self.largest = None if num_states is None else 0  # of an automaton; None: any
         num_states = range(2, 9) if num_states is None else num_states
@@ -177,6 +193,9 @@ class AutomatonLearner(checks.NamedArguments):
         if not blocks:
             raise ValueError("blocks: expected at least one RestartBlock, got none")
         checks.count("max_iterations", max_iterations)
+        if max_wrong is not None and not (isinstance(max_wrong, Real) and 0 <= max_wrong < 1):
+            raise ValueError(f"max_wrong: expected a share of the labels from 0 to 1, got {checks.shown(max_wrong)}")
+        self.max_wrong = max_wrong
         self.largest = None if self.largest is None else max(self.sizes)
         self.merging = merging and compiled.available()
         self.blocks, self.max_iterations, self.seed, self.repair = tuple(blocks), max_iterations, seed, repair
@@ -229,6 +248,7 @@ class AutomatonLearner(checks.NamedArguments):
             check_tables(self.blocks, max(self.sizes), len(tree.symbols))
         self._tried = None
         settings = self.sizes, self.largest, self.blocks, self.max_iterations, self.seed, self.repair, self.merging
+        settings = *settings, self.max_wrong
         digest = hashlib.sha256(repr([list(strings), numbers, tree.symbols, *settings]).encode()).hexdigest()
         training = AutomatonTraining(self, Told(tree, strings, numbers, names, validation, digest), each)
         run_training(
@@ -248,25 +268,26 @@ class AutomatonLearner(checks.NamedArguments):
         """What the sizes have given that the last :meth:`fit` finished, also where it was interrupted; None for nothing."""
         if self._tried is None:
             return None
-        tree, names, validation, sizes, most, tables, num_restarts, merging = self._tried
+        tree, names, validation, sizes, most, tables, num_restarts, merging, noisy = self._tried
         log_likelihood = training_log_likelihood(tree, tables)
         candidates = distinct_automata(hardened(tables, tree.symbols, names, self._pos_label))
-        if not num_restarts:  # in the order of their agreement
-            candidates.sort(key=lambda candidate: (candidate.automaton.num_states, candidate.members[0]))
-        if most == len(tree.end) and len(candidates) > 1:
+        if not num_restarts:  # in the order of merging
+            candidates.sort(key=lambda candidate: candidate.members[0])
+        elif most == len(tree.end) and len(candidates) > 1:
             candidates = _most_likely_first(candidates, tree)
         best = torch.tensor([max(c.members, key=lambda place: float(log_likelihood[place])) for c in candidates])
         learnt = LearnedAutomaton(
             candidates, 0, None, 0, most == len(tree.end), sizes, tables.restarts(best), log_likelihood[best].tolist(),
-            num_restarts, merging,
+            num_restarts, merging, noisy,
         )  # fmt: skip
         return learnt if validation is None else learnt.choose(*validation)
 
-    def begin_size(self, tree: PrefixTree, num_states: int, num_labels: int) -> TableFit:
-        """EM of all restarts of a size, before its first iteration."""
+    def begin_size(self, tree: PrefixTree, num_states: int, num_labels: int, rough: bool = False) -> TableFit:
+        """EM of all restarts of a size, or a short one of a tenth of them, before its first iteration."""
         generator = np.random.default_rng([self.seed, num_states])
-        tables = draw_tables(self.blocks, num_states, len(tree.symbols), num_labels, generator)
-        return TableFit(tree, tables, self.max_iterations, blocks=self.blocks)
+        blocks, iterations = (ROUGH, ROUGH_ITERATIONS) if rough else (self.blocks, self.max_iterations)
+        tables = draw_tables(blocks, num_states, len(tree.symbols), num_labels, generator)
+        return TableFit(tree, tables, iterations, blocks=blocks)
 
     def save(self, folder: Path) -> None:
         """Writes what :meth:`so_far` gives, in a folder that is there: its model, and ``automaton.json``."""

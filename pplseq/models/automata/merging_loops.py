@@ -145,14 +145,35 @@ def greedy(table, num_nodes, num_symbols, most, by_evidence, trail, pairs, red, 
     return num_red
 
 
+@jit
+def is_reversible(table, num_nodes, num_symbols, red, num_red, place, seen):
+    """Whether no symbol leads from two red states to the same one; seen: (num_red,) room."""
+    for symbol in range(num_symbols):
+        seen[:num_red] = False
+        for number in range(num_red):
+            child = table[2 * num_nodes + red[number] * num_symbols + symbol]
+            if child < 0:
+                continue
+            to = place[standing(table, child)]
+            if to >= 0:
+                if seen[to]:
+                    return False
+                seen[to] = True
+    return True
+
+
 @jit(entry=True)
-def search(table, num_nodes, num_symbols, limit, budget, trail, pairs, red, place, blue, chosen, option, mark, moves, labels):
+def search(
+    table, num_nodes, num_symbols, limit, reversible, budget,
+    trail, pairs, red, place, blue, chosen, option, mark, moves, labels,
+):  # fmt: skip
     """All automata of at most so many states that give every string its label, by going back over merges.
 
     Of the blue states that with the fewest possible merges is decided first. Two differ in which prefixes share states.
 
     Args:
-        limit: states. budget: changes of the table, about, made and undone.
+        limit: states. reversible: only those in which no symbol leads from two states to the same one.
+        budget: changes of the table, about, made and undone.
         chosen, mark: (N,) room. option: (N, limit + 1) room.
         moves: (M, limit, L) out, labels: (M, limit) out: as many automata as there is room for.
 
@@ -162,6 +183,7 @@ def search(table, num_nodes, num_symbols, limit, budget, trail, pairs, red, plac
     found, spent, depth, used, num_red = 0, 0, 0, 0, 1
     red[0], place[0] = 0, 0
     scores, options = np.empty(limit + 1, np.int64), np.empty(limit + 1, np.int64)
+    seen = np.empty(limit, np.bool_)
     forward = True
     while True:
         if forward:
@@ -181,6 +203,10 @@ def search(table, num_nodes, num_symbols, limit, budget, trail, pairs, red, plac
                     for own in range(num_red):
                         score, end = merge(table, num_nodes, num_symbols, red[own], blue[number], trail, used, pairs)
                         spent += 1 + end - used
+                        if reversible and score >= 0:
+                            spent += num_red
+                            if not is_reversible(table, num_nodes, num_symbols, red, num_red, place, seen):
+                                score = -1
                         undo(table, trail, end, used)
                         if score >= 0:
                             place_of = count

@@ -15,37 +15,46 @@ from torch import Tensor
 
 from pplseq.kernels import compiled
 from pplseq.models.automata.automaton import Automaton, String
+from pplseq.models.automata.description import log_weights
 from pplseq.models.automata.em import SymbolTables
 from pplseq.models.automata.labels import encoded_labels, refuse_contradictions
 from pplseq.models.automata.prefix_tree import PrefixTree
 
 MOST_STATES = 1000  # of a greedy merging; more means that the strings show no automaton
-WORK = 20_000_000  # changes of the tree in a search for automata of one size: a fifth of a second or so
+WORK = 100_000_000  # changes of the tree in a search for the smallest automata, of one size: a second or so
+WORK_BEYOND = 20_000_000  # the same for those that are larger
 MAX_TABLE = 2**26  # numbers of a tree, half a GiB; merging takes a few times that
 LONGEST = 100  # random strings that automata are compared by
-MOST_FOUND = 200  # automata of one size that are kept
+MOST_FOUND = 2000  # automata of one size
+KEPT = 200  # of all that were found, the most probable
+SMALLEST = 2.0  # nats, by which larger automata must be more probable than the smallest ones
+ALIKE = 1.0  # nats, within which automata are as good as the best: the average of all decides
+UNLIKELY = 7.0  # nats, by which larger automata that have a say may be less probable than the most probable one
+LARGER, LARGER_REVERSIBLE = 2, 6  # states more than the smallest automata have, up to which simpler ones are looked for
+MANY, MANY_REVERSIBLE = 1500, 300  # automata of one size, from which on those of the next size would be too many
 
 
 class Merged(NamedTuple):
     """What merging found.
 
     Attributes:
-        moves: (M, Z, L) the next state of each state and symbol of M automata, all of which label all strings right.
+        moves: (M, Z, L) the next state of each state and symbol of M automata, all of which label all strings right, the most
+            probable first. Those of fewer than Z states end with states that nothing leads to.
         labels: (M, Z) of their states.
-        least: no automaton of fewer states labels all strings right; up to Z.
-        whole: whether least is Z and there are no other automata of Z states, but where no string goes.
+        smallest: states of the smallest of them.
+        least: no automaton of fewer states labels all strings right; up to ``smallest``.
+        whole: whether least is ``smallest`` and there are no other automata of so many states, but where no string goes.
+        only: whether the smallest is the only one of its size.
         open: whether any of them has moves or labels of states that no string shows.
     """
 
     moves: np.ndarray
     labels: np.ndarray
+    smallest: int
     least: int
     whole: bool
+    only: bool
     open: bool
-
-    @property
-    def num_states(self) -> int:
-        return self.labels.shape[1]
 
     def tables(self, num_labels: int) -> SymbolTables:
         """As tables of 0 and 1, automata last."""
@@ -53,11 +62,12 @@ class Merged(NamedTuple):
         def one_hot(numbers: np.ndarray, size: int) -> Tensor:
             return torch.nn.functional.one_hot(torch.from_numpy(numbers), size).double()
 
-        start = torch.zeros(self.num_states, len(self.labels), dtype=torch.float64)
+        size = self.labels.shape[1]
+        start = torch.zeros(size, len(self.labels), dtype=torch.float64)
         start[0] = 1.0
         return SymbolTables(
             start,
-            one_hot(self.moves, self.num_states).permute(2, 1, 3, 0).contiguous(),
+            one_hot(self.moves, size).permute(2, 1, 3, 0).contiguous(),
             one_hot(self.labels, num_labels).permute(1, 2, 0).contiguous(),
         )
 
@@ -95,13 +105,13 @@ class _Tree:
         )  # fmt: skip
         return (moves[:found], labels[:found]) if found else None
 
-    def search(self, limit: int, work: int) -> tuple[np.ndarray, np.ndarray, bool]:
+    def search(self, limit: int, work: int, reversible: bool = False) -> tuple[np.ndarray, np.ndarray, bool]:
         """Moves (M, Z, L) and labels (M, Z) of automata of at most Z states, and whether these are all."""
         from pplseq.models.automata import merging_loops
 
         moves, labels = np.full((MOST_FOUND, limit, self.num_symbols), -1), np.full((MOST_FOUND, limit), -1)
         found, whole = merging_loops.search(
-            self.table.copy(), self.size, self.num_symbols, limit, work, self.trail, self.pairs, *self.room(limit),
+            self.table.copy(), self.size, self.num_symbols, limit, reversible, work, self.trail, self.pairs, *self.room(limit),
             np.empty(self.size, np.int64), np.empty((self.size, limit + 1), np.int16), np.empty(self.size, np.int64),
             moves, labels,
         )  # fmt: skip
@@ -114,10 +124,11 @@ def too_large(tree: PrefixTree) -> bool:
 
 
 def smallest_by_merging(tree: PrefixTree, num_labels: int, *, work: int = WORK) -> Merged | None:
-    """The smallest automata that merging finds, those of one size.
+    """The smallest automata that merging finds, and larger ones that are simpler.
 
     Greedy merging in two orders gives a size; sizes below it are searched from 1 on, until one has an automaton. A search
-    that took more than ``work`` changes of the tree leaves open whether there are others.
+    that took more than ``work`` changes of the tree leaves open whether there are others. Where it found some, larger ones
+    are looked for: any, and those whose symbols permute the states. Those that are more probable than the smallest are kept.
 
     Returns:
         None where greedy merging has more than 1,000 states.
@@ -131,25 +142,63 @@ def smallest_by_merging(tree: PrefixTree, num_labels: int, *, work: int = WORK) 
     if not greedy:
         return None
     moves, labels = min(greedy, key=lambda found: len(found[1]))
-    moves, labels, least, proved = moves[None], labels[None], 1, True
+    found, smallest, least, proved = [(moves[None], labels[None])], len(labels), 1, True
     whole = False
-    for limit in range(1, len(labels[0]) + 1):
+    for limit in range(1, smallest + 1):
         more, their_labels, whole = own.search(limit, work)
         if len(more):
-            moves, labels = more, their_labels
+            found, smallest = [(more, their_labels)], limit
+            found += _larger(own, limit, min(work, WORK_BEYOND))
             break
         proved = proved and whole
         least = limit + 1 if proved else least
-        if not whole and limit < len(labels[0]) - 1 and len(labels[0]) > 3 * limit:
+        if not whole and limit < smallest - 1 and smallest > 3 * limit:
             break  # far from what greedy merging found: searches of larger sizes will not end either
-    is_open = bool((moves < 0).any() or (labels < 0).any())
-    moves, labels = _completed(moves, labels, tree, num_labels)
-    order = _by_agreement(moves, labels, num_labels, len(tree.groups) + 1)
-    return Merged(moves[order], labels[order], least, whole and proved, is_open)
+    is_open = any((moves < 0).any() or (labels < 0).any() for moves, labels in found[:1])
+    found = [_completed(moves, labels, tree, num_labels) for moves, labels in found]
+    size = max(labels.shape[1] for _, labels in found)
+    moves = np.concatenate([_padded(moves, np.arange(size)[None, :, None], size) for moves, _ in found])
+    labels = np.concatenate([_padded(labels, np.zeros((1, size), np.int64), size) for _, labels in found])
+    names = tuple(map(str, range(num_labels)))
+    languages: dict[tuple, tuple[int, Automaton]] = {}  # larger automata have those of smaller ones among them
+    for place, (to, of) in enumerate(zip(moves, labels, strict=True)):
+        least_form = Automaton(tree.symbols, to, of, 0, names).minimise()
+        languages.setdefault((least_form.transitions.tobytes(), least_form.outputs.tobytes()), (place, least_form))
+    places = np.array([place for place, _ in languages.values()])
+    weights = log_weights([automaton for _, automaton in languages.values()], tree)
+    small = np.array([automaton.num_states <= smallest for _, automaton in languages.values()])
+    weights = np.where(small, weights + SMALLEST, weights).round(9)
+    by_weight = np.argsort(-weights, kind="stable")
+    by_weight = by_weight[(small | (weights >= weights.max() - UNLIKELY))[by_weight]][:KEPT]
+    order, weights, small = places[by_weight], weights[by_weight], small[by_weight]
+    first = _by_agreement(moves[order], labels[order], np.exp(weights - weights[0]), num_labels, len(tree.groups) + 1)
+    alike = int((weights >= weights[0] - ALIKE).sum())
+    ranked = np.concatenate([first[first < alike], np.arange(alike, len(order))])
+    order = order[ranked[(small | (weights >= weights[small].max(initial=-np.inf)))[ranked]]]
+    return Merged(moves[order], labels[order], smallest, least, whole and proved, len(found[0][1]) == 1, is_open)
 
 
-def _by_agreement(moves: np.ndarray, labels: np.ndarray, num_labels: int, longest: int) -> np.ndarray:
-    """The order of automata by how often they give random strings the label that most of them give: what a mean would say."""
+def _larger(own: _Tree, smallest: int, work: int) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Moves and labels of automata of more states than needed, those of one size together."""
+    found = []
+    for reversible, more, many in ((False, LARGER, MANY), (True, LARGER_REVERSIBLE, MANY_REVERSIBLE)):
+        for limit in range(smallest + 1, smallest + 1 + more):
+            moves, labels, _ = own.search(limit, work, reversible)
+            if len(labels):
+                found.append((moves, labels))
+            if len(labels) >= many:
+                break
+    return found
+
+
+def _padded(numbers: np.ndarray, fill: np.ndarray, size: int) -> np.ndarray:
+    """Numbers of Z states (M, Z, ...) with those of ``fill`` (1, size, ...) behind them."""
+    wanted = np.broadcast_to(fill, (len(numbers), size, *numbers.shape[2:]))[:, numbers.shape[1] :]
+    return np.concatenate([numbers, wanted], axis=1)
+
+
+def _by_agreement(moves: np.ndarray, labels: np.ndarray, weights: np.ndarray, num_labels: int, longest: int) -> np.ndarray:
+    """The order of automata by how probable the labels are that they give to random strings, under the average of all."""
     if len(moves) == 1:
         return np.zeros(1, np.int64)
     generator, longest = np.random.default_rng(0), min(longest, LONGEST)
@@ -160,34 +209,8 @@ def _by_agreement(moves: np.ndarray, labels: np.ndarray, num_labels: int, longes
         symbols = generator.integers(moves.shape[2], size=len(lengths))
         state = np.where(step < lengths, moves[every, state, symbols], state)
     given = labels[every, state]
-    votes = np.stack([(given == label).sum(0) for label in range(num_labels)])
-    return np.argsort(-(given == votes.argmax(0)).sum(1), kind="stable")
-
-
-def held_out_accuracy(strings: Sequence[String], labels: Sequence[int], symbols: tuple[str, ...]) -> float:
-    """The share of every fifth string that merging of the others labels right: low where labels are noisy or strings few."""
-    left_out = [place % 5 == 4 for place in range(len(strings))]
-
-    def part(out: bool) -> tuple[list[String], list[int]]:
-        kept = [place for place, own in enumerate(left_out) if own == out]
-        return [strings[place] for place in kept], [labels[place] for place in kept]
-
-    others, held_out = part(False), part(True)
-    if not held_out[0] or len(set(others[1])) < 2:
-        return 0.0
-    tree = PrefixTree.grow(*others, symbols)
-    found = _Tree(tree).greedy(MOST_STATES, True)
-    if found is None:
-        return 0.0
-    (moves,), (outputs,) = _completed(found[0][None], found[1][None], tree, max(labels) + 1)
-    number = {symbol: place for place, symbol in enumerate(symbols)}
-    right = 0
-    for string, label in zip(*held_out, strict=True):
-        state = 0
-        for symbol in string:
-            state = moves[state, number[symbol]]
-        right += int(outputs[state] == label)
-    return right / len(held_out[0])
+    votes = np.stack([weights @ (given == label) for label in range(num_labels)])
+    return np.argsort(-votes[given, np.arange(len(lengths))].sum(1).round(9), kind="stable")
 
 
 def _completed(moves: np.ndarray, labels: np.ndarray, tree: PrefixTree, num_labels: int) -> tuple[np.ndarray, np.ndarray]:

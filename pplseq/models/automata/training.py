@@ -11,15 +11,18 @@ import torch
 from torch import Tensor
 
 from pplseq.models.automata.automaton import String
+from pplseq.models.automata.description import inconsistent_length
 from pplseq.models.automata.em import SymbolTables, TableFit
 from pplseq.models.automata.prefix_tree import PrefixTree
 from pplseq.models.automata.repair import num_right, repair
-from pplseq.models.automata.state_merging import held_out_accuracy, smallest_by_merging, too_large
+from pplseq.models.automata.state_merging import smallest_by_merging, too_large
 from pplseq.models.iohmm.restarts.training import packed, unpacked
 from pplseq.runs.loop import Step, Training
 from pplseq.runs.settings import Progress
 
-BELIEVED = 0.95  # share of strings left out that merging must label right, to be taken without EM
+FEW_STRINGS = 100  # of fewer than these no label is taken for wrong
+MARGIN = 1 / 3  # bits a string that exceptions must save, for labels to be taken for wrong
+MOST_WRONG = 0.25  # share of labels that are taken for wrong, unless more are allowed
 
 
 class TriedSize(NamedTuple):
@@ -72,14 +75,25 @@ class AutomatonTraining(Training):
         self.best: tuple[int, SymbolTables] | None = None  # strings that are labelled right, and tables that do
         self.fit: TableFit | None = None  # of the size that is being tried
         self.sizes: list[int] | None = None if learner.merging else learner.sizes  # for EM; None: states are merged first
+        self.rough: list[int] = []  # sizes that a short EM tries first, for automata that label some strings wrong
         self.merged: SymbolTables | None = None  # what merging found
-        self.share_right = 1.0  # of strings that it labels right: all, or of those left out
+        self.smallest = 0  # states of the smallest of these
+        self.noisy: tuple[float, int, SymbolTables] | None = None  # bits, strings labelled right, and tables that do
         self.said = ""
         self.seconds, self.since = 0.0, time.perf_counter()  # spent on it
 
+    @property
+    def left(self) -> list[int]:
+        """Sizes that are still to be tried, the short EM's first."""
+        every = [*self.rough, *(self.learner.sizes if self.sizes is None else self.sizes)]
+        return every[len(self.tried) :]
+
     def ended(self) -> str:
-        done = self.tried and self.tried[-1].num_consistent
-        return "finished" if done or len(self.tried) == len(self.learner.sizes if self.sizes is None else self.sizes) else ""
+        if self.sizes is None or self.fit is not None:
+            return ""
+        if self.merged is not None:
+            return "" if self.left else "finished"
+        return "finished" if not self.left or (self.tried and self.tried[-1].num_consistent) else ""
 
     def step(self) -> Step:
         tree = self.told.tree
@@ -87,7 +101,7 @@ class AutomatonTraining(Training):
             return self.merge()
         if self.fit is None:
             self.seconds, self.since = 0.0, time.perf_counter()
-            self.fit = self.learner.begin_size(tree, self.sizes[len(self.tried)], len(self.told.names))
+            self.fit = self.next_fit()
         assert self.fit is not None
         best = float(self.fit.step().nan_to_num(-torch.inf).max())
         self.progress.step += 1
@@ -95,10 +109,15 @@ class AutomatonTraining(Training):
         if not self.fit.ended:
             return Step([record])
         self.judge()
-        return Step([record], best=self.best is not None, save=True)
+        return Step([record], best=self.best is not None or self.merged is not None, save=True)
+
+    def next_fit(self) -> TableFit:
+        """EM of the size that is next."""
+        rough = len(self.tried) < len(self.rough)
+        return self.learner.begin_size(self.told.tree, self.left[0], len(self.told.names), rough)
 
     def merge(self) -> Step:
-        """Merges states, and decides which sizes are left to EM."""
+        """Merges states, and decides which sizes are left to EM: the one below what merging found, and further down from it."""
         told, learner = self.told, self.learner
         self.sizes = learner.sizes
         self.progress.step += 1
@@ -106,27 +125,38 @@ class AutomatonTraining(Training):
             self.said = "too many prefixes and symbols to merge states"
             return Step()
         found = smallest_by_merging(told.tree, len(told.names))
-        if found is None or (learner.largest is not None and found.num_states > learner.largest):
+        if found is None or (learner.largest is not None and found.smallest > learner.largest):
             self.said = "merging states found no automaton of so few states"
+            if found is not None:
+                self.sizes = [size for size in learner.sizes if size >= found.least] or learner.sizes
             return Step()
-        self.merged = found.tables(len(told.names))
-        states, number = found.num_states, len(found.labels)
-        what = "1 automaton labels" if number == 1 else f"{number} automata label"
-        self.said = f"merging states: {what} all strings right with {states} states"
+        self.merged, self.smallest = found.tables(len(told.names)), found.smallest
+        self.said = f"merging states: the smallest automaton that labels all strings right has {found.smallest} states"
         if found.whole:
             # validation strings may tell moves that no training string makes, and EM draws those
-            self.sizes = [states] if found.open and told.validation is not None else []
-            self.said += "; there is none that is smaller, and no other but for moves that no string makes"
-        elif states > max(learner.sizes):
-            self.share_right = held_out_accuracy(told.strings, told.labels, told.tree.symbols)
-            self.said += f"; without a fifth of the strings, {self.share_right:.0%} of that fifth"
-            if self.share_right >= BELIEVED:
-                self.sizes = []
+            self.sizes = [found.smallest] if found.open and told.validation is not None else []
+            self.said += "; no other has so few, but for moves that no string makes" if found.only else "; all were found"
         else:
+            below = range(found.smallest - 1, found.least - 1, -1)
+            self.sizes = [size for size in below if size in learner.sizes] if found.smallest - 1 in learner.sizes else []
             self.said += f"; none has fewer than {found.least}"
-            self.sizes = [size for size in learner.sizes if found.least <= size <= states]
+        if learner.max_wrong != 0 and self.saves(0, 2):
+            self.rough = [size for size in learner.sizes if size > 1 and self.saves(0, size)]
         self.tell()
-        return Step([{"kind": "train", "nats_per_token": 0.0, "states": states}], best=True, save=True)
+        return Step([{"kind": "train", "nats_per_token": 0.0, "states": found.smallest}], best=True, save=True)
+
+    def length(self, num_states: int, num_wrong: int = 0) -> float:
+        """Bits of an automaton with its exceptions."""
+        return inconsistent_length(num_states, len(self.told.tree.symbols), len(self.told.tree.end), num_wrong)
+
+    def saves(self, num_wrong: int, num_states: int) -> bool:
+        """Whether so many exceptions are few, and take far fewer bits than the smallest automaton without."""
+        strings, most = len(self.told.tree.end), self.learner.max_wrong
+        if most is None and strings < FEW_STRINGS:
+            return False
+        margin = MARGIN * strings if most is None else 0.0
+        few = num_wrong <= (MOST_WRONG if most is None else most) * strings
+        return few and self.length(num_states, num_wrong) + margin < self.length(self.smallest)
 
     def judge(self) -> None:
         """Makes the tables of the size that is being tried hard, and keeps those that label most strings right."""
@@ -146,31 +176,52 @@ class AutomatonTraining(Training):
         size = TriedSize(len(tables.start), len(right), int((~finite).sum()), *counted, most, self.spent())
         self.fit = None
         self.tried.append(size)
+        states = len(tables.start)
+        if len(self.tried) <= len(self.rough):
+            self.judge_rough(tables, right, most, len(tree.end) - most, states)
+        elif self.merged is not None and states < self.smallest and not counted[0]:
+            self.sizes = self.sizes[: len(self.tried) - len(self.rough)]  # a smaller one would be one of this size as well
         if most >= 0 and (self.best is None or most > self.best[0]):
             self.best = most, tables.restarts((right == most).nonzero().squeeze(-1))
         self.tell()
         if self.each is not None:
             self.each(size)
 
+    def judge_rough(self, tables: SymbolTables, right: Tensor, most: int, wrong: int, states: int) -> None:
+        """Keeps automata that label some strings wrong where that is beyond doubt; the first worse one ends these sizes."""
+        bits = self.length(states, wrong)
+        if most >= 0 and self.saves(wrong, states) and (self.noisy is None or bits < self.noisy[0]):
+            self.noisy = bits, most, tables.restarts((right == most).nonzero().squeeze(-1))
+            self.sizes = []
+        elif self.noisy is not None:
+            self.rough = self.rough[: len(self.tried)]
+
     def tell(self) -> None:
         """Lets the learner know what there is so far."""
-        found, strings = self.best, len(self.told.tree.end)
+        found, strings, said = self.best, len(self.told.tree.end), self.said
         restarts = 0 if found is None else found[1].num_restarts
-        if self.merged is not None and (found is None or found[0] < strings):
-            # nothing that EM found labels all strings right
-            if found is None or found[0] <= self.share_right * strings or self.sizes == []:
+        if self.noisy is not None:
+            bits, most, tables = self.noisy
+            found, restarts = (most, tables), tables.num_restarts
+            said += (
+                f"; {strings - most} of {strings} labels are taken for wrong: {len(tables.start)} states with these exceptions "
+                f"take {bits:.0f} bits, {self.smallest} states {self.length(self.smallest):.0f}"
+            )
+        elif self.merged is not None:
+            if found is None or found[0] < strings:
                 found, restarts = (strings, self.merged), 0
-        elif self.merged is not None and found is not None and len(found[1].start) == len(self.merged.start):
-            joined = zip(found[1], self.merged, strict=True)
-            found = strings, SymbolTables(*(torch.cat(tables, -1) for tables in joined))
+            elif len(found[1].start) == self.smallest:
+                joined = zip(found[1].padded(len(self.merged.start)), self.merged, strict=True)
+                found = strings, SymbolTables(*(torch.cat(tables, -1) for tables in joined))
         if found is not None:
             told = self.told
-            self.learner._tried = told.tree, told.names, told.validation, list(self.tried), *found, restarts, self.said
+            noisy = self.noisy is not None
+            self.learner._tried = told.tree, told.names, told.validation, list(self.tried), *found, restarts, said, noisy
 
     def cut(self) -> None:
         """Ends with what there is, where the time was over before a size was done."""
         if self.fit is None and self.best is None and self.merged is None:
-            self.fit = self.learner.begin_size(self.told.tree, self.learner.sizes[0], len(self.told.names))
+            self.fit = self.next_fit()
         if self.fit is not None:
             self.judge()
 
@@ -183,28 +234,30 @@ class AutomatonTraining(Training):
         fit = None if self.fit is None else self.fit.state()
         best = None if self.best is None else (self.best[0], tuple(self.best[1]))
         merged = None if self.merged is None else tuple(self.merged)
-        state = {"fit": fit, "best": best, "tried": [size._asdict() for size in self.tried], "merged": merged}
+        noisy = None if self.noisy is None else (*self.noisy[:2], tuple(self.noisy[2]))
+        tried = [size._asdict() for size in self.tried]
+        state = {"fit": fit, "best": best, "tried": tried, "merged": merged, "noisy": noisy}
         kept = {name: packed(value, name, tensors) for name, value in state.items()}
         return tensors, kept | {
-            "seconds": self.spent(), "told": self.told.digest, "sizes": self.sizes, "share_right": self.share_right,
-            "said": self.said,
+            "seconds": self.spent(), "told": self.told.digest, "sizes": self.sizes, "rough": self.rough,
+            "smallest": self.smallest, "said": self.said,
         }  # fmt: skip
 
     def restore(self, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
         if state["told"] != self.told.digest:
             raise ValueError("the checkpoint is of other strings or settings; learn from those, or in another folder")
-        found = {name: unpacked(state[name], tensors) for name in ("fit", "best", "tried", "merged")}
-        self.sizes, self.share_right, self.said = state["sizes"], state["share_right"], state["said"]
+        found = {name: unpacked(state[name], tensors) for name in ("fit", "best", "tried", "merged", "noisy")}
+        self.sizes, self.rough, self.smallest, self.said = (state[name] for name in ("sizes", "rough", "smallest", "said"))
         self.tried = [TriedSize(**size) for size in found["tried"]]
         if found["best"] is not None:
             self.best = found["best"][0], SymbolTables(*found["best"][1])
         if found["merged"] is not None:
             self.merged = SymbolTables(*found["merged"])
+        if found["noisy"] is not None:
+            self.noisy = *found["noisy"][:2], SymbolTables(*found["noisy"][2])
         self.tell()
         if found["fit"] is not None:
-            assert self.sizes is not None
-            self.fit = self.learner.begin_size(self.told.tree, self.sizes[len(self.tried)], len(self.told.names))
-            assert self.fit is not None
+            self.fit = self.next_fit()
             self.fit.restore(found["fit"])
         self.seconds, self.since = state["seconds"], time.perf_counter()
 

@@ -250,6 +250,7 @@ def test_settings_that_are_none():
         ({"num_states": []}, "num_states: expected one or more"),
         ({"blocks": ()}, "blocks: expected at least one"),
         ({"max_iterations": 0}, "max_iterations must be at least 1"),
+        ({"max_wrong": 1.5}, "max_wrong: expected a share of the labels from 0 to 1, got 1.5"),
     ):
         with pytest.raises(ValueError, match=message):
             by_em(**settings)
@@ -295,7 +296,7 @@ def test_the_smallest_language_comes_first():
     transition = torch.stack([torch.eye(3)[cycle] for cycle in cycles], -1)[None]
     output = torch.stack([torch.tensor([[0.0, 1], [1, 0], [1, 0]])] * 3, -1)
     learner = by_em(3)
-    learner._tried = tree, LABELS, None, [], 2, SymbolTables(start.double(), transition.double(), output.double()), 3, ""
+    learner._tried = tree, LABELS, None, [], 2, SymbolTables(start.double(), transition.double(), output.double()), 3, "", False
     found = learner.so_far()
     assert [(c.automaton.num_states, c.num_found) for c in found.candidates] == [(2, 1), (3, 2)]
     assert found.automaton.accepts("aa") and not found.automaton.accepts("aaa")

@@ -14,7 +14,7 @@ from pplseq.models.automata import state_merging
 from pplseq.models.automata.automaton import Automaton
 from pplseq.models.automata.learner import AutomatonLearner
 from pplseq.models.automata.prefix_tree import PrefixTree
-from pplseq.models.automata.state_merging import held_out_accuracy, merge_states, smallest_by_merging
+from pplseq.models.automata.state_merging import merge_states, smallest_by_merging
 from pplseq.models.iohmm.restarts.history import RestartBlock
 
 FEW = (RestartBlock(10),)
@@ -55,12 +55,14 @@ def test_the_search_finds_all_of_the_smallest_automata(seed, symbols, num_labels
         if expected:
             break
     if not expected:
-        assert found.num_states > 3 and (found.least > 3 or not found.whole)
+        assert found.smallest > 3 and (found.least > 3 or not found.whole)
         return
-    assert found.num_states == found.least == size and found.whole and len(found.labels) == len(expected)
+    assert found.smallest == found.least == size and found.whole
     prefixes = sorted({string[:end] for string in strings for end in range(len(string) + 1)})
     for moves, outputs in zip(found.moves, found.labels, strict=True):
         automaton = Automaton(tuple(symbols), moves, outputs, 0, tuple("xyz"[:num_labels]))
+        if automaton.minimise().num_states > size:
+            continue  # a larger one that is simpler
         assert [automaton.outputs[automaton.run(string)] for string in strings] == labels
         first = {}
         shared = tuple(first.setdefault(automaton.run(prefix), len(first)) for prefix in prefixes)
@@ -90,7 +92,7 @@ def test_merging_of_a_random_automaton(by_evidence):
     strings = ["".join(generator.choice(["a", "b"], generator.integers(12))) for _ in range(2000)]
     labels = [truth.accepts(string) for string in strings]
     learnt = merge_states(strings, labels, by_evidence=by_evidence)
-    assert learnt.equals(truth) and held_out_accuracy(strings, [int(y) for y in labels], ("a", "b")) == 1.0
+    assert learnt.equals(truth)
     assert AutomatonLearner().fit(strings, labels).automaton.equals(truth)
 
 
@@ -122,15 +124,58 @@ def test_few_sizes_are_kept_to():
 
 
 def test_noise_is_left_to_em():
-    """A string in eight has the wrong label: no small automaton is consistent, and merging believes every one of them."""
+    """A string in eight has the wrong label: no small automaton is consistent, and telling the exceptions takes few bits."""
     generator = np.random.default_rng(0)
     strings = sorted({"".join(generator.choice(["a", "b"], generator.integers(1, 11))) for _ in range(250)})
     labels = [bool(string.count("a") % 2) ^ bool(place % 8 == 0) for place, string in enumerate(strings)]
     learner = AutomatonLearner(blocks=(RestartBlock(20, 0.5, True),), max_iterations=60)
-    learner.sizes = [2]
     learnt = learner.fit(strings, labels)
-    assert learnt.automaton.equals("b*ab*(ab*ab*)*") and not learnt.consistent
-    assert "of that fifth" in learnt.report and merge_states(strings, labels).num_states > 8
+    assert learnt.automaton.equals("b*ab*(ab*ab*)*") and not learnt.consistent and learnt.noisy
+    assert [size.num_states for size in learnt.sizes] == [2, 3]  # the first that is worse ends it
+    assert "21 of 166 labels are taken for wrong: 2 states with these exceptions take" in learnt.report
+    assert "no automaton that was tried" not in learnt.report
+    assert len(learner.fit(strings, labels, max_time=1e-9).sizes) <= 1  # the best so far, when the time is over
+    for max_wrong, wrong in ((0, False), (0.1, False), (0.2, True)):
+        learner = AutomatonLearner(max_wrong=max_wrong)
+        learner.sizes = [2]
+        assert learner.fit(strings, labels).noisy == wrong
+    few = dict(list(zip(strings, labels, strict=True))[:90])  # of so few none is taken for wrong, unless it is said
+    assert AutomatonLearner().fit(list(few), list(few.values())).consistent
+
+
+def test_no_automaton_that_is_wrong_comes_before_one_that_is_right(monkeypatch):
+    """Twelve states, more than EM tries, and a search that proves nothing."""
+    monkeypatch.setattr(state_merging.smallest_by_merging, "__kwdefaults__", {"work": 0})
+    strings = ["".join(symbols) for length in range(10) for symbols in itertools.product("ab", repeat=length)]
+    labels = [string.count("a") % 3 == 0 and string.count("b") % 4 == 1 for string in strings]
+    found = AutomatonLearner().fit(strings, labels)
+    assert found.consistent and found.automaton.num_states == 12 and not found.sizes
+    learner = AutomatonLearner(blocks=FEW, max_iterations=5)
+    learner.sizes = [10, 11]
+    found = learner.fit(strings, labels)
+    assert found.consistent and [size.num_states for size in found.sizes] == [11]  # 10 states would be 11 as well
+
+
+@pytest.mark.parametrize(("modulus", "other"), [(3, 3), (5, 2), (2, 4)])
+def test_larger_automata_that_are_simpler(modulus, other):
+    """Fewer states label the strings right, but only counters permute their states."""
+    generator = np.random.default_rng(1)
+    strings = sorted({"".join(generator.choice(["a", "b"], generator.integers(13))) for _ in range(70)})
+    labels = [string.count("a") % modulus == 0 and string.count("b") % other == 0 for string in strings]
+    found = AutomatonLearner().fit(strings, labels)
+    assert found.automaton.num_states == modulus * other == len(found.tables.start) == found.model.num_states
+    assert all(
+        found.automaton.accepts("a" * n + "b" * m) == (n % modulus == 0 and m % other == 0) for n in range(9) for m in range(9)
+    )
+
+
+def test_reports_are_short():
+    strings = ["", "ab", "bbba", "abba", "a" * 9, "bab", "c", "acb"]
+    labels = [True, False] * 4
+    found = AutomatonLearner().fit(strings, labels, symbols="abc")
+    lines = found.report.splitlines()
+    assert len(found.candidates) > 20 and len(lines) < 20 and lines[-1].startswith("  ... and ")
+    assert f"{len(found.candidates)} different automata fit your data" in found.report
 
 
 def test_a_search_that_is_cut_short_leaves_sizes_to_em(monkeypatch):
@@ -138,7 +183,7 @@ def test_a_search_that_is_cut_short_leaves_sizes_to_em(monkeypatch):
     grammar = tomita(4)
     found = AutomatonLearner(blocks=(RestartBlock(60, 0.5, True),), max_iterations=80).fit(grammar.strings, grammar.labels)
     assert found.sizes and found.automaton.equals(Automaton.from_regex(grammar.regex, "01"))
-    assert "none has fewer than 2" in found.report and " and " in found.found_by(found.candidates[found.chosen])
+    assert "none has fewer than 2" in found.report and [size.num_states for size in found.sizes] == [3]
 
 
 def test_moves_that_validation_strings_show():
