@@ -22,6 +22,7 @@ from pplseq.models.automata.prefix_tree import PrefixTree
 
 MOST_STATES = 1000  # of a greedy merging; more means that the strings show no automaton
 WORK = 100_000_000  # changes of the tree in a search for the smallest automata, of one size: a second or so
+UNDECIDED = 3  # sizes whose search was cut short, after which no larger ones are searched
 WORK_BEYOND = 20_000_000  # the same for those that are larger
 MAX_TABLE = 2**26  # numbers of a tree, half a GiB; merging takes a few times that
 LONGEST = 100  # random strings that automata are compared by
@@ -143,15 +144,17 @@ def smallest_by_merging(tree: PrefixTree, num_labels: int, *, work: int = WORK) 
         return None
     moves, labels = min(greedy, key=lambda found: len(found[1]))
     found, smallest, least, proved = [(moves[None], labels[None])], len(labels), 1, True
-    whole = False
+    whole, undecided = False, 0
     for limit in range(1, smallest + 1):
         more, their_labels, whole = own.search(limit, work)
         if len(more):
             found, smallest = [(more, their_labels)], limit
             found += _larger(own, limit, min(work, WORK_BEYOND))
             break
-        proved = proved and whole
+        proved, undecided = proved and whole, undecided + (not whole)
         least = limit + 1 if proved else least
+        if undecided == UNDECIDED:
+            break
         if not whole and limit < smallest - 1 and smallest > 3 * limit:
             break  # far from what greedy merging found: searches of larger sizes will not end either
     is_open = any((moves < 0).any() or (labels < 0).any() for moves, labels in found[:1])

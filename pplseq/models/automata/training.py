@@ -188,12 +188,12 @@ class AutomatonTraining(Training):
             self.each(size)
 
     def judge_rough(self, tables: SymbolTables, right: Tensor, most: int, wrong: int, states: int) -> None:
-        """Keeps automata that label some strings wrong where that is beyond doubt; the first worse one ends these sizes."""
+        """Keeps automata that label some strings wrong where that is beyond doubt; two sizes that are worse end it."""
         bits = self.length(states, wrong)
         if most >= 0 and self.saves(wrong, states) and (self.noisy is None or bits < self.noisy[0]):
             self.noisy = bits, most, tables.restarts((right == most).nonzero().squeeze(-1))
             self.sizes = []
-        elif self.noisy is not None:
+        elif self.noisy is not None and states > len(self.noisy[2].start) + 1:
             self.rough = self.rough[: len(self.tried)]
 
     def tell(self) -> None:

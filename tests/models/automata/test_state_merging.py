@@ -131,7 +131,7 @@ def test_noise_is_left_to_em():
     learner = AutomatonLearner(blocks=(RestartBlock(20, 0.5, True),), max_iterations=60)
     learnt = learner.fit(strings, labels)
     assert learnt.automaton.equals("b*ab*(ab*ab*)*") and not learnt.consistent and learnt.noisy
-    assert [size.num_states for size in learnt.sizes] == [2, 3]  # the first that is worse ends it
+    assert [size.num_states for size in learnt.sizes] == [2, 3, 4]  # two that are worse end it
     assert "21 of 166 labels are taken for wrong: 2 states with these exceptions take" in learnt.report
     assert "no automaton that was tried" not in learnt.report
     assert len(learner.fit(strings, labels, max_time=1e-9).sizes) <= 1  # the best so far, when the time is over
