@@ -432,7 +432,7 @@ def _by_time(times: list[Any], rows: list[int], name: str) -> list[int]:
 
 def of_objects(x: np.ndarray, num_features: int | None, name: str) -> Any:
     """Numbers, None and NaN missing; or a list of what else the array holds, sequences of their own or texts."""
-    values = list(x.flat)
+    values = unmasked([None if value is np.ma.masked else value for value in x.flat], words=num_features is None)
     if x.ndim == 1 and any(isinstance(value, str) or np.ndim(value) for value in values):
         return values
     try:

@@ -358,3 +358,13 @@ def test_columns_of_the_same_name_are_refused():
 def test_odd_frames_are_refused(call, error, message):
     with pytest.raises(error, match=message):
         call(pytest.importorskip("pandas"))
+
+
+def test_masks_in_an_array_of_objects_are_heard():
+    rows = [np.ma.masked_greater(np.array([5.1, 9999.0, 5.3]), 9000), np.ma.masked_greater(np.array([9999.0, 4.9]), 9000)]
+    held = np.empty(2, dtype=object)
+    held[0], held[1] = rows
+    model = HMM(1, num_features=1).set_parameters(loc=[[5.0]], covariance=[[1.0]])
+    assert model.score(held) == model.score([row.filled(np.nan) for row in rows]) == model.score(rows)
+    single = np.array([5.1, np.ma.masked, 4.9], dtype=object)
+    assert model.score(single) == model.score(np.array([5.1, np.nan, 4.9]))

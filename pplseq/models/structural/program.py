@@ -338,6 +338,7 @@ class StructuralModel(LDS):
     def fit(self, x, lengths=None, *, fixed=(), method: str | None = None, **options) -> Self:
         """See :meth:`~pplseq.models.estimator.Estimator.fit`; ``initialization``: see :meth:`initialize`. ``fixed``: names of
         :meth:`set_parameters`, or a mapping from "inputs" to a mask (U,) of their weights."""
+        _ = self.transition  # a buffer, which a checkpoint of the fit holds from its beginning
         if method in (None, "lbfgs"):
             options = {"num_steps": 500, "tolerance": 1e-9} | options
         return super(LDS, self).fit(x, lengths, method=method, fixed=fixed, **options)

@@ -173,3 +173,11 @@ def test_what_is_known_is_held():
         model.fit(x, inputs=u, fixed="slope")
     with pytest.raises(ValueError, match="'noise' is held whole; give True"):
         found = model.fit(x, inputs=u, fixed={"noise": [True]})
+
+
+@pytest.mark.parametrize("options", [{}, {"seasonal": 3, "trend": "stochastic"}, {"cycle": True}])
+def test_a_fit_in_a_folder_is_resumed(options, tmp_path):
+    x = np.random.default_rng(0).normal(size=60).cumsum()
+    whole = StructuralModel(**options).fit(x, folder=tmp_path / "run")
+    again = StructuralModel(**options).fit(x, folder=tmp_path / "run", resume=True)
+    assert again.score(x) == pytest.approx(whole.score(x), rel=1e-12)
