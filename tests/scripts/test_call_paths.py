@@ -3,7 +3,7 @@
 The goals were 10 files of a VLHMM step, and 12 files and 1,000 calls of an EM iteration of an LDS. What is above them bought
 speed: derivatives of every order (kernels/twice.py), compiled loops (three files, a third of the calls before) and layers in
 bfloat16 (two files, four calls; half the time of a step where the processor has such products) of a VLHMM, whose parameters are
-also read through a function that keeps what a property without an answer says (eleven calls, two microseconds); compiled
+also read through a function that keeps what a property without an answer says (eleven calls); compiled
 loops of small Gaussian states (four files) and extrapolated steps, of which a fit needs a fifth to a third, of an LDS.
 """
 
