@@ -35,6 +35,7 @@ __getattr__, __dir__, __all__ = lazy_names(
         "Vocabulary": "data",
         "train": "recipes",
         "evaluate": "recipes",
+        "warm_up": "recipes",
         "load": "baselines",
         "NotFittedError": "checks",
         # programs of one's own

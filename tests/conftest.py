@@ -6,6 +6,8 @@ from pathlib import Path
 
 # threads that spin while they wait bring a machine with busy cores nearly to a halt; must stand before torch is imported
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+# the loops themselves, from the first call on: what is tested does not depend on what ran before
+os.environ.setdefault("PPLSEQ_LOOPS", "always")
 
 # a shell that starts the tests in the background lets them ignore these, and with them the processes that they start
 signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -7,6 +7,7 @@ when that command is called.
 from __future__ import annotations
 
 import importlib
+import logging
 import os
 import sys
 from typing import Any
@@ -24,6 +25,7 @@ COMMANDS = {
     "report": ("pplseq.cli.report", "One HTML page (and a PNG) about a run: curves, states, blocks, posteriors."),
     "info": ("pplseq.cli.info", "Sizes of data and what a training on it will cost, or what a run is."),
     "tag": ("pplseq.cli.tag.commands", "Taggers: train them, tag files, score and compare."),
+    "warm-up": ("pplseq.cli.warm_up", "Compile all loops for this machine beforehand: for images and servers."),
     "cluster": ("pplseq.cli.corpus.cluster", "Brown clusters of a text's words, in the usual `paths` format."),
     "count": ("pplseq.cli.corpus.count", "Counts of words and of word pairs at several lags, in shards that add up."),
     "count-merge": ("pplseq.cli.corpus.count_merge", "Add up counts of shards or texts."),
@@ -113,6 +115,10 @@ def main(debug: bool) -> None:
     `pplseq evaluate runs/first` and `echo "the value of the _ is" | pplseq query runs/first infill`.
     """
     open_closed()
+    log = logging.getLogger("pplseq")  # remarks of the library: that a command waits for compiling
+    if not log.handlers:
+        log.addHandler(logging.StreamHandler())
+        log.setLevel(logging.INFO)
     # OpenMP reads this when torch is imported, which no command has done yet. Threads that spin while they wait made a
     # training step 50 times slower on two cores that other programs used too; sleeping ones cost it nothing.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")

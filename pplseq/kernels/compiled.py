@@ -1,20 +1,25 @@
 """Loops over time, compiled by numba: whether there are any, how they are made, and rows in threads.
 
 A loop that is compiled stands in a module of its own (``*_loops.py``) and is imported on first use, since numba takes a fifth
-of a second to import. The machine code is kept on disk, beside the module or, where that folder is not writable, in the user's
-cache folder. Without numba (a Python that it does not know yet) the readable twins in torch do the work.
+of a second to import. Compiling one takes seconds, so that its readable twin in torch does the work until so much was asked for
+that compiling pays; the machine code is then kept on disk (:mod:`pplseq.kernels.machine_code`), and a loop that is found there
+is used at once. Without numba (a Python that it does not know yet) the twins do all the work.
 """
 
 from __future__ import annotations
 
 import functools
 import os
+import sys
 import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from contextvars import ContextVar
+from importlib import import_module
 from importlib.util import find_spec
-from typing import Any, Literal
+from pathlib import Path
+from typing import Any, Literal, cast, get_args
 
 import numpy as np
 import torch
@@ -25,7 +30,15 @@ REORDERED = {"contract", "reassoc", "nsz", "arcp"}
 FEW_THREADS = 2
 WORTH_A_THREAD = 1 << 20  # multiplications, a millisecond or less
 
-_enabled = True
+WORTH = 2.0  # seconds of a twin's work for which its loop is compiled, which takes about as long
+OPERATION, MULTIPLICATION = 5e-6, 1e-9  # seconds of one operation on tensors, roughly, and of one of its multiplications
+
+Choice = Literal["auto", "always", "never"]
+
+_choice: Choice | None = None  # None: the environment's
+_used: set[str] = set()  # loops that this process compiles, or found on disk
+_worked: dict[str, float] = {}  # seconds that the twins of others took, roughly
+_told: ContextVar[dict[str, str] | None] = ContextVar("_told", default=None)
 
 
 @functools.cache
@@ -40,20 +53,112 @@ def _importable() -> bool:
     return True
 
 
-def available() -> bool:
-    """Whether compiled loops can be used."""
-    return _enabled and _importable()
+def choice() -> Choice:
+    """When loops are used: "auto", once compiling pays; "always"; or "never". Unless set, ``PPLSEQ_LOOPS`` says."""
+    found = os.environ.get("PPLSEQ_LOOPS", "auto") if _choice is None else _choice
+    if found not in get_args(Choice):
+        raise ValueError(f"PPLSEQ_LOOPS: expected 'auto', 'always' or 'never', got {found!r}")
+    return cast(Choice, found)
 
 
 @contextmanager
-def twins_only() -> Iterator[None]:
-    """Inside, everything runs in torch: to compare the two, or to look for a fault."""
-    global _enabled
-    before, _enabled = _enabled, False
+def _chosen(value: Choice) -> Iterator[None]:
+    global _choice
+    before, _choice = _choice, value
     try:
         yield
     finally:
-        _enabled = before
+        _choice = before
+
+
+def always():
+    """Inside, every loop is compiled at its first call: the same digits in every run, and full speed after it."""
+    return _chosen("always")
+
+
+def twins_only():
+    """Inside, everything runs in torch: to compare the two, or to look for a fault."""
+    return _chosen("never")
+
+
+def available() -> bool:
+    """Whether compiled loops can be used."""
+    return choice() != "never" and find_spec("numba") is not None and _importable()
+
+
+def pays(loop: str, operations: float = 0.0, multiplications: float = 0.0, *, worth: float = WORTH) -> bool:
+    """Whether a loop does this call's work, or its twin.
+
+    By the work of this process so far, so that equal programs decide alike; a loop whose code lies on disk is used at once.
+
+    Args:
+        loop: its module below ``pplseq`` and its name: ``"kernels.path_loops.viterbi"``.
+        operations, multiplications: the work of this call, in the twin's operations on tensors and what they multiply, roughly;
+            a twin that only knows afterwards says so to :func:`worked`.
+        worth: seconds of the twin's work for which the loop is compiled.
+    """
+    found = choice()
+    if found == "never" or find_spec("numba") is None:
+        return False
+    if found == "always":
+        reason = "loops are always used"
+    elif loop in _used or _is_kept(loop):
+        reason = "compiled before"
+    else:
+        worked = _worked.get(loop, 0.0) + OPERATION * operations + MULTIPLICATION * multiplications
+        if worked < worth:
+            _worked[loop] = worked
+            return _tell(loop, f"twin in torch: {worked:.3g} of {worth:g} s of such work were asked for", False)
+        reason = f"compiled now: more than {worth:g} s of such work were asked for"
+    if not _importable():
+        return False
+    _used.add(loop)
+    return _tell(loop, reason, True)
+
+
+def worked(loop: str, operations: float, multiplications: float = 0.0) -> None:
+    """Counts what a twin has done."""
+    _worked[loop] = _worked.get(loop, 0.0) + OPERATION * operations + MULTIPLICATION * multiplications
+
+
+def _tell(loop: str, reason: str, answer: bool) -> bool:
+    notes = _told.get()
+    if notes is not None:
+        notes[loop] = ("loop: " if answer else "") + reason
+    return answer
+
+
+@contextmanager
+def told() -> Iterator[dict[str, str]]:
+    """Inside, which loops were asked for, and what was decided, in words."""
+    token = _told.set({})
+    try:
+        yield cast("dict[str, str]", _told.get())
+    finally:
+        _told.reset(token)
+
+
+def folders() -> list[Path]:
+    """Where code may lie, in the order in which it is looked for: NUMBA_CACHE_DIR, or the installation and the user's own."""
+    if own := os.environ.get("NUMBA_CACHE_DIR"):
+        return [Path(own) / "pplseq"]
+    if sys.platform == "win32":
+        base = os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local"
+    elif sys.platform == "darwin":
+        base = Path.home() / "Library" / "Caches"
+    else:
+        base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return [Path(__file__).parent / "__pycache__", Path(base) / "pplseq"]
+
+
+@functools.cache
+def _is_kept(loop: str) -> bool:
+    """Whether there is code of this loop, of the versions and the processor at hand, for some kind of arguments."""
+    module, _, function = loop.rpartition(".")
+    name = f"{module.rpartition('.')[2]}.{function}"
+    if not any(next(folder.glob(f"{name}-*.code"), None) for folder in folders()) or not _importable():
+        return False
+    return getattr(import_module(f"pplseq.{module}"), function)._cache.is_there()
 
 
 def jit(
@@ -75,13 +180,12 @@ def jit(
         "no_cpython_wrapper": not entry, "no_cfunc_wrapper": True,
     }  # fmt: skip
 
-    def compile_it(cache: bool):
-        return njit(cache=cache, **options)(function)
+    dispatcher = njit(**options)(function)
+    if not entry:
+        return dispatcher
+    from pplseq.kernels.machine_code import keep
 
-    try:
-        return compile_it(entry)
-    except RuntimeError:  # no folder for a cache is writable
-        return compile_it(False)
+    return keep(dispatcher, options, folders)
 
 
 @functools.cache

@@ -2,7 +2,8 @@
 
 From some size on they go by tiles of four rows and four columns: what is read serves sixteen multiplications, which on one core
 is as fast as the products of a library. Machine code for tiles slows the loops over small matrices that it stands beside, so
-there is code for either: ``tiles`` is (True,) for large matrices and () for others, and its length says which.
+there is code for either: ``tiles`` is (True,) for large matrices and None for others. It is always an argument, of which numba
+drops the branch that is not taken before anything is compiled.
 """
 
 from __future__ import annotations
@@ -91,7 +92,7 @@ def mirror(out):
 @jit(fastmath={"contract"}, inline="always")
 def product(matrix, node, vectors, base, width, out, tiles):
     """out = base + matrix[node] @ vectors, of so many lanes; out may be base, and not vectors."""
-    if len(tiles):
+    if tiles is not None:
         for i in range(matrix.shape[1]):
             for lane in range(width):
                 out[i, lane] = base[i, lane]
@@ -116,7 +117,7 @@ def product(matrix, node, vectors, base, width, out, tiles):
 @jit
 def times(left, i, right, j, out, tiles):
     """out = left[i] @ right[j], of matrices."""
-    if len(tiles):
+    if tiles is not None:
         set_to(0.0, out)
         add_times(left[i], right[j], right.shape[2], out, False)
         return
@@ -132,7 +133,7 @@ def times(left, i, right, j, out, tiles):
 @jit
 def turned_times(left, i, right, out, scale, tiles):
     """out += scale left[i]' @ right, of matrices."""
-    if len(tiles):
+    if tiles is not None:
         add_times(turned(left[i], scale), right, right.shape[1], out, False)
         return
     for k in range(left.shape[1]):
@@ -145,7 +146,7 @@ def turned_times(left, i, right, out, scale, tiles):
 @jit
 def add_outer(left, right, width, out, tiles):
     """out += left @ right', of vectors (., lanes)."""
-    if len(tiles):
+    if tiles is not None:
         add_times(left[:, :width], turned(right[:, :width], 1.0), right.shape[0], out, False)
         return
     for i in range(left.shape[0]):

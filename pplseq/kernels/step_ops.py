@@ -17,6 +17,7 @@ from torch import Tensor
 
 from pplseq.kernels import compiled
 
+STEPS = 100  # that are usually taken with the operations asked for
 TILED_ROWS, TILED_CELLS, TILED_MATRIX = 4, 1 << 14, 1 << 18  # fewest rows and multiplications; the largest matrix
 SMALL = 1 << 17  # multiplications of one step, up to which numpy's BLAS also keeps to one thread
 
@@ -87,6 +88,7 @@ def step_ops(device: torch.device, cells: int, num_rows: int = 1) -> StepOps:
     if device.type != "cpu":
         return TORCH
     if TILED_CELLS < cells <= TILED_MATRIX * num_rows and num_rows >= TILED_ROWS:
-        if compiled.few_threads() and compiled.available():
+        # the work of a step: whoever takes many of them asks once, and reckons with some hundreds
+        if compiled.few_threads() and compiled.pays("kernels.product_loops.multiply", 0, STEPS * cells):
             return _by_tiles()
     return NUMPY if cells <= SMALL else TORCH

@@ -27,5 +27,6 @@ __getattr__, __dir__, __all__ = lazy_names(
         "report": "runs",
         "info": "runs",
         "recipe_of": "runs",
+        "warm_up": "compiling",
     },
 )

@@ -117,17 +117,21 @@ def _train_beside(recipe, data, chosen, folder, together, started) -> dict[str, 
 
 @contextlib.contextmanager
 def _deterministic(asked: bool) -> Iterator[None]:
-    """One thread, and no algorithm that adds up in another order every time, while a training that asks for it runs."""
+    """One thread, loops from the first step on, and no algorithm that adds up in another order every time, while a training
+    that asks for it runs."""
     if not asked:
         yield
         return
     import torch
 
+    from pplseq.kernels import compiled
+
     before = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(True)
     try:
-        yield
+        with compiled.always():
+            yield
     finally:
         torch.set_num_threads(before[0])
         torch.use_deterministic_algorithms(before[1])

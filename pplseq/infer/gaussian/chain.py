@@ -195,7 +195,7 @@ class GaussianChain:
     def loops(self) -> compiled_kalman.MeanLoops | None:
         """Compiled loops over means, where there are some: of numbers, whatever is missing, with one matrix for all steps."""
         flat, evidence = self.flat, self.flat.evidence
-        if not isinstance(evidence, Numbers) or not self.path.is_compiled or flat.matrix.shape[:2] != (1, 1):
+        if not isinstance(evidence, Numbers) or not self.path.fits_loops or flat.matrix.shape[:2] != (1, 1):
             return None
         if (self._differentiable and torch.is_grad_enabled()) or not compiled_kalman.pays(evidence.residual, flat.mean):
             return None

@@ -47,8 +47,11 @@ class CovariancePath:
 
     def __init__(self, given: PathInput):
         self._begin(given)
-        self.is_compiled = self._may_compile()
+        self.fits_loops = self._fits_loops()
+        self.is_compiled = self.fits_loops and compiled_kalman.walk_pays()
         index = self._walk_compiled() if self.is_compiled else self._walk()
+        if self.fits_loops and not self.is_compiled:
+            compiled_kalman.twin_walked(self.num_nodes)
         self.index = torch.from_numpy(index[:, 0] if index.shape[1] == 1 else index).to(self.device)
         self._tabulate()
 
@@ -71,11 +74,11 @@ class CovariancePath:
         self._tries = given.tol > 0 and not self._by_row and not self._changes and kinds == 1
         self._precision = precisions(*given.observed[:2])
         self.steady_step: int | None = None
-        self.is_compiled = False
+        self.fits_loops = self.is_compiled = False
 
     # ---------------------------------------------------------------- from node to node
-    def _may_compile(self) -> bool:
-        """Whether compiled loops find the nodes: of observed numbers, where matrices stay and no gradient is wanted."""
+    def _fits_loops(self) -> bool:
+        """Whether there are compiled loops for such nodes: of observed numbers, matrices that stay, and no gradient."""
         given = self.given
         if not self._by_numbers or self._changes or self._by_row or given.wants_gradient:
             return False

@@ -33,7 +33,7 @@ class SmoothedPath:
             if columns.shape[1] == 1:  # rows of one length agree
                 ends, back = np.unique(ends, return_inverse=True)
             columns = np.where(np.arange(given.num_steps)[:, None] < ends, columns, -1)
-        if path.is_compiled:
+        if path.is_compiled and compiled_kalman.walk_back_pays():
             first, place = compiled_kalman.alike(columns)
             found = self._walk_compiled(columns[:, first])
             index = found if len(first) == 1 else found[:, place]
@@ -66,6 +66,7 @@ class SmoothedPath:
         self._known: dict[tuple[int, int], int] = {}  # node of the step behind, filtered node -> node
         index = self._walk(columns)
         self.information, self.of, self.later = torch.stack(self._information), self._of, self._later
+        compiled_kalman.twin_walked_back(len(self.of))
         del self._information, self._known
         return index
 

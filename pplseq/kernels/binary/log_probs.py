@@ -25,7 +25,8 @@ def row_log_probs(logits: Tensor, value: Tensor, seen: Tensor | None = None) -> 
     """
     if seen is None:
         seen = value.new_ones(value.shape[:2])
-    if logits.device.type != "cpu" or logits.dtype not in (torch.float32, torch.float64) or not compiled.available():
+    fits = logits.device.type == "cpu" and logits.dtype in (torch.float32, torch.float64)
+    if not fits or not compiled.pays("kernels.binary.binary_loops.forward", 20, TWIN_WORK * logits.numel()):
         twice.refuse_jit()
         return twin(logits, value, seen)
     return twice.apply(RowLogProbs, twin, logits, value, seen)
@@ -69,4 +70,4 @@ class RowLogProbs(torch.autograd.Function):
         return found, None, None
 
 
-WORK = 16  # multiplications of a cell
+WORK, TWIN_WORK = 16, 40  # multiplications' time of a cell, and in torch with the way back

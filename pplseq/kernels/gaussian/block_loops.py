@@ -1,8 +1,6 @@
 """Compiled loops over blocks of whole rows of a Gaussian chain: means, and sums of them and of covariances.
 
 Importing this module imports numba; :mod:`pplseq.kernels.gaussian.whole_loops` calls these loops.
-
-Whoever changes this file, or one that it imports, puts a new checksum into whole_loops.py (a test says which).
 """
 
 from __future__ import annotations
@@ -30,8 +28,8 @@ LATER_STEP, LATER, LATER_START = 6, 7, 8  # N_{t+1} A P_t|t, N_{t+1}, N_1
 COVARIANCE, FIRST_COVARIANCE, LAST_COVARIANCE, LAG_ONE = 9, 10, 11, 12  # Cov(x_t | all), t = 1, t = T, Cov(x_{t+1}, x_t | all)
 
 # What means go by: first (h,), offset (h,) and shift (n,); matrix (1, h, h), loadings (1, n, h); of nodes gain (N, h, n) and
-# whitener (N, n, n); index (T, 1), the node of each step; tiles: see product_loops
-Way = namedtuple("Way", "first offset shift matrix loadings gain whitener index tiles")
+# whitener (N, n, n); index (T, 1), the node of each step
+Way = namedtuple("Way", "first offset shift matrix loadings gain whitener index")
 # of nodes: back (N, h, h) P A' of the filtered P; inverse (N, n, n) S^-1; turned (N, n, h) -K'
 Tables = namedtuple("Tables", "back inverse turned")
 # what sums of covariances are made of: of kalman_loops.Nodes and Back
@@ -60,7 +58,7 @@ def add_sum(vectors, width, out):
 
 
 @jit
-def filter_block(values, block, width, way, means, errors):
+def filter_block(values, block, width, way, means, errors, tiles):
     """Filtered means (T, h, lanes) and innovations (T, n, lanes) of some rows; returns the sum of their squares, white."""
     num_steps, n, h, total, first = len(way.index), values.shape[2], len(way.first), 0.0, way.first
     matrix, index, shift = way.matrix, way.index, way.shift
@@ -79,13 +77,13 @@ def filter_block(values, block, width, way, means, errors):
                 for lane in range(width):
                     ahead[i, lane] = first[i]
         else:
-            product(matrix, 0, means[t - 1], base, width, ahead, way.tiles)
+            product(matrix, 0, means[t - 1], base, width, ahead, tiles)
         for lane in range(width):
             for i in range(n):
                 errors[t, i, lane] = values[block + lane, t, i] - shift[i]
-        product(lacking, 0, ahead, errors[t], width, errors[t], way.tiles)
-        product(way.gain, node, errors[t], ahead, width, means[t], way.tiles)
-        product(way.whitener, node, errors[t], zero, width, white, way.tiles)
+        product(lacking, 0, ahead, errors[t], width, errors[t], tiles)
+        product(way.gain, node, errors[t], ahead, width, means[t], tiles)
+        product(way.whitener, node, errors[t], zero, width, white, tiles)
         for i in range(n):
             for lane in range(width):
                 total += white[i, lane] * white[i, lane]
@@ -93,7 +91,7 @@ def filter_block(values, block, width, way, means, errors):
 
 
 @jit
-def smooth_block(block, width, way, tables, means, errors, sums, wanted, smoothed):
+def smooth_block(block, width, way, tables, means, errors, sums, wanted, smoothed, tiles):
     """Adds what the smoothed means of a block say, or writes them to (R, T, h)."""
     index, num_steps, n, h = way.index, len(way.index), errors.shape[1], means.shape[1]
     with_sums, with_moments = wanted & (SUMS | MOMENTS) != 0, wanted & MOMENTS != 0
@@ -108,38 +106,38 @@ def smooth_block(block, width, way, tables, means, errors, sums, wanted, smoothe
     for t in range(num_steps - 1, -1, -1):
         node = index[t, 0]
         if t + 1 < num_steps:
-            product(tables.back, node, adjoint, means[t], width, state, way.tiles)
-            product(turned, 0, adjoint, zero, width, ahead, way.tiles)
+            product(tables.back, node, adjoint, means[t], width, state, tiles)
+            product(turned, 0, adjoint, zero, width, ahead, tiles)
             if with_sums:
-                add_outer(adjoint, state, width, sums.states[STEP], way.tiles)
-                add_outer(adjoint, adjoint, width, sums.states[MOVE], way.tiles)
+                add_outer(adjoint, state, width, sums.states[STEP], tiles)
+                add_outer(adjoint, adjoint, width, sums.states[MOVE], tiles)
                 add_sum(adjoint, width, sums.vectors[0])
         else:
             for i in range(h):
                 for lane in range(width):
                     state[i, lane] = means[t, i, lane]
-        product(tables.inverse, node, errors[t], zero, width, error, way.tiles)
-        product(tables.turned, node, ahead, error, width, error, way.tiles)
-        product(upward, 0, error, ahead, width, adjoint, way.tiles)
+        product(tables.inverse, node, errors[t], zero, width, error, tiles)
+        product(tables.turned, node, ahead, error, width, error, tiles)
+        product(upward, 0, error, ahead, width, adjoint, tiles)
         if wanted & MEANS:
             for lane in range(width):
                 for i in range(h):
                     smoothed[block + lane, t, i] = state[i, lane]
         if with_sums:
-            add_outer(error, state, width, sums.seen[0], way.tiles)
-            add_outer(error, error, width, sums.noise[0], way.tiles)
+            add_outer(error, state, width, sums.seen[0], tiles)
+            add_outer(error, error, width, sums.noise[0], tiles)
             add_sum(error, width, sums.errors)
         if with_moments:
-            add_outer(state, state, width, sums.states[SECOND], way.tiles)
+            add_outer(state, state, width, sums.states[SECOND], tiles)
             add_sum(state, width, sums.vectors[2])
             if t + 1 == num_steps:
-                add_outer(state, state, width, sums.states[LAST], way.tiles)
+                add_outer(state, state, width, sums.states[LAST], tiles)
                 add_sum(state, width, sums.vectors[4])
     if with_sums:
-        add_outer(adjoint, adjoint, width, sums.states[START], way.tiles)
+        add_outer(adjoint, adjoint, width, sums.states[START], tiles)
         add_sum(adjoint, width, sums.vectors[1])
     if with_moments:
-        add_outer(state, state, width, sums.states[FIRST], way.tiles)
+        add_outer(state, state, width, sums.states[FIRST], tiles)
         add_sum(state, width, sums.vectors[3])
 
 
@@ -240,38 +238,38 @@ def room_back(many, h):
 
 
 @jit
-def add_second_order(way, nodes, made, tables, tol, agree, sums, with_moments):
+def add_second_order(way, nodes, made, tables, tol, agree, sums, with_moments, tiles):
     """Sums of covariances; whether all digits are there."""
     (h, n), num_steps = nodes.gain.shape[1:], len(way.index)
     information, closed, steady = np.empty((made, h, h)), np.empty((made, h, h)), np.empty(made, np.bool_)
     seen, moved = np.empty((1, n, h)), np.empty((1, h, n))
     for node in range(made):
         steady[node] = nodes.later[node] == nodes.parent[node]
-        times(tables.inverse, node, way.loadings, 0, seen[0], way.tiles)
-        times(way.matrix, 0, nodes.gain, node, moved[0], way.tiles)
-        if len(way.tiles):
+        times(tables.inverse, node, way.loadings, 0, seen[0], tiles)
+        times(way.matrix, 0, nodes.gain, node, moved[0], tiles)
+        if tiles is not None:
             for i in range(h):
                 for j in range(h):
                     information[node, i, j], closed[node, i, j] = 0.0, way.matrix[0, i, j]
                 for a in range(n):
                     moved[0, i, a] = -moved[0, i, a]
-            turned_times(way.loadings, 0, seen[0], information[node], 1.0, way.tiles)
+            turned_times(way.loadings, 0, seen[0], information[node], 1.0, tiles)
             add_times(moved[0], way.loadings[0], h, closed[node], False)
-            continue
-        for i in range(h):
-            for j in range(h):
-                known, step = 0.0, way.matrix[0, i, j]
-                for a in range(n):
-                    known += way.loadings[0, a, i] * seen[0, a, j]
-                    step -= moved[0, i, a] * way.loadings[0, a, j]
-                information[node, i, j], closed[node, i, j] = known, step
+        else:
+            for i in range(h):
+                for j in range(h):
+                    known, step = 0.0, way.matrix[0, i, j]
+                    for a in range(n):
+                        known += way.loadings[0, a, i] * seen[0, a, j]
+                        step -= moved[0, i, a] * way.loadings[0, a, j]
+                    information[node, i, j], closed[node, i, j] = known, step
     room, begin, places = min(num_steps, 256) + 2, 0, np.empty_like(way.index)
     counts = np.empty(1, np.int64)
     while True:
         back, counts[0] = room_back(room, h), 1
         begin = walk_back(
             num_steps - 1, way.index, places, np.zeros(1, np.int64), (information, closed), steady, np.full(made, -1), back,
-            counts, tol, agree, True, way.tiles,
+            counts, tol, agree, True, tiles,
         )  # fmt: skip
         if begin < 0:
             break
@@ -280,4 +278,4 @@ def add_second_order(way, nodes, made, tables, tol, agree, sums, with_moments):
         nodes.predicted, nodes.parent, nodes.filtered, nodes.gain, nodes.whitener, nodes.moved, back.information, back.of,
         back.later,
     )  # fmt: skip
-    return add_covariances(way.matrix, path, counts[0], places, sums, with_moments, CAREFUL / EPS, way.tiles)
+    return add_covariances(way.matrix, path, counts[0], places, sums, with_moments, CAREFUL / EPS, tiles)

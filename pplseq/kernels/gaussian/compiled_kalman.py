@@ -16,8 +16,11 @@ from pplseq.kernels.compiled import array
 MOST_STATES, MOST_BY_FEW_THREADS = 64, 256  # dimensions of a state up to which loops over covariances are the faster way
 MOST_ALONE = 32  # and of means
 MOST_NUMBERS = 64
-WORTH_TILES = 8  # states from which products go by tiles
+WORTH_TILES = 16  # states from which products go by tiles, which take half as long again to compile
 FIRST_ROOM = 256  # nodes that there is room for at first
+WALK, WALK_BACK = (f"kernels.gaussian.kalman_loops.{name}" for name in ("walk", "walk_back"))
+MEANS = "kernels.gaussian.mean_loops.filter_means"
+NODE_OPERATIONS, MEAN_OPERATIONS, GRADIENT_OPERATIONS = 25, 60, 100  # of twins: a node, all means, a step with its gradient
 
 
 def most_states() -> int:
@@ -31,14 +34,41 @@ def applies(dtype: torch.dtype, device: torch.device, h: int, n: int) -> bool:
     return fits and device.type == "cpu" and compiled.available()
 
 
-def tiles_for(h: int) -> tuple[bool, ...]:
+def walk_pays() -> bool:
+    """Whether covariances are found by loops, or by their twin, which says what it did by :func:`twin_walked`."""
+    return compiled.pays(WALK)
+
+
+def twin_walked(num_nodes: int) -> None:
+    compiled.worked(WALK, NODE_OPERATIONS * num_nodes)
+
+
+def walk_back_pays() -> bool:
+    """As :func:`walk_pays`, of the way back."""
+    return compiled.pays(WALK_BACK)
+
+
+def twin_walked_back(num_nodes: int) -> None:
+    compiled.worked(WALK_BACK, NODE_OPERATIONS * num_nodes)
+
+
+def tiles_for(h: int) -> tuple[bool] | None:
     """What products of compiled loops are told, see :mod:`~pplseq.kernels.product_loops`."""
-    return (True,) if h >= WORTH_TILES else ()
+    return (True,) if h >= WORTH_TILES else None
 
 
 def pays(residual: Tensor, first: Tensor) -> bool:
     """Whether means (R, h) of numbers (T, R, n) run faster in loops than as products of matrices."""
-    return first.shape[-1] <= MOST_ALONE and residual.numel() > 0
+    (num_steps, num_rows, n), h = residual.shape, first.shape[-1]
+    if h > MOST_ALONE or not residual.numel():
+        return False
+    return compiled.pays(MEANS, MEAN_OPERATIONS, num_steps * num_rows * h * (2 * h + 4 * n))
+
+
+def twin_differentiated(num_steps: int) -> None:
+    """Counts a likelihood whose gradients torch found step by step, as there were no loops yet."""
+    compiled.worked(MEANS, GRADIENT_OPERATIONS * num_steps)
+    compiled.worked(WALK, GRADIENT_OPERATIONS * num_steps)
 
 
 class Walked(NamedTuple):
@@ -109,7 +139,7 @@ def filtered_nodes(
             nodes.predicted[:begun] = (start + start.swapaxes(1, 2)) / 2
             nodes.size[:begun] = np.abs(start).reshape(begun, -1).max(1)
             nodes.least[:begun], nodes.age[:begun], nodes.last[:begun] = np.inf, 0, 0.0
-        t = loops.walk(t, system, which, index, now, nodes, counts, fixed, waits)
+        t = loops.walk(t, system, which, index, now, nodes, counts, fixed, waits, tiles_for(h))
         if t == num_steps:
             return nodes, counts, fixed, index
         room *= 4
@@ -134,7 +164,7 @@ def covariances(
     seen = np.ones(loadings.shape[:2]) if seen is None else seen
     system = loops.System(
         array(matrix), array(noise), loadings, covariance, seen, np.array(precision),
-        -1 if nothing is None else nothing, tol, agree, tiles_for(len(matrix)),
+        -1 if nothing is None else nothing, tol, agree,
     )  # fmt: skip
     nodes, counts, fixed, index = filtered_nodes(system, array(start), which, num_columns, waits)
     made, steady = int(counts[loops.FILTERED]), int(counts[loops.STEADY])
@@ -247,14 +277,14 @@ class MeanLoops:
             bounds = zip(edges[:-1], edges[1:], strict=True)
             blocks = [b for begin, end in bounds for b in range(begin, end, mean_loops.LANES)] + [num_rows]
         ends = np.full(num_rows, num_steps) if lengths is None else array(lengths)
-        self.blocks, self.work = np.array(blocks), num_steps * num_rows * h * (2 * h + 4 * n)
+        self.blocks, self.tiles, self.work = np.array(blocks), tiles_for(h), num_steps * num_rows * h * (2 * h + 4 * n)
         turned, transposed = np.broadcast_to(matrix.T, filtered.shape), _transposed(gain)
         self.given = mean_loops.Means(
             array(residual.double()), array(first.double()), shift, loadings,
             np.concatenate([np.broadcast_to(matrix, (len(loadings), h, h)), -(loadings @ matrix)], 1),
             np.concatenate([gain, whitener], 1), np.concatenate([filtered @ turned, turned], 1),
             np.concatenate([_transposed(whitener) @ whitener, -transposed], 2), _transposed(loadings),
-            array(tables.kind), index, order, ends, tiles_for(h),
+            array(tables.kind), index, order, ends,
         )  # fmt: skip
 
     def with_residual(self, residual: Tensor) -> MeanLoops:
@@ -270,7 +300,7 @@ class MeanLoops:
         num_steps, num_rows, _ = self.given.residual.shape
         out = np.empty((num_steps, num_rows, self.given.first.shape[1])), np.empty((num_steps, num_rows))
         compiled.by_rows(
-            lambda _, begin, end: mean_loops.filter_means(begin, end, self.blocks, self.given, *out),
+            lambda _, begin, end: mean_loops.filter_means(begin, end, self.blocks, self.given, *out, self.tiles),
             len(self.blocks) - 1, self.work,
         )  # fmt: skip
         means, squares = (torch.from_numpy(part).to(self.dtype) for part in out)
@@ -286,7 +316,7 @@ class MeanLoops:
         out = tuple(np.empty(shape) for shape in (means.shape, (steps, num_rows, h), (steps, num_rows, n)))
         filtered = array(means.double())
         compiled.by_rows(
-            lambda _, begin, end: mean_loops.smooth_means(begin, end, self.blocks, self.given, filtered, *out),
+            lambda _, begin, end: mean_loops.smooth_means(begin, end, self.blocks, self.given, filtered, *out, self.tiles),
             len(self.blocks) - 1, 2 * self.work,
         )  # fmt: skip
         smoothed, adjoints, errors = (torch.from_numpy(part).to(self.dtype) for part in out)

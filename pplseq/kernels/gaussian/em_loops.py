@@ -42,7 +42,6 @@ from pplseq.kernels.gaussian.whole_loops import (
     gram,
 )
 
-WHOLE = 29417867  # checksum of whole_loops.py, which has that of what it imports: numba looks at this file alone
 CLEAR = 1e-4  # as in models/lds/parameters.py: pivots of a covariance, of its deviations, of which no digits are lost
 OPEN = 1e-6  # pivots of moments, of units, below which a direction may be open
 CLEARLY = 1e12  # as in models/lds/statistics.py

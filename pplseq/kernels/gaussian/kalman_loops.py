@@ -14,8 +14,6 @@ import numpy as np
 from pplseq.kernels.compiled import jit
 from pplseq.kernels.product_loops import add_times, factorize, mirror, set_to, turned
 
-PRODUCTS = 2494121216  # checksum of product_loops.py: numba looks at this file alone
-
 NEGLIGIBLE = 1e-24  # as in kalman.py
 PATIENCE = 16
 CAREFUL = 1e-9  # as in path.py
@@ -24,8 +22,7 @@ ROUNDING = 1e4 * EPS
 
 # What covariances depend on: matrix, noise (h, h); loadings (P, n, h), covariance (P, n, n), seen (P, n) and precision (P,) of
 # each kind of observation; nothing: the kind that says nothing, or -1. tol, agree: see kalman.Convergence; tol 0: never.
-# tiles: see product_loops
-System = namedtuple("System", "matrix noise loadings covariance seen precision nothing tol agree tiles")
+System = namedtuple("System", "matrix noise loadings covariance seen precision nothing tol agree")
 # predicted (N, h, h), size, least, age, last (N,): the largest entry, and the record of changes on the way; first (N,): the
 # first filtered node behind it. Of filtered nodes: kind, parent, later (predicted nodes before and behind, or -1), sibling
 # (the next one of the same parent), step, row (where it was made), and what observations make of it, as in
@@ -48,12 +45,12 @@ def make_room(n, matrix):
 
 
 @jit
-def condition(system, nodes, p, kind, node, room):
+def condition(system, nodes, p, kind, node, room, tiles):
     """Filtered node ``node``: what an observation of this kind makes of predicted node p; see kalman.update_by_numbers."""
     n, h = system.loadings.shape[1:]
     loadings, noise, spread, total, root = system.loadings, system.covariance, room.spread, room.factor, room.root
     predicted, gain, whitener, filtered = nodes.predicted, nodes.gain, nodes.whitener, nodes.filtered
-    if len(system.tiles):
+    if tiles is not None:
         set_to(0.0, spread)
         add_times(loadings[kind], predicted[p], h, spread, False)
     else:
@@ -78,7 +75,7 @@ def condition(system, nodes, p, kind, node, room):
             a = whitener[node, i, k]
             for j in range(h):
                 root[i, j] += a * spread[k, j]
-    if len(system.tiles):
+    if tiles is not None:
         set_to(0.0, gain[node])
         add_times(turned(root, 1.0), whitener[node], n, gain[node], False)
     else:
@@ -89,8 +86,8 @@ def condition(system, nodes, p, kind, node, room):
                     value += root[k, j] * whitener[node, k, i]
                 gain[node, j, i] = value
     if nodes.size[p] > 0 and EPS * nodes.size[p] * system.precision[kind] > CAREFUL:
-        joseph(system, nodes, p, kind, node, room)
-    elif len(system.tiles):
+        joseph(system, nodes, p, kind, node, room, tiles)
+    elif tiles is not None:
         for i in range(h):
             for j in range(i + 1):
                 filtered[node, i, j] = predicted[p, i, j]
@@ -110,7 +107,7 @@ def condition(system, nodes, p, kind, node, room):
 
 
 @jit
-def joseph(system, nodes, p, kind, node, room):
+def joseph(system, nodes, p, kind, node, room, tiles):
     """filtered[node] = (I - K M) P (I - K M)' + K D K': no differences of large numbers."""
     n, h = system.loadings.shape[1:]
     gain, filtered, rest, moved = nodes.gain, nodes.filtered, room.other, room.work
@@ -119,7 +116,7 @@ def joseph(system, nodes, p, kind, node, room):
             rest[i, j] = 1.0 if i == j else 0.0
             for k in range(n):
                 rest[i, j] -= gain[node, i, k] * system.loadings[kind, k, j]
-    if len(system.tiles):
+    if tiles is not None:
         kept, spread, work = rest[:h, :h], np.zeros((h, n)), filtered[node]
         set_to(0.0, moved)
         add_times(kept, nodes.predicted[p], h, moved, False)
@@ -148,10 +145,10 @@ def joseph(system, nodes, p, kind, node, room):
 
 
 @jit
-def predict(system, nodes, node, child, room):
+def predict(system, nodes, node, child, room, tiles):
     """moved[node] = A Sigma and predicted[child] = A Sigma A' + Q."""
     h, matrix, moved, work = system.matrix.shape[0], system.matrix, nodes.moved, room.work
-    if len(system.tiles):
+    if tiles is not None:
         set_to(0.0, moved[node])
         add_times(matrix, nodes.filtered[node], h, moved[node], False)
     else:
@@ -164,7 +161,7 @@ def predict(system, nodes, node, child, room):
                     moved[node, i, j] += a * nodes.filtered[node, k, j]
     if child < 0:
         return
-    if len(system.tiles):
+    if tiles is not None:
         set_to(0.0, work)
         add_times(moved[node], room.turned, h, work, True)
         mirror(work[:h])
@@ -218,7 +215,7 @@ def distance(predicted, p, other, scale, most):
 
 
 @jit
-def seen_change(system, nodes, node, p, other, room):
+def seen_change(system, nodes, node, p, other, room, tiles):
     """The largest difference of two covariances in units of what a filtered node's observation sees of them."""
     n, h = system.loadings.shape[1:]
     kind, seen, moved, most = nodes.kind[node], room.root, room.spread, 0.0
@@ -229,12 +226,12 @@ def seen_change(system, nodes, node, p, other, room):
             a = nodes.whitener[node, i, k]
             for j in range(h):
                 seen[i, j] += a * system.loadings[kind, k, j]
-        if not len(system.tiles):
+        if tiles is None:
             for k in range(h):
                 a = seen[i, k]
                 for j in range(h):
                     moved[i, j] += a * (nodes.predicted[p, k, j] - nodes.predicted[other, k, j])
-    if len(system.tiles):
+    if tiles is not None:
         for i in range(h):
             for j in range(h):
                 room.other[i, j] = nodes.predicted[p, i, j] - nodes.predicted[other, i, j]
@@ -266,10 +263,10 @@ def stands_still(before, after, record, change, fresh, tol):
 
 
 @jit
-def follow(system, nodes, node, counts, fixed, waits, room):
+def follow(system, nodes, node, counts, fixed, waits, room, tiles):
     """Finds or makes the predicted node behind a filtered one; see CovariancePath._follow."""
     p, child = nodes.parent[node], counts[PREDICTED]
-    predict(system, nodes, node, child, room)
+    predict(system, nodes, node, child, room, tiles)
     near = -1
     if system.tol > 0:
         fresh = False
@@ -277,7 +274,7 @@ def follow(system, nodes, node, counts, fixed, waits, room):
             fresh = fresh or fixed[i] == p
         set_scale(nodes.predicted, child, room.scale)
         change = distance(nodes.predicted, child, p, room.scale, room.most)
-        change = max(change, seen_change(system, nodes, node, child, p, room))
+        change = max(change, seen_change(system, nodes, node, child, p, room, tiles))
         none, settled = stands_still(p, child, (nodes.least, nodes.age, nodes.last), change, fresh, system.tol)
         still = none or (waits and settled)
         reach = system.tol
@@ -301,8 +298,11 @@ def follow(system, nodes, node, counts, fixed, waits, room):
 
 
 @jit(entry=True)
-def walk(begin, system, which, index, now, nodes, counts, fixed, waits):
+def walk(begin, system, which, index, now, nodes, counts, fixed, waits, tiles):
     """Nodes of all steps and columns: index[t, r], from predicted nodes now (R,) and kinds which (T, 1 | R).
+
+    Args:
+        tiles: see product_loops.
 
     Returns:
         The number of steps, or the step to begin with when there is more room for nodes.
@@ -325,13 +325,13 @@ def walk(begin, system, which, index, now, nodes, counts, fixed, waits):
                 nodes.kind[node], nodes.parent[node], nodes.later[node] = kind, p, -1
                 nodes.step[node], nodes.row[node] = t, r
                 nodes.sibling[node], nodes.first[p] = nodes.first[p], node
-                condition(system, nodes, p, kind, node, room)
+                condition(system, nodes, p, kind, node, room, tiles)
                 if last:
-                    predict(system, nodes, node, -1, room)
+                    predict(system, nodes, node, -1, room, tiles)
             if not last and nodes.later[node] < 0:
                 if counts[PREDICTED] == len(nodes.size):
                     return t
-                follow(system, nodes, node, counts, fixed, waits, room)
+                follow(system, nodes, node, counts, fixed, waits, room, tiles)
             index[t, r] = node
         if last:
             break
@@ -384,7 +384,7 @@ def walk_back(begin, columns, index, now, given, steady, settled_on, back, count
             child = counts[0]
             if child == len(back.of):
                 return t
-            if len(tiles):
+            if tiles is not None:
                 set_to(0.0, work)
                 add_times(found[behind], loops[node], h, work, False)
                 set_to(0.0, found[child])

@@ -15,20 +15,18 @@ import numpy as np
 from pplseq.kernels.compiled import jit
 from pplseq.kernels.product_loops import product
 
-PRODUCTS = 2494121216  # checksum of product_loops.py: numba looks at this file alone
-
 LANES = 64  # rows of a block: its vectors stay in a core's nearest cache, and a loop over them is worth its start
 
 
 # residual (T, R, n), first (R, h), offset (0 | 1 | T-1, 1 | R, h). Tables of kinds (P, ., .): loadings M, ahead (h + n, h), A
 # over -M A. Of nodes (N, ., .): update (h + n, n), K over L^-1; back (2 h, h), Sigma A' over A'; blame (n, n + h), S^-1 beside
 # -K'; kind (N,). Of kinds, raised (P, h, n): M'. index (T, 1 | R); order (R,) rows, of which those of a block have the
-# same nodes; lengths (R,); tiles: see product_loops
-Means = namedtuple("Means", "residual first offset loadings ahead update back blame raised kind index order lengths tiles")
+# same nodes; lengths (R,)
+Means = namedtuple("Means", "residual first offset loadings ahead update back blame raised kind index order lengths")
 
 
 @jit(inline="always")
-def innovate(given, t, block, width, kind, mean, base, shift, out):
+def innovate(given, t, block, width, kind, mean, base, shift, out, tiles):
     """out (h + n, lanes) = the predicted mean over what the observation lacks then, from the filtered mean before (h, lanes).
 
     base and shift are room, (h + n, lanes) each.
@@ -61,7 +59,7 @@ def innovate(given, t, block, width, kind, mean, base, shift, out):
             for lane in range(width):
                 base[i, lane] = 0.0
     if t:
-        product(given.ahead, kind, mean, base, width, out, given.tiles)
+        product(given.ahead, kind, mean, base, width, out, tiles)
     else:
         for i in range(h + n):
             for lane in range(width):
@@ -69,7 +67,7 @@ def innovate(given, t, block, width, kind, mean, base, shift, out):
 
 
 @jit(entry=True)
-def filter_means(begin, end, blocks, given, means, squares):
+def filter_means(begin, end, blocks, given, means, squares, tiles):
     """Filtered means (T, R, h), and squared lengths (T, R) of white innovations, of blocks begin..end-1."""
     num_steps, _, n = given.residual.shape
     h = given.first.shape[1]
@@ -80,12 +78,12 @@ def filter_means(begin, end, blocks, given, means, squares):
         column = given.order[block] if given.index.shape[1] > 1 else 0
         for t in range(num_steps):
             node = given.index[t, column]
-            innovate(given, t, block, width, given.kind[node], mean, base, shift, out)
+            innovate(given, t, block, width, given.kind[node], mean, base, shift, out, tiles)
             for i in range(n):
                 for lane in range(width):
                     rest[i, lane] = out[h + i, lane]
                     out[h + i, lane] = 0.0
-            product(given.update, node, rest, out, width, out, given.tiles)
+            product(given.update, node, rest, out, width, out, tiles)
             for i in range(h):
                 for lane in range(width):
                     mean[i, lane] = out[i, lane]
@@ -99,7 +97,7 @@ def filter_means(begin, end, blocks, given, means, squares):
 
 
 @jit(entry=True)
-def smooth_means(begin, end, blocks, given, means, smoothed, adjoints, errors):
+def smooth_means(begin, end, blocks, given, means, smoothed, adjoints, errors, tiles):
     """Smoothed means (T, R, h) of blocks begin..end-1, from filtered ones.
 
     Where there is room for them (T, R, .), else (0, R, .): lambda_t, the gradient of log p(y_t, y_t+1, ... | past) in the
@@ -120,7 +118,7 @@ def smooth_means(begin, end, blocks, given, means, smoothed, adjoints, errors):
         for t in range(num_steps - 1, -1, -1):
             node = given.index[t, column]
             kind = given.kind[node]
-            product(given.back, node, adjoint, zero, width, moved, given.tiles)
+            product(given.back, node, adjoint, zero, width, moved, tiles)
             for lane in range(width):
                 row = given.order[block + lane]
                 for i in range(h):
@@ -132,7 +130,7 @@ def smooth_means(begin, end, blocks, given, means, smoothed, adjoints, errors):
                     row = given.order[block + lane]
                     for i in range(h):
                         mean[i, lane] = means[t - 1, row, i]
-            innovate(given, t, block, width, kind, mean, base, shift, out)
+            innovate(given, t, block, width, kind, mean, base, shift, out, tiles)
             for i in range(n):
                 for lane in range(width):
                     both[i, lane] = out[h + i, lane]
@@ -140,8 +138,8 @@ def smooth_means(begin, end, blocks, given, means, smoothed, adjoints, errors):
                 for lane in range(width):
                     ahead[i, lane] = moved[h + i, lane]
                     both[n + i, lane] = ahead[i, lane]
-            product(given.blame, node, both, zero, width, error, given.tiles)
-            product(given.raised, kind, error, ahead, width, adjoint, given.tiles)
+            product(given.blame, node, both, zero, width, error, tiles)
+            product(given.raised, kind, error, ahead, width, adjoint, tiles)
             for lane in range(width):
                 row = given.order[block + lane]
                 if t >= given.lengths[row]:

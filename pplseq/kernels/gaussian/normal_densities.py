@@ -15,6 +15,7 @@ from torch.autograd import forward_ad
 from pplseq.kernels import compiled, twice
 from pplseq.kernels.compiled import array
 
+LOOPS, WORK = "kernels.gaussian.density_loops", 20  # multiplications' time that torch takes for a difference, both ways
 WORTH_LOOPS = 1 << 12  # differences from which the loops are faster
 
 
@@ -22,7 +23,8 @@ def applies(x: Tensor, loc: Tensor, scale: Tensor) -> bool:
     """Whether there are loops for vectors x (..., D), means (K, D) and deviations (K, D) here, and many of them."""
     alike = x.dtype == loc.dtype == scale.dtype and x.dtype in (torch.float64, torch.float32)
     at_hand = x.device.type == "cpu" and loc.dim() == 2 and loc.shape == scale.shape and forward_ad._current_level < 0
-    return alike and at_hand and x.numel() * len(loc) >= WORTH_LOOPS and compiled.available()
+    size = x.numel() * len(loc)
+    return alike and at_hand and size >= WORTH_LOOPS and compiled.pays(f"{LOOPS}.densities", 40, WORK * size)
 
 
 def log_densities(x: Tensor, loc: Tensor, scale: Tensor) -> Tensor:

@@ -20,6 +20,8 @@ from pplseq.kernels.kalman import DOUBLE, Convergence
 
 MOST_CELLS = 1 << 23  # numbers of all steps of the smallest block of rows
 MOST_KEPT = 1 << 20  # numbers of covariances that are worth keeping for other rows
+LOOPS, WORTH = "kernels.gaussian.whole_loops", 8.0  # seconds of the twins that compiling is worth, which takes about as long
+FORWARD_OPERATIONS, BACKWARD_OPERATIONS = 100, 1000  # of their twins, besides the products
 OFFSET, FULL_NOISE, SHIFT, FULL_COVARIANCE = 1, 2, 4, 8  # as in whole_loops.py
 FILTER, MEANS, SUMS, MOMENTS = 1, 2, 4, 8
 NO_MEANS = np.empty((0, 0, 0))
@@ -32,7 +34,9 @@ class Numbers(NamedTuple):
     numbers: one behind the other matrix (h, h), offset (h,), the factor of noise (h, h) or its diagonal (h,), loadings (n, h),
     shift (n,), the factor of covariance (n, n) or its diagonal (n,), first (h,), the factor of start (h, h). Factors are lower
     triangles F of F F'; that of covariance has logarithms on its diagonal.
-    form: which there are: the sum of OFFSET, FULL_NOISE, SHIFT and FULL_COVARIANCE.
+    form: which there are: the sum of LOOPS = "kernels.gaussian.whole_loops"
+FORWARD_OPERATIONS, BACKWARD_OPERATIONS = 100, 1000  # of their twins, besides the products
+OFFSET, FULL_NOISE, SHIFT and FULL_COVARIANCE.
     """
 
     numbers: np.ndarray
@@ -41,10 +45,15 @@ class Numbers(NamedTuple):
     form: int
 
 
-def applies(num_rows: int, num_steps: int, h: int, n: int) -> bool:
-    """Whether the loops are there for such rows, and their filtered means have room."""
-    fits = h <= most_states() and n <= MOST_NUMBERS and num_steps * (h + n) * min(num_rows, 8) <= MOST_CELLS
-    return fits and compiled.available()
+def applies(shape: tuple[int, int, int], h: int, forward_only: bool) -> bool:
+    """Whether the loops do for rows (R, T, n), of which filtered means have room; both ways, unless ``forward_only``."""
+    num_rows, num_steps, n = shape
+    if h > most_states() or n > MOST_NUMBERS or num_steps * (h + n) * min(num_rows, 8) > MOST_CELLS:
+        return False
+    multiplications = num_rows * num_steps * h * (2 * h + 4 * n)
+    if forward_only:
+        return compiled.pays(f"{LOOPS}.forward", FORWARD_OPERATIONS, multiplications, worth=WORTH)
+    return compiled.pays(f"{LOOPS}.backward", BACKWARD_OPERATIONS + num_steps, 4 * multiplications, worth=WORTH)
 
 
 def is_worth_keeping(num_steps: int, h: int, n: int) -> bool:

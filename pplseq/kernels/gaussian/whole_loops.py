@@ -36,7 +36,6 @@ from pplseq.kernels.gaussian.block_loops import (
 from pplseq.kernels.gaussian.kalman_loops import FILTERED, Nodes, System, walk
 from pplseq.kernels.product_loops import turned_times
 
-SHARED = 3119883731  # checksum of block_loops.py, kalman_loops.py and product_loops.py: numba looks at this file alone
 DONE, MORE_ROOM, REFUSED = range(3)
 OFFSET, FULL_NOISE, SHIFT, FULL_COVARIANCE = 1, 2, 4, 8  # what a vector of numbers holds
 
@@ -129,8 +128,7 @@ def walk_whole(given, nodes, integers, many, num_steps, tol, agree, tiles):
     if not precision < np.inf:
         return REFUSED
     system = System(
-        given.matrix[0], gram(given.noise), given.loadings, covariance, np.ones((1, n)), np.full(1, precision), -1, tol, agree,
-        tiles,
+        given.matrix[0], gram(given.noise), given.loadings, covariance, np.ones((1, n)), np.full(1, precision), -1, tol, agree
     )
     nodes.size[0] = 0.0
     for i in range(h):
@@ -142,7 +140,8 @@ def walk_whole(given, nodes, integers, many, num_steps, tol, agree, tiles):
     counts, fixed = integers[at : at + 4], integers[at + 4 : at + 4 + many]
     index = integers[at + 4 + many : at + 4 + many + num_steps].reshape(num_steps, 1)
     counts[0], counts[1], counts[2], counts[3] = 1, 0, 0, -1
-    made = walk(0, system, np.zeros((num_steps, 1), np.int64), index, np.zeros(1, np.int64), nodes, counts, fixed, True)
+    kinds, now = np.zeros((num_steps, 1), np.int64), np.zeros(1, np.int64)
+    made = walk(0, system, kinds, index, now, nodes, counts, fixed, True, tiles)
     return DONE if made == num_steps else MORE_ROOM
 
 
@@ -198,10 +197,10 @@ def to_gradients(given, sums, count, form, out):
 
 # ---------------------------------------------------------------- the two entries
 @jit
-def way_of(given, nodes, integers, many, num_steps, tiles):
+def way_of(given, nodes, integers, many, num_steps):
     at = 8 * many + 4 + many
     index = integers[at : at + num_steps].reshape(num_steps, 1)
-    return Way(given.first, given.offset, given.shift, given.matrix, given.loadings, nodes.gain, nodes.whitener, index, tiles)
+    return Way(given.first, given.offset, given.shift, given.matrix, given.loadings, nodes.gain, nodes.whitener, index)
 
 
 @jit(entry=True)
@@ -230,13 +229,13 @@ def forward(values, numbers, h, form, tol, agree, many, reals, integers, walks, 
             return status, 0.0
     if not wanted & FILTER:
         return DONE, 0.0
-    way = way_of(given, nodes, integers, many, num_steps, tiles)
+    way = way_of(given, nodes, integers, many, num_steps)
     most, means, errors = lanes_of(num_steps, h + n), np.empty((0, 0, 0)), np.empty((0, 0, 0))
     for block in range(0, num_rows, most):
         width = min(most, num_rows - block)
         if block == 0 or width < most:
             means, errors = np.empty((num_steps, h, width)), np.empty((num_steps, n, width))
-        squares += filter_block(values, block, width, way, means, errors)
+        squares += filter_block(values, block, width, way, means, errors, tiles)
     log_prob = num_rows * constant_of(nodes, way.index, n) - squares / 2
     return DONE if abs(log_prob) < np.inf else REFUSED, log_prob
 
@@ -254,7 +253,7 @@ def backward(values, numbers, h, form, tol, agree, many, reals, integers, wanted
     """
     num_rows, num_steps, n = values.shape
     given, nodes, squares, size = given_by(numbers, h, n, form), nodes_in(reals, integers, many, h, n), 0.0, len(numbers)
-    way, made = way_of(given, nodes, integers, many, num_steps, tiles), integers[8 * many + FILTERED]
+    way, made = way_of(given, nodes, integers, many, num_steps), integers[8 * many + FILTERED]
     tables = Tables(np.empty((made, h, h)), np.zeros((made, n, n)), np.empty((made, n, h)))
     for node in range(made):
         for i in range(h):
@@ -269,11 +268,11 @@ def backward(values, numbers, h, form, tol, agree, many, reals, integers, wanted
         width = min(most, num_rows - block)
         if block == 0 or width < most:
             means, errors = np.empty((num_steps, h, width)), np.empty((num_steps, n, width))
-        squares += filter_block(values, block, width, way, means, errors)
-        smooth_block(block, width, way, tables, means, errors, sums, wanted, smoothed)
+        squares += filter_block(values, block, width, way, means, errors, tiles)
+        smooth_block(block, width, way, tables, means, errors, sums, wanted, smoothed, tiles)
     log_prob, is_exact = num_rows * constant_of(nodes, way.index, n) - squares / 2, True
     if wanted & (SUMS | MOMENTS):
-        is_exact = add_second_order(way, nodes, made, tables, tol, agree, sums, wanted & MOMENTS != 0)
+        is_exact = add_second_order(way, nodes, made, tables, tol, agree, sums, wanted & MOMENTS != 0, tiles)
         to_gradients(given, sums, num_rows, form, out)
         for i in range(h):  # of all rows together, as sums of means are
             for j in range(h):

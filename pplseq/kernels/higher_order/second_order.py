@@ -201,8 +201,10 @@ def viterbi_pass(
     """The most probable paths: pairs (T, R) and log-probabilities (R,), of few states by a compiled loop."""
     num_steps, rows, pairs = emit.shape
     given = init, matrices.table, emit
-    fits = num_steps * pairs <= POINTERS and compiled.available() and emit.numel()
-    if not fits or any(part.dtype != torch.float64 or part.device.type != "cpu" or part.isnan().any() for part in given):
+    fits = num_steps * pairs <= POINTERS and emit.numel()
+    fits = fits and not any(part.dtype != torch.float64 or part.device.type != "cpu" or part.isnan().any() for part in given)
+    work = 20 * num_steps, num_steps * rows * pairs * len(matrices.table)
+    if not fits or not compiled.pays("kernels.higher_order.second_order_loops.viterbi", *work):
         paths, log_prob = k_best_pass(init, matrices, emit, valid, 1)
         return paths[0], log_prob[0]
     lengths = torch.full((rows,), num_steps) if valid is None else valid.sum(0).clamp_min(1)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from pplseq.infer.fit.em import Batch, Statistics
-from pplseq.kernels import twice
+from pplseq.kernels import compiled, twice
 from pplseq.kernels.gaussian import whole
 from pplseq.kernels.gaussian.whole import Numbers, WholeSystem, double
 from pplseq.kernels.parallel import time_scan
@@ -38,14 +38,13 @@ WAYS = frozenset(
 )
 
 
-def fits(x: Tensor, h: int) -> bool:
-    """Whether the loop is there for observations (B, T, n); numbers that are missing it finds itself."""
+def fits(x: Tensor, h: int, forward_only: bool = False) -> bool:
+    """Whether the loop does for observations (B, T, n); numbers that are missing it finds itself."""
     if time_scan.ACTIVE.get() or x.dim() != 3 or x.device.type != "cpu" or x.dtype not in REALS:
         return False
     if twice.transformed() or torch._C._get_tracing_state() is not None:
         return False
-    shape = x.shape
-    return 0 not in shape and whole.applies(shape[0], shape[1], h, shape[2])
+    return 0 not in x.shape and whole.applies(x.shape, h, forward_only)
 
 
 def tolerance(dtype: torch.dtype) -> float:
@@ -151,9 +150,9 @@ class AtOnce(LDSQueries):
         own = vars(self)
         return own["_last_system"] if "_last_system" in own else own.setdefault("_last_system", LastSystem())
 
-    def _numbers(self, x: Tensor) -> Numbers | None:
+    def _numbers(self, x: Tensor, forward_only: bool = False) -> Numbers | None:
         """The parameters, where the loop answers questions about x."""
-        if not self._is_as_it_is or not fits(x, self.num_states):
+        if not self._is_as_it_is or not fits(x, self.num_states, forward_only):
             return None
         parts: list[Tensor | None] = [self._parameters[name] for name in RAW]
         found = self._last.numbers_of(parts)
@@ -161,13 +160,13 @@ class AtOnce(LDSQueries):
             return None
         return found if found.n == x.shape[2] == self.num_features and found.h == self.num_states else None
 
-    def _system(self, x: Tensor) -> WholeSystem | None:
+    def _system(self, x: Tensor, forward_only: bool = False) -> WholeSystem | None:
         """The system, of which covariances are kept from question to question."""
         if x.dtype != torch.float64 or x.dim() != 3:  # float32 keeps the digits that all questions give it
             return None
         if not whole.is_worth_keeping(x.shape[1], self.num_states, x.shape[2]):
             return None
-        numbers = self._numbers(x)
+        numbers = self._numbers(x, forward_only)
         if numbers is None:
             return None
         return self._last.of(numbers, x.shape[1], tolerance(x.dtype))
@@ -178,7 +177,7 @@ class AtOnce(LDSQueries):
 
     def score(self, x, lengths=None, *, per_token: bool = False, **known) -> float:
         """log p(x), nats, summed over sequences, or the mean over tokens; see the class of all estimators."""
-        if type(x) is Tensor and lengths is None and not known and (system := self._system(x)) is not None:
+        if type(x) is Tensor and lengths is None and not known and (system := self._system(x, True)) is not None:
             self.check_fitted()
             value = system.log_prob(double(x))
             if value is not None:
@@ -206,11 +205,13 @@ class AtOnce(LDSQueries):
         """() log p(x) of whole rows, differentiable in parameters."""
         if x.requires_grad or twice.derivatives_wanted():
             return None  # in other ways than backwards, or in observations
-        numbers = self._numbers(x)
+        parts = [self._parameters.get(name) for name in RAW]
+        is_plain = not torch.is_grad_enabled() or not any([part is not None and part.requires_grad for part in parts])
+        numbers = self._numbers(x, is_plain)
         if numbers is None:
             return None
-        parts, system = [self._parameters[name] for name in RAW], WholeSystem(numbers, x.shape[1], tolerance(x.dtype))
-        if not torch.is_grad_enabled() or not any([part is not None and part.requires_grad for part in parts]):
+        system = WholeSystem(numbers, x.shape[1], tolerance(x.dtype))
+        if is_plain:
             value = system.log_prob(double(x))
             return None if value is None else x.new_tensor(value)
         found = system.gradients(double(x))
@@ -243,6 +244,7 @@ class AtOnce(LDSQueries):
         data."""
         if not all(part is None for part in batch[1:]) or (numbers := self._numbers(batch.x)) is None:
             return None
+        compiled.worked(vector_em.LOOP, vector_em.TWIN_OPERATIONS)
         x = double(batch.x)
         found = WholeSystem(numbers, x.shape[1], tolerance(batch.x.dtype)).moments(x)
         return None if found is None else (_statistics(numbers.form, found[1], x, batch.x.dtype), found[0])

@@ -19,6 +19,7 @@ from pplseq.kernels.gaussian import whole
 from pplseq.kernels.gaussian.whole import Numbers
 
 OPTIONS = frozenset(("max_iterations", "tolerance", "acceleration"))
+LOOP, TWIN_OPERATIONS, WORTH = "kernels.gaussian.em_loops.step", 400, 20.0  # an iteration of two milliseconds
 MOST_WORK = 1 << 22  # multiplications of a filter, of more of which the calls around it cost nothing
 # what makes up EM; a system with its own way of any of it is fitted that way
 WAYS = frozenset((
@@ -88,6 +89,8 @@ def fit_plainly(system: Numbers, values: np.ndarray, tol: float, floor: float | 
     rows, steps, n = values.shape
     work = rows * steps * system.h * (2 * system.h + 4 * n)
     if steps < 2 or rows * steps <= system.h or work > MOST_WORK or compiled.num_parts(rows, 4 * work) > 1:
+        return None
+    if not compiled.pays(LOOP, worth=WORTH):
         return None
     vector: Any = VectorSystem(system, values, tol, floor)
     try:

@@ -226,7 +226,8 @@ class TagFeatures:
 
     def encode(self, sentences: Sentences) -> np.ndarray:
         """(N, F) int64 feature numbers of all words, one column a template; -1 where there is no known feature."""
-        if 0 < sum(map(len, sentences)) <= FEW_WORDS and compiled.available():
+        are_few, work = 0 < sum(map(len, sentences)) <= FEW_WORDS, 10 * len(self.templates)
+        if are_few and compiled.pays("kernels.feature_loops.encode", work):
             return self._encode_few(sentences)
         return self._encode_many(sentences)
 

@@ -24,6 +24,7 @@ from pplseq.models.taggers.conditional_programs import LinearChainCRF
 from pplseq.models.taggers.features import TagFeatures
 from pplseq.models.taggers.tagger import Words
 
+TWIN_OPERATIONS = 600  # of a chain asked about a few sentences
 KEPT_NUMBERS = 1 << 20  # in what is remembered of words
 MOST_STATES = 512  # of which the loop of posteriors keeps tables
 
@@ -37,9 +38,10 @@ WAYS = frozenset(
 WAYS_OF_WEIGHTS = frozenset(("paths", "scores", "sentence_chain", "table"))
 
 
-def applies(tagger: object, kind: type) -> bool:
-    """Whether a tagger is one of this class as it is, and there are compiled loops."""
-    return type(tagger) is kind and WAYS.isdisjoint(vars(tagger)) and compiled.available() and not time_scan.ACTIVE.get()
+def applies(tagger: object, kind: type, loop: str = "kernels.path_loops.viterbi") -> bool:
+    """Whether a tagger is one of this class as it is, and its compiled loop does for a few sentences."""
+    as_it_is = type(tagger) is kind and WAYS.isdisjoint(vars(tagger)) and not time_scan.ACTIVE.get()
+    return as_it_is and compiled.pays(loop, TWIN_OPERATIONS)
 
 
 class WordRows:

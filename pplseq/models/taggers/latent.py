@@ -194,7 +194,8 @@ class LatentTagger(IterativeTagger, SentenceTagger):
         return (lower, *words[1:]) if lower in self.known_words or lower in listed else words
 
     def tag_few(self, sentences: Sequence[Words], decoder: str) -> list[list[int]] | None:
-        chain = self._tables.of(self.transition) if decoder == "posterior" and applies(self, LatentTagger) else None
+        by_loop = decoder == "posterior" and applies(self, LatentTagger, "kernels.whole_rows.row_loops.smooth")
+        chain = self._tables.of(self.transition) if by_loop else None
         if chain is None:
             return None
         probs = [state_probs(chain, self._word_rows.of(self._cased(words), self._weights_of)) for words in sentences]

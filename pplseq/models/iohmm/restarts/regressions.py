@@ -20,6 +20,7 @@ NEWTON_SIZE = 320  # unknowns of a problem up to which the Hessian is formed
 BOUND_STEPS = 4  # steps with a bound of the Hessian that replace one with the Hessian
 CELLS = 1 << 22  # numbers in one temporary
 HALVINGS = 30
+ITERATIONS = 5  # of a climb, usually
 COMPILED_SIZE, COMPILED_ROWS = 32, 1000  # unknowns up to which, and rows from which, loops are the faster way
 
 
@@ -141,7 +142,10 @@ def softmax_regression(
 
 def _pays_compiled(features: Tensor, num_classes: int) -> bool:
     few = features.shape[1] * num_classes <= COMPILED_SIZE and len(features) >= COMPILED_ROWS
-    return few and features.device.type == "cpu" and features.dtype == torch.float64 and compiled.available()
+    if not few or features.device.type != "cpu" or features.dtype != torch.float64:
+        return False
+    size = features.shape[1] * num_classes
+    return compiled.pays("models.iohmm.restarts.regression_loops.climb", ITERATIONS * 40, ITERATIONS * len(features) * size**2)
 
 
 def _by_loops(features, counts, total, weights, allowed, ridge, max_iterations, tolerance) -> Solution:

@@ -1,0 +1,175 @@
+"""Machine code of compiled loops, kept on disk: a file for each loop and kind of arguments.
+
+A file's name holds what the code was made from: the bytecode of the loop, of all loops that it calls, and the constants that
+they read; the processor; and the versions of Python and numba. So a change of any of these is another file, and no file is
+ever out of date. What is damaged is removed and compiled again.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import logging
+import os
+import pickle
+import sys
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from types import CodeType, FunctionType, ModuleType
+from typing import Any
+
+import numba
+from numba.core.caching import NullCache, _Cache
+from numba.core.compiler import CompileResult
+from numba.core.registry import cpu_target
+from numba.core.serialize import dumps
+
+from pplseq import files
+
+PLAIN = (bool, int, float, str, bytes, type(None))
+PATIENCE = 2.0  # seconds of compiling without a word
+MESSAGE = "compiling loops for this machine, once; `pplseq warm-up` compiles all of them beforehand"
+DIGEST = 16  # bytes before the code itself, which end a process when they are wrong
+
+
+@functools.cache
+def _writable(folder_list: tuple[Path, ...]) -> Path | None:
+    for folder in folder_list:
+        with suppress(OSError):
+            folder.mkdir(parents=True, exist_ok=True)
+            if os.access(folder, os.W_OK | os.X_OK):
+                return folder
+    warnings.warn(
+        "compiled loops cannot be kept, and are compiled anew by every process: none of "
+        f"{', '.join(map(str, folder_list))} can be written to; set NUMBA_CACHE_DIR to a folder that can",
+        RuntimeWarning, stacklevel=2,
+    )  # fmt: skip
+    return None
+
+
+@functools.cache  # once is enough
+def _say_waiting() -> None:
+    logging.getLogger("pplseq").info(MESSAGE)
+
+
+class Kept(_Cache):
+    """What numba asks for the code of one function."""
+
+    def __init__(self, function: FunctionType, options: dict[str, Any], folders: Callable[[], list[Path]]):
+        self.function, self.options, self.folders, self._is_enabled = function, options, folders, True
+        self._timer: threading.Timer | None = None
+        self.name = f"{function.__module__.rpartition('.')[2]}.{function.__name__}"
+
+    @property
+    def cache_path(self) -> str:
+        return str(self.folders()[0])
+
+    def enable(self) -> None:
+        self._is_enabled = True
+
+    def disable(self) -> None:
+        self._is_enabled = False
+
+    def flush(self) -> None:
+        for folder in self.folders():
+            for file in folder.glob(f"{self.name}-*.code"):
+                file.unlink(missing_ok=True)
+
+    @functools.cached_property
+    def prefix(self) -> str:
+        """Name of the files of this version of the loop, on this processor."""
+        about = sorted((key, sorted(value) if isinstance(value, set) else value) for key, value in self.options.items())
+        processor = cpu_target.target_context.codegen().magic_tuple()
+        return f"{self.name}-{_digest(numba.__version__, sys.version, processor, about, *parts_of(self.function))}"
+
+    def is_there(self) -> bool:
+        """Whether there is code for some kind of arguments."""
+        return any(next(folder.glob(f"{self.prefix}-*.code"), None) for folder in self.folders())
+
+    def _file_name(self, signature) -> str:
+        return f"{self.prefix}-{_digest(signature)}.code"
+
+    def load_overload(self, sig, target_context):
+        """The compiled function, or None."""
+        target_context.refresh()
+        name = self._file_name(sig)
+        for file in [folder / name for folder in self.folders()] if self._is_enabled else []:
+            try:
+                content = file.read_bytes()
+            except OSError:
+                continue
+            try:
+                if hashlib.blake2b(content[DIGEST:], digest_size=DIGEST).digest() != content[:DIGEST]:
+                    raise ValueError("damaged")
+                return CompileResult._rebuild(target_context, *pickle.loads(content[DIGEST:]))
+            except Exception:  # damaged, in any way: made again
+                with suppress(OSError):
+                    file.unlink()
+        self._timer = threading.Timer(PATIENCE, _say_waiting)
+        self._timer.daemon = True
+        self._timer.start()
+        return None
+
+    def save_overload(self, sig, data) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        folder = _writable(tuple(self.folders())) if self._is_enabled else None
+        if folder is None:
+            return
+        content = dumps(data._reduce())
+        with suppress(OSError), files.new_file(folder / self._file_name(sig)) as file:
+            file.write_bytes(hashlib.blake2b(content, digest_size=DIGEST).digest() + content)
+
+
+def _digest(*made_from) -> str:
+    return hashlib.blake2b(repr(made_from).encode(), digest_size=8).hexdigest()
+
+
+def keep(dispatcher, options: dict[str, Any], folders: Callable[[], list[Path]]):
+    """The compiled function, whose code is kept in the first of these folders that can be written to, and looked for in all."""
+    assert isinstance(dispatcher._cache, NullCache)
+    dispatcher._cache = Kept(dispatcher.py_func, options, folders)
+    return dispatcher
+
+
+def parts_of(function: FunctionType) -> list[tuple]:
+    """What a loop's code is made from: of it and all that it calls bytecode, constants, and globals that are plain."""
+    seen: dict[FunctionType, tuple] = {}
+    _add_parts(function, seen)
+    return list(seen.values())
+
+
+def _add_parts(function: FunctionType, seen: dict[FunctionType, tuple]) -> None:
+    if function in seen:
+        return
+    codes = list(_codes(function.__code__))
+    bytecode = [(code.co_code, code.co_names, code.co_varnames, _plain(code.co_consts)) for code in codes]
+    names, found = sorted({name for code in codes for name in code.co_names}), []
+    seen[function] = function.__module__, function.__name__, bytecode, found
+    spaces = [function.__globals__]
+    spaces += [vars(spaces[0][name]) for name in names if isinstance(spaces[0].get(name), ModuleType)]
+    for space in spaces:
+        for name in names:
+            value = space.get(name)
+            if hasattr(value, "py_func"):
+                _add_parts(value.py_func, seen)
+            elif _is_plain(value):
+                found.append((name, value))
+
+
+def _codes(code: CodeType) -> Iterator[CodeType]:
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _codes(constant)
+
+
+def _is_plain(value: object) -> bool:
+    return isinstance(value, PLAIN) or isinstance(value, tuple) and all(map(_is_plain, value))
+
+
+def _plain(constants: tuple) -> tuple:
+    return tuple(value for value in constants if _is_plain(value))
