@@ -36,6 +36,7 @@ __getattr__, __dir__, __all__ = lazy_names(
         "train": "recipes",
         "evaluate": "recipes",
         "warm_up": "recipes",
+        "explain": "@pplseq.models.explain",
         "load": "baselines",
         "NotFittedError": "checks",
         # programs of one's own

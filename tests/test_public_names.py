@@ -13,7 +13,7 @@ NAMES = """
     HMMTagger LatentTagger DictionaryTagger CRFTagger MEMMTagger AutomatonLearner Constraint load train evaluate load_corpus
     sequences_by Vocabulary BlockedEnum markov TraceBlockedEnum_ELBO KalmanCollapse TraceKalman_ELBO LinearGaussian
     infer_states check_vectorizable Belief MISSING BlockHMM DenseTransition CategoricalEmission NotFittedError
-    warm_up
+    warm_up explain
 """.split()
 
 

