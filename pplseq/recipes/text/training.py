@@ -22,6 +22,7 @@ from pplseq.data.vocabulary import Vocabulary
 from pplseq.models.texts import check_same_text, make_batches, validation
 from pplseq.models.vlhmm.counts import check_start, start_from_counts
 from pplseq.models.vlhmm.fit import batching, cached_clusters, check_blocks, check_divisible, lay_out
+from pplseq.models.vlhmm.topics import start_topics
 from pplseq.recipes.recipe import Job
 from pplseq.recipes.tensorboard import TensorBoard
 from pplseq.recipes.text.corpus import corpus_of_run, draw_corpus, is_drawn
@@ -157,6 +158,8 @@ def build_model(name: str, settings: Any, text: Text, clusters: Any) -> Any:
     lay_out(model, vocabulary, clusters, block_sizes=settings.block_sizes, reset=settings.reset)
     if settings.start == "counts":
         start_from_counts(model, text)
+    if model.num_topics > 1:
+        start_topics(model, text)
     return model
 
 
