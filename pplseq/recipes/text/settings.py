@@ -146,6 +146,9 @@ class VLHMMSettings(Reading, Samples, Batches, Descent, TextRunSettings):
         init_scale: standard deviation of the normal initialisation.
         temperature: divides the transition scores; sqrt(hidden) keeps bfloat16 honest.
         normalizer_dtype: of products in the training normaliser; evaluation is exact.
+        num_topics: topics C that last over sentences: C Z states whose steps cost little more (hierarchical transitions).
+        topic_persistence: p(the topic is kept behind <eos>) that is held (default: learned).
+        topic_decay: weight decay of what topics add to scores.
     """
 
     batch_size: int | None = setting(None, check=checks.count)  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -172,6 +175,9 @@ class VLHMMSettings(Reading, Samples, Batches, Descent, TextRunSettings):
     init_scale: float = setting(0.1, check=checks.positive)
     temperature: float = setting(1.0, check=checks.positive)
     normalizer_dtype: Literal["float32", "bfloat16"] = "float32"
+    num_topics: int = setting(1, check=checks.count)
+    topic_persistence: float | None = setting(None, check=partial(checks.share, interval="(0, 1)"))
+    topic_decay: float = setting(0.2, free=True, check=partial(checks.positive, zero=True))
 
     def __post_init__(self) -> None:
         if Path(self.blocks).is_file():  # the run's folder keeps the path, and --resume may be called from anywhere
