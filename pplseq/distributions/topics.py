@@ -30,9 +30,9 @@ from pplseq.kernels.log_semiring import log_matmul
 
 
 def log_sum_of_both(scores: Tensor, own: Tensor) -> Tensor:
-    """(..., P, C) log sum_b exp(scores_pb + own_bc) of scores (..., P, B) and (B, C): one product, no score a topic."""
-    top, most = scores.amax(-1, keepdim=True).detach(), own.amax(-2, keepdim=True).detach()
-    return ((scores - top).exp() @ (own - most).exp()).log() + (top + most)
+    """(..., C, P) log sum_b exp(scores_bp + own_bc) of scores (..., B, P) and own (..., B, C): one product."""
+    top, most = scores.amax(-2, keepdim=True).detach(), own.amax(-2, keepdim=True).detach()
+    return ((own - most).exp().mT @ (scores - top).exp()).log() + (top + most.mT)
 
 
 class TopicLayout(BlockLayout):
@@ -88,7 +88,7 @@ class TopicEmission(BlockEmission):
         flat = obs.reshape(-1)
         scores, lifts = (table.index_select(0, flat) for table in (self.scores, self.lifts))
         norms = self.norms.index_select(0, self.block_of_word[flat])
-        return (scores.unsqueeze(-2) + lifts.unsqueeze(-1) - norms).flatten(-2).view(*obs.shape, -1)
+        return (scores.unsqueeze(-2) + lifts.unsqueeze(-1)).sub_(norms).view(*obs.shape, -1)
 
 
 def topic_norms(words: WordGroups, scores: list[Tensor], lifts: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -97,10 +97,7 @@ def topic_norms(words: WordGroups, scores: list[Tensor], lifts: Tensor) -> tuple
     Args:
         scores: from :meth:`~pplseq.distributions.blocks.WordGroups.products`. lifts: (V, C).
     """
-    norms = [
-        log_sum_of_both(score.transpose(1, 2), lift).transpose(1, 2)
-        for score, lift in zip(words.masked(scores), words.rows(lifts), strict=True)
-    ]
+    norms = [log_sum_of_both(*both) for both in zip(words.masked(scores), words.rows(lifts), strict=True)]
     return words.by_word(scores), lifts, words.by_block(norms)
 
 
@@ -131,17 +128,17 @@ class TopicTransition(HierarchicalTransition):
         self.base_initial, self.mix, self.end_block, self.block_lifts = initial, mix, end_block, block_lifts
 
     # ---------------------------------------------------------------- of base states
-    def block_norms_of(self, leaving: Tensor) -> Tensor:
-        """(..., C, P) normalisers of the next block, from leaving features (..., P, D)."""
-        scores = leaving @ self.block_weight.T + self.block_bias
-        return log_sum_of_both(scores, self.block_lifts).transpose(-1, -2)
+    def next_blocks(self, leaving: Tensor) -> tuple[Tensor, Tensor]:
+        """Scores (..., M, P) of the next block, and their normalisers (..., C, P), from leaving features (..., P, D)."""
+        scores = self.block_weight @ leaving.mT + self.block_bias.unsqueeze(-1)
+        return scores, log_sum_of_both(scores, self.block_lifts)
 
     def base_rows(self, leaving: Tensor, block: Tensor) -> tuple[Tensor, Tensor]:
         """(B, P, K) log p(z' | z, b') and (B, C, P) log p(b' | c, z) of blocks (B,), from leaving features (B, P, D)."""
         inner = torch.log_softmax(leaving @ self.layout.base.of_blocks(self.into, block).transpose(-1, -2), -1)
-        logits = torch.einsum("bpd,bd->bp", leaving, self.block_weight[block]) + self.block_bias[block].unsqueeze(-1)
-        lifts = self.block_lifts[block].unsqueeze(-1)
-        return inner, logits.unsqueeze(-2) + lifts - self.block_norms_of(leaving)
+        scores, norms = self.next_blocks(leaving)
+        entered = scores[torch.arange(len(block), device=block.device), block].unsqueeze(-2)
+        return inner, entered + self.block_lifts[block].unsqueeze(-1) - norms
 
     def belief_step(self, belief: Belief, block: Tensor, previous_word: Tensor | None = None) -> Tensor:
         """See :meth:`~pplseq.distributions.block.BlockTransition.belief_step`: over base states where it is of one block."""

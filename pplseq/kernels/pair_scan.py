@@ -236,8 +236,14 @@ class PairChainLogProb(torch.autograd.Function):
                 beta = new if valid is None else torch.where(valid[t][:, None, None], new, beta)
         weight, ends = weight[:, None, None], None if restart is None else restart[1:, :, None, None]
         single *= weight
-        left = messages[:-1] * gate  # (T-1, B, C, K): p(z_{t-1} | x_1..x_{t-1}) p(block | z_{t-1})
-        right, grad_gate = behind[1:] * weight, left * rows * weight
+        # by token, with a last row of zeros: p(z_{t-1} | x_1..x_{t-1}) p(block | z_{t-1}), and what lies behind
+        tokens = [gate.new_empty(gate.shape[0] * gate.shape[1] + 1, gate[0, 0].numel()) for _ in range(2)]
+        for value in tokens:
+            value[-1] = 0.0
+        left, right = (value[:-1].view(gate.shape) for value in tokens)
+        torch.mul(messages[:-1], gate, out=left)
+        torch.mul(behind[1:], weight, out=right)
+        grad_gate = (left * rows).mul_(weight)
         to_restart = to_mix = None
         if ends is not None and begin is not None:
             to_restart = torch.cat([torch.zeros_like(begin[:1]), (single[1:] * ends).sum(-2)])  # the first step: from `init`
@@ -246,8 +252,8 @@ class PairChainLogProb(torch.autograd.Function):
                 to_mix = torch.einsum("tbi,tbj->ij", messages[:-1].sum(-1), entered)
             right.masked_fill_(ends, 0.0)
             grad_gate.masked_fill_(ends, 0.0)
-        nothing = left.new_zeros(1, left[0, 0].numel())
-        tokens = [torch.cat([value.flatten(0, 1).flatten(1), nothing]) for value in (left, right, grad_gate)]
+        through = grad_gate.sum(-2).flatten(0, 1)
+        tokens.append(torch.cat([through, through.new_zeros(1, through.shape[1])]))
         grad_out, grad_into = _of_features(out, into, pairs, plan, tokens, ctx.product_dtype)
         return grad_out, grad_into, grad_gate, single[0].clone(), single, to_restart, to_mix, *(None,) * 5
 
@@ -303,7 +309,7 @@ def _of_features(out, into, pairs, plan: PairPlan, tokens: list[Tensor], dtype: 
     Of one token: dS_ij = P_ij u_i (v_j - (P v)_i), with u what comes in at i and v what lies behind j.
 
     Args:
-        tokens: (N + 1, C K) u, v, and u (P v) of C rows each, with a last row of zeros.
+        tokens: (N + 1, C K) u and v of C rows each, and (N + 1, K) their sum of u (P v), with a last row of zeros.
     """
     coming, behind, through = tokens
     grad_out, grad_into, width = torch.zeros_like(out), torch.zeros_like(into), out.shape[1]

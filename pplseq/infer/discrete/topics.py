@@ -41,11 +41,14 @@ class TopicChain(HierarchicalChain):
         out, into = self._base_of(transition.out, blocks), self._base_of(transition.into, columns)
         plan = plan_pairs(left, entered, pair_of, used)
         names = keys % layout.num_blocks
-        logits = (out[left] @ transition.block_weight[names].unsqueeze(-1)).squeeze(-1)
-        logits = logits + transition.block_bias[names].unsqueeze(-1)  # (P, K)
-        gates = logits.unsqueeze(-2) + transition.block_lifts[names].unsqueeze(-1) - transition.block_norms_of(out)[left]
+        # by token, as nearly each has a pair of its own: a table of C K numbers a pair would be as large
+        scores, norms = transition.next_blocks(out)  # (L, M, K), (L, C, K)
+        entered, left = names[pair_of.flatten()], left[pair_of.flatten()]
+        parts = (scores.flatten(0, 1), left * layout.num_blocks + entered), (transition.block_lifts, entered), (norms, left)
+        scores, lifts, norms = (table.index_select(0, which) for table, which in parts)
+        gates = (scores.unsqueeze(-2) + lifts.unsqueeze(-1)).sub_(norms).view(*pair_of.shape, layout.num_topics, -1)
         return pair_chain_log_prob(
-            out, into, gates[pair_of], self._by_topic(self._initial(block[0])),
+            out, into, gates, self._by_topic(self._initial(block[0])),
             self._by_topic(self._emit() if emit is None else emit), plan, valid=self.valid, restart=restart,
             restart_to=None if restart is None else layout.base.of_blocks(transition.base_initial, block),
             mix=transition.mix, product_dtype=transition.product_dtype,
