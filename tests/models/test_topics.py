@@ -1,6 +1,7 @@
 """A VLHMM with topics beside the dense HMM over (topic, state) that it is."""
 
 import itertools
+import json
 import math
 
 import numpy as np
@@ -133,6 +134,14 @@ def test_dropout_trains_and_folders_keep_topics(tmp_path):
     again = load(tmp_path / "run")
     assert again.num_topics == 2 and again.score(x) == pytest.approx(model.score(x), rel=1e-6)
     assert [part.shape[1:] for part in model.topics(x)] == [(2,), (2,)] and len(model.lifted_words(3)) == 2
+    from click.testing import CliRunner
+
+    from pplseq.cli import main
+
+    told = CliRunner().invoke(main, ["query", str(tmp_path / "run"), "topics", "--top", "2"], input="stocks fell\n")
+    (answer,) = map(json.loads, told.stdout.splitlines())
+    assert sum(topic["prob"] for topic in answer["topics"]) == pytest.approx(1.0)
+    assert [len(topic["words"]) for topic in answer["topics"]] == [2, 2]
 
 
 def test_windows_tell_topics_apart():

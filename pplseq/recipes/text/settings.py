@@ -424,6 +424,7 @@ QUESTIONS = {
     "filter": Question("p(z_t | x_1..x_t): states given the words so far", ("top",)),
     "smooth": Question("p(z_t | x_1..x_T): states given the whole line", ("top",)),
     "decode": Question("the most probable state path (--num-paths for the k best)", ("num_paths",)),
+    "topics": Question("what the line is about, of a model with topics", ("top",)),
     "sample": Question("state paths drawn from the posterior", ("num_samples", "seed")),
     "next-word": Question("the most probable next words", ("top", "allow_unknown")),
     "infill": Question("the words at the gaps, written _", ("top", "num_samples", "seed", "allow_unknown")),
