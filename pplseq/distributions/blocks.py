@@ -244,9 +244,18 @@ class WordGroups:
     def _split(self, value: Tensor, by_word: int):
         return value.split([count * (width if by_word else 1) for count, width in self._shapes])
 
+    def masked(self, scores: list[Tensor]) -> list[Tensor]:
+        """The same, -inf in the place of words that are none."""
+        return [score.masked_fill(padding, -float("inf")) for score, padding in zip(scores, self._padding, strict=True)]
+
+    def by_word(self, rows: list[Tensor]) -> Tensor:
+        """(V, K) from [(m, W, K)]."""
+        return torch.cat([row.flatten(0, 1) for row in rows]).index_select(0, self._cell_of_word)
+
+    def by_block(self, parts: list[Tensor]) -> Tensor:
+        """(M, ...) from a number [(m, ...)] of each block."""
+        return torch.cat(parts).index_select(0, self.blocks.argsort())
+
     def log_softmax(self, scores: list[Tensor]) -> Tensor:
         """(V, K) log p(word | slot of its block): each slot's scores normalised over the words of its block."""
-        parts = []
-        for score, padding in zip(scores, self._padding, strict=True):
-            parts.append(torch.log_softmax(score.masked_fill(padding, -float("inf")), 1).flatten(0, 1))
-        return torch.cat(parts).index_select(0, self._cell_of_word)
+        return self.by_word([torch.log_softmax(score, 1) for score in self.masked(scores)])

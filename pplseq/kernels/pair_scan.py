@@ -5,6 +5,11 @@
     gate     (T-1, B, K) log p(block of step t | z_{t-1}), of steps t = 2..T
     init     (B, K)      log p(z_1)
     emit     (T, B, K)   log p(x_t | z_t)
+
+Where states have topics, which stay what they are but at a restart, gate, init and emit are those of C copies of each state,
+(..., C, K), and messages have C rows for every matrix:
+
+    mix      (C, C)      p(topic behind a restart | topic before)
     valid    (T, B) or None     False at padded steps (the message is carried over unchanged)
     restart  (T, B) or None     True where p(z_t | z_{t-1}) = exp(restart_to), (T, B, K)
 
@@ -155,32 +160,35 @@ def pair_gates_reference(out, weight, bias, plan, names, product_dtype=None) -> 
 
 
 class PairChainLogProb(torch.autograd.Function):
-    """log sum over paths; the backward is forward-backward. No matrix but the inner softmax is kept."""
+    """log sum over paths, with topics, C = 1 or more; the backward is forward-backward, and keeps the inner softmax alone."""
 
     @staticmethod
-    def forward(ctx, out, into, gate_log, init, emit, restart_to, plan, filled, valid, restart, product_dtype):
-        num_steps, num_rows, width = emit.shape
+    def forward(ctx, out, into, gate_log, init, emit, restart_to, mix, plan, filled, valid, restart, product_dtype):
+        num_steps, num_rows = emit.shape[:2]
         pairs = _inner_softmax(out.to(product_dtype), into.to(product_dtype), plan, filled, emit.dtype)
-        top = emit.amax(-1).clamp_min(torch.finfo(emit.dtype).min)
-        likely = (emit - top.unsqueeze(-1)).exp_()
-        init_top = init.amax(-1).clamp_min(torch.finfo(emit.dtype).min)
+        top = emit.amax((-2, -1)).clamp_min(torch.finfo(emit.dtype).min)
+        likely = (emit - top[..., None, None]).exp_()
+        init_top = init.amax((-2, -1)).clamp_min(torch.finfo(emit.dtype).min)
         begin = None if restart is None else restart_to.exp()
         gate = gate_log.exp()
         messages, totals = emit.new_empty(emit.shape), emit.new_empty(num_steps, num_rows)
-        message = (init - init_top.unsqueeze(-1)).exp_()
+        message = (init - init_top[..., None, None]).exp_()
         with exact_products():
             for t in range(num_steps):
                 score = message
                 if t > 0:
                     pair = pairs.index_select(0, plan.pair_of[t - 1])  # [to, from]
-                    score = torch.bmm(pair, (message * gate[t - 1]).unsqueeze(-1)).squeeze(-1)
+                    score = torch.bmm(pair, (message * gate[t - 1]).transpose(1, 2)).transpose(1, 2)
                     if restart is not None and begin is not None:
-                        score = torch.where(restart[t].unsqueeze(-1), begin[t], score)
+                        afresh = begin[t].unsqueeze(-2)
+                        if mix is not None:
+                            afresh = (message.sum(-1) @ mix).unsqueeze(-1) * afresh
+                        score = torch.where(restart[t][:, None, None], afresh, score)
                 score = score * likely[t]
-                total = score.sum(-1)
-                new = score / total.unsqueeze(-1)
+                total = score.sum((-2, -1))
+                new = score / total[:, None, None]
                 if valid is not None:
-                    new = torch.where(valid[t].unsqueeze(-1), new, message)
+                    new = torch.where(valid[t][:, None, None], new, message)
                     total = total.where(valid[t], 1.0)
                 message = torch.mul(new, 1.0, out=messages[t])
                 totals[t] = total
@@ -188,7 +196,7 @@ class PairChainLogProb(torch.autograd.Function):
         steps[0] += init_top
         if valid is not None:
             steps = steps.where(valid, 0.0)
-        given = out, into, gate_log, init, emit, restart_to
+        given = out, into, gate_log, init, emit, restart_to, mix
         ctx.save_for_backward(*given, filled, gate, pairs, likely, messages, totals, valid, restart, begin)
         ctx.plan, ctx.product_dtype = plan, product_dtype
         log_prob = steps.sum(0, dtype=torch.float64).to(emit.dtype)
@@ -197,13 +205,13 @@ class PairChainLogProb(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, *grads):
-        weight, given = grads[0], ctx.saved_tensors[:6]
-        filled, gate, pairs, likely, messages, totals, valid, restart, begin = ctx.saved_tensors[6:]
+        weight, given = grads[0], ctx.saved_tensors[:7]
+        filled, gate, pairs, likely, messages, totals, valid, restart, begin = ctx.saved_tensors[7:]
         if torch.is_grad_enabled():
             args = (*given, ctx.plan, filled, valid, restart, ctx.product_dtype)
             return twice.gradients(lambda *a: _twin(*a)[0], args, weight)
-        out, into = given[:2]
-        plan, num_steps, width = ctx.plan, len(likely), likely.shape[-1]
+        out, into, mix = *given[:2], given[6]
+        plan, num_steps = ctx.plan, len(likely)
         beta = torch.ones_like(likely[0])
         behind = torch.empty_like(likely)  # e_t beta_t / c_t: what lies behind the move into step t
         single = torch.empty_like(likely)
@@ -211,35 +219,43 @@ class PairChainLogProb(torch.autograd.Function):
         with exact_products():
             for t in range(num_steps - 1, -1, -1):
                 torch.mul(messages[t], beta, out=single[t])
-                torch.mul(likely[t], beta, out=behind[t]).div_(totals[t].unsqueeze(-1))
+                torch.mul(likely[t], beta, out=behind[t]).div_(totals[t][:, None, None])
                 if valid is not None:
-                    single[t] *= valid[t].unsqueeze(-1)
-                    behind[t] *= valid[t].unsqueeze(-1)
+                    single[t] *= valid[t][:, None, None]
+                    behind[t] *= valid[t][:, None, None]
                 if t == 0:
                     break
                 pair = pairs.index_select(0, plan.pair_of[t - 1])
-                row = torch.bmm(behind[t].unsqueeze(1), pair, out=rows[t - 1].unsqueeze(1)).squeeze(1)
+                row = torch.bmm(behind[t], pair, out=rows[t - 1])
                 new = row * gate[t - 1]
                 if restart is not None and begin is not None:
                     # a message that ends here: all of its mass goes on as restart_to
-                    total = (begin[t] * behind[t]).sum(-1, keepdim=True)
-                    new = torch.where(restart[t].unsqueeze(-1), total.expand_as(new), new)
-                beta = new if valid is None else torch.where(valid[t].unsqueeze(-1), new, beta)
-        single *= weight.unsqueeze(-1)
-        left = messages[:-1] * gate  # (T-1, B, K): p(z_{t-1} | x_1..x_{t-1}) p(block | z_{t-1})
-        right = behind[1:] * weight.unsqueeze(-1)
-        if restart is not None:
-            right.masked_fill_(restart[1:].unsqueeze(-1), 0.0)
-        grad_gate = left * rows * weight.unsqueeze(-1)
-        if restart is not None:
-            grad_gate.masked_fill_(restart[1:].unsqueeze(-1), 0.0)
-        to_restart = None if restart is None else single * restart.unsqueeze(-1)
-        if to_restart is not None:
-            to_restart[0] = 0.0  # the first step comes from `init`
-        nothing = left.new_zeros(1, width)
-        tokens = [torch.cat([value.flatten(0, 1), nothing]) for value in (left, right, grad_gate)]
+                    total = (begin[t].unsqueeze(-2) * behind[t]).sum(-1, keepdim=True)
+                    total = total if mix is None else mix @ total
+                    new = torch.where(restart[t][:, None, None], total.expand_as(new), new)
+                beta = new if valid is None else torch.where(valid[t][:, None, None], new, beta)
+        weight, ends = weight[:, None, None], None if restart is None else restart[1:, :, None, None]
+        single *= weight
+        # by token, with a last row of zeros: p(z_{t-1} | x_1..x_{t-1}) p(block | z_{t-1}), and what lies behind
+        tokens = [gate.new_empty(gate.shape[0] * gate.shape[1] + 1, gate[0, 0].numel()) for _ in range(2)]
+        for value in tokens:
+            value[-1] = 0.0
+        left, right = (value[:-1].view(gate.shape) for value in tokens)
+        torch.mul(messages[:-1], gate, out=left)
+        torch.mul(behind[1:], weight, out=right)
+        grad_gate = (left * rows).mul_(weight)
+        to_restart = to_mix = None
+        if ends is not None and begin is not None:
+            to_restart = torch.cat([torch.zeros_like(begin[:1]), (single[1:] * ends).sum(-2)])  # the first step: from `init`
+            if mix is not None:
+                entered = (begin[1:].unsqueeze(-2) * right * ends).sum(-1)  # (T-1, B, C)
+                to_mix = torch.einsum("tbi,tbj->ij", messages[:-1].sum(-1), entered)
+            right.masked_fill_(ends, 0.0)
+            grad_gate.masked_fill_(ends, 0.0)
+        through = grad_gate.sum(-2).flatten(0, 1)
+        tokens.append(torch.cat([through, through.new_zeros(1, through.shape[1])]))
         grad_out, grad_into = _of_features(out, into, pairs, plan, tokens, ctx.product_dtype)
-        return grad_out, grad_into, grad_gate, single[0].clone(), single, to_restart, None, None, None, None, None
+        return grad_out, grad_into, grad_gate, single[0].clone(), single, to_restart, to_mix, *(None,) * 5
 
 
 def _inner_softmax(out: Tensor, into: Tensor, plan: PairPlan, filled: Tensor | None, dtype: torch.dtype) -> Tensor:
@@ -293,7 +309,7 @@ def _of_features(out, into, pairs, plan: PairPlan, tokens: list[Tensor], dtype: 
     Of one token: dS_ij = P_ij u_i (v_j - (P v)_i), with u what comes in at i and v what lies behind j.
 
     Args:
-        tokens: (N + 1, K) u, v, and u (P v), with a last row of zeros.
+        tokens: (N + 1, C K) u and v of C rows each, and (N + 1, K) their sum of u (P v), with a last row of zeros.
     """
     coming, behind, through = tokens
     grad_out, grad_into, width = torch.zeros_like(out), torch.zeros_like(into), out.shape[1]
@@ -301,7 +317,7 @@ def _of_features(out, into, pairs, plan: PairPlan, tokens: list[Tensor], dtype: 
     with _narrow_products(width):
         for some, groups in _pairs_at_once(plan, out[0].numel()):
             which, entered = plan.tokens[some, : max(most for _, _, most in groups)], plan.entered[some]
-            index, shape = which.reshape(-1), (*which.shape, width)
+            index, shape = which.reshape(-1), (len(which), -1, width)
             u, v = coming.index_select(0, index).view(shape), behind.index_select(0, index).view(shape)
             mean = through.index_select(0, index).view(shape).sum(1, keepdim=True)
             grad = torch.baddbmm(mean.expand(-1, width, -1), v.transpose(1, 2), u, beta=-1).mul_(pairs[some])
@@ -327,6 +343,7 @@ def pair_chain_log_prob(
     valid: Tensor | None = None,
     restart: Tensor | None = None,
     restart_to: Tensor | None = None,
+    mix: Tensor | None = None,
     product_dtype: torch.dtype | None = None,
 ) -> Forward | None:
     """log p(x) of each row, differentiable; see the module's head for the factors. None where digits would be lost.
@@ -334,14 +351,16 @@ def pair_chain_log_prob(
     Args:
         filled: (P, K) False at padded slots of the block entered, or None. product_dtype: of the products of features.
 
-    Cost: 2 P K^2 D flops forward for the P distinct pairs, twice that backward; P K^2 numbers kept.
+    With topics the states of its messages are (T, B, C K). Cost: 2 P K^2 D flops forward for the P distinct pairs, twice that
+    backward, whatever C, and C K^2 a token; P K^2 numbers kept.
     """
-    args = (
-        out, into, gate, init.expand(emit.shape[1:]), emit, restart_to, plan, filled, valid, restart,
-        product_dtype or out.dtype,
-    )  # fmt: skip
+    init = init.expand(emit.shape[1:])
+    if emit.dim() == 3:  # no topics
+        gate, init, emit = (value.unsqueeze(-2) for value in (gate, init, emit))
+    args = (out, into, gate, init, emit, restart_to, mix, plan, filled, valid, restart, product_dtype or out.dtype)
     log_prob, messages, steps = twice.apply(PairChainLogProb, _twin, *args)
-    top = emit.detach().amax(-1).clamp_min(torch.finfo(emit.dtype).min)
+    messages = messages.flatten(-2)
+    top = emit.detach().amax((-2, -1)).clamp_min(torch.finfo(emit.dtype).min)
     scaled = steps - top
     if valid is not None:
         scaled = scaled.where(valid, 0.0)
@@ -361,10 +380,24 @@ def pair_matrices_reference(out, into, gate, plan: PairPlan, filled=None, produc
     return torch.log_softmax(scores, -1)[plan.pair_of] + gate.unsqueeze(-1)
 
 
-def _twin(out, into, gate, init, emit, restart_to, plan, filled, valid, restart, product_dtype):
-    """The slow twin of :class:`PairChainLogProb`, in log space."""
-    matrices = pair_matrices_reference(out, into, gate, plan, filled, product_dtype)
+def topic_matrices_reference(matrices: Tensor, restart: Tensor | None, restart_to, mix: Tensor | None) -> Tensor:
+    """(T-1, B, C K, C K) log p(c_t, z_t | c_{t-1}, z_{t-1}), [from, to], of (T-1, B, C, K, K) matrices of each topic."""
+    count, width = matrices.shape[-3:-1]
+    same = torch.eye(count, dtype=torch.bool, device=matrices.device)[:, None, :, None]
+    wide = matrices.unsqueeze(-2).expand(*matrices.shape[:-1], count, width)
+    wide = torch.where(same, wide, -math.inf)  # (T-1, B, C, K, C, K)
     if restart is not None:
-        matrices = torch.where(restart[1:][..., None, None], restart_to[1:].unsqueeze(-2), matrices)
-    log_prob, messages, steps = forward_twin(init, matrices, emit, valid, False, None, None)
-    return log_prob, messages.exp(), steps
+        afresh = restart_to[1:, :, None, None, None, :]
+        if mix is not None:
+            afresh = afresh + mix.log()[:, None, :, None]
+        wide = torch.where(restart[1:, :, None, None, None, None], afresh, wide)
+    return wide.flatten(-2).flatten(-3, -2)
+
+
+def _twin(out, into, gate, init, emit, restart_to, mix, plan, filled, valid, restart, product_dtype):
+    """The slow twin of :class:`PairChainLogProb`, in log space."""
+    one = gate.new_zeros(*gate.shape[:2], gate.shape[-1])
+    matrices = pair_matrices_reference(out, into, one, plan, filled, product_dtype).unsqueeze(2) + gate.unsqueeze(-1)
+    matrices = topic_matrices_reference(matrices, restart, restart_to, mix)
+    log_prob, messages, steps = forward_twin(init.flatten(-2), matrices, emit.flatten(-2), valid, False, None, None)
+    return log_prob, messages.exp().view(emit.shape), steps

@@ -68,6 +68,17 @@ def smooth_states(model: Any, vocabulary: Vocabulary, words: Words, *, top: int 
     return answer | {"states": steps}
 
 
+def topics(model: Any, vocabulary: Vocabulary, words: Words, *, top: int = 5) -> dict[str, Any]:
+    """p(topic | x), the `top` most probable ones of the line, each with the words that it lifts most."""
+    if getattr(model, "num_topics", 1) == 1:
+        raise ValueError("topics: the model has none; train one with --num-topics")
+    x, answer = observe(model, vocabulary, words)
+    probs, order = model.topics(x)[0, -1].sort(descending=True)
+    lifted = model.lifted_words(top)
+    found = [{"topic": c, "prob": float(p), "words": lifted[c]} for c, p in zip(order.tolist(), probs, strict=True)]
+    return answer | {"topics": found[:top]}
+
+
 def decode_states(model: Any, vocabulary: Vocabulary, words: Words, *, num_paths: int = 1) -> dict[str, Any]:
     """The most probable state paths, argmax p(z_1..z_T | x), with their joint log p(z, x) and posterior probability."""
     x, answer = observe(model, vocabulary, words)

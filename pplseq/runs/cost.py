@@ -64,6 +64,7 @@ def vlhmm_cost(
     transition: str = "softmax",
     shared_layer: bool = False,
     parameterization: str = "independent",
+    num_topics: int = 1,
 ) -> Cost:
     """The cost of a VL-HMM; of scalar tables the weights, and operations as if they were embeddings.
 
@@ -79,7 +80,7 @@ def vlhmm_cost(
         num_tokens: tokens N of a step (batch size times segment length); it bounds the block pairs that occur.
         blocks_present: share of the blocks that occur in a step (about 0.86 at 512 tokens and 128 Brown clusters).
         tied: one embedding table instead of four.
-        transition, shared_layer, parameterization: as of the model.
+        transition, shared_layer, parameterization, num_topics: as of the model.
 
     Source: the operation counts behind Chiu and Rush (2020), section 4; the normaliser dominates.
     """
@@ -95,9 +96,12 @@ def vlhmm_cost(
     elif parameterization == "scalar":
         num_weights = num_states * (1 + num_states + (0 if softmax else num_blocks)) + num_words * (num_states // num_blocks)
     pairs = min(num_tokens, num_blocks**2)
+    copies = 0 if num_topics == 1 else num_topics  # of what a token's states say, and of normalisers
+    num_weights += copies * (num_words + num_blocks + 1)
     # float32 numbers at the peak: residual activations, emission tables, the chain's pairs, tiles of the normaliser.
     working = 10 * layers * kept * h + 6 * width * num_words + (4 if softmax else 1) * pairs * width**2
     working += 4 * min(kept, 2048) * kept if softmax else 0
+    working += copies * width * (12 * num_tokens + 4 * num_blocks)
     width_at_test = num_states / num_blocks
     at_test = 6 * num_states * h + 3 * width_at_test * num_words + (0 if softmax else pairs * width_at_test**2)
     return Cost(

@@ -106,9 +106,12 @@ class GradientTraining(Training):
             devices = [self.device] if self.device.type == "cuda" else None
             self.loss = torch.nn.parallel.DistributedDataParallel(self.loss, device_ids=devices)
         fused = self.device.type in ("cpu", "cuda")
-        self.optimizer = torch.optim.AdamW(
-            self.parameters, lr=settings.lr, weight_decay=settings.weight_decay, fused=fused
-        )
+        # parameters that decay by themselves, whatever the settings say of the others
+        decays = getattr(model, "decays", {})
+        own = {parameter: decays[name] for name, parameter in model.named_parameters() if name in decays}
+        groups = [{"params": [parameter for parameter in self.parameters if parameter not in own]}]
+        groups += [{"params": [parameter], "weight_decay": decay} for parameter, decay in own.items()]
+        self.optimizer = torch.optim.AdamW(groups, lr=settings.lr, weight_decay=settings.weight_decay, fused=fused)
         self._follow(settings.chosen_schedule)
         self.first_dropout = getattr(model, "state_dropout", 0.0)
         self.progress = Progress()
@@ -286,8 +289,7 @@ class GradientTraining(Training):
     def restore(self, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
         checkpoint.restore_weights(self.elbo, tensors)
         checkpoint.restore_optimizer(self.optimizer, tensors, state["optimizer_groups"])
-        for group in self.optimizer.param_groups:  # which a resumed run may be given anew
-            group["weight_decay"] = self.settings.weight_decay
+        self.optimizer.param_groups[0]["weight_decay"] = self.settings.weight_decay  # which a resumed run may be given anew
         before = state.get("schedule", self.schedule if state["plateau"] is None else "plateau")
         if self.settings.schedule is None and before != self.schedule:  # that of the run, whatever time is given now
             if before == "time":

@@ -12,6 +12,7 @@ from pplseq.kernels.pair_scan import (
     pair_gates_reference,
     pair_matrices_reference,
     plan_pairs,
+    topic_matrices_reference,
 )
 
 F64 = torch.float64
@@ -68,6 +69,29 @@ def test_the_scan(ragged, restarted, steps, blocks, width):
     leaves = [value.requires_grad_() for value in given]
     got, wanted = both_ways(leaves, *pairs, valid, restart, restart_to)
     same(got, wanted, [*leaves, *([restart_to] if restarted else [])])
+
+
+@pytest.mark.parametrize("topics", [1, 3])
+@pytest.mark.parametrize("ragged", [False, True])
+@pytest.mark.parametrize("mixed", [False, True])
+def test_topics(topics, ragged, mixed):
+    """Against the matrices of all copies of the states; a restart mixes topics."""
+    (out, into, *_), left, entered, pair_of = factors()
+    gate, emit = torch.randn(T - 1, B, topics, K, dtype=F64), torch.randn(T, B, topics, K, dtype=F64)
+    init, restart_to = torch.randn(B, topics, K, dtype=F64), torch.randn(T, B, K, dtype=F64)
+    mix = torch.rand(topics, topics, dtype=F64).softmax(-1) if mixed else None
+    valid = torch.arange(T).unsqueeze(-1) < LENGTHS if ragged else None
+    restart = torch.rand(T, B) < 0.4 if mixed else None
+    leaves = [value.requires_grad_() for value in (out, into, gate, init, emit, *([restart_to, mix] if mixed else []))]
+    used = None if valid is None and restart is None else torch.ones(T - 1, B, dtype=torch.bool)
+    for there in (valid, None if restart is None else ~restart):
+        used = used if there is None else used & there[1:]
+    plan = plan_pairs(left, entered, pair_of, used)
+    options = {"restart_to": restart_to, "mix": mix} if mixed else {}
+    got = pair_chain_log_prob(out, into, gate, init, emit, plan, valid=valid, restart=restart, **options)
+    one = pair_matrices_reference(out, into, gate.new_zeros(T - 1, B, K), plan).unsqueeze(2) + gate.unsqueeze(-1)
+    matrices = topic_matrices_reference(one, restart, restart_to, mix)
+    same(got, scan.chain_log_prob(init.flatten(1), matrices, emit.flatten(2), valid), leaves)
 
 
 def test_uneven_blocks():

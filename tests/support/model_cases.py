@@ -106,6 +106,13 @@ DISCRETE = {
     "vlhmm, hierarchical": Case(
         lambda: VLHMM(6, 6, BLOCKS, hidden_size=8, reset_id=1, init_scale=0.5, transition="hierarchical"), **LONG
     ),
+    "vlhmm, topics": Case(
+        lambda: VLHMM(
+            6, 6, torch.tensor([0, 1, 0, 0, 2, 2]), hidden_size=8, reset_id=1, init_scale=0.5, transition="hierarchical",
+            num_topics=2,
+        ),
+        **LONG,
+    ),
     "vlhmm, dropout": Case(
         lambda: VLHMM(6, 12, BLOCKS, hidden_size=8, state_dropout=0.5, init_scale=0.5), draws=True, **LONG
     ),

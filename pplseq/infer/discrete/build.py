@@ -9,6 +9,7 @@ from pplseq.distributions.dense import DenseTransition, StepTransition
 from pplseq.distributions.hierarchical import HierarchicalTransition
 from pplseq.distributions.second_order import SecondOrderTransition
 from pplseq.distributions.state import Emission, Transition
+from pplseq.distributions.topics import TopicTransition
 from pplseq.distributions.variable_order import VariableOrderTransition
 from pplseq.infer.discrete import long
 from pplseq.infer.discrete.block import BlockChain
@@ -17,6 +18,7 @@ from pplseq.infer.discrete.dense import DenseChain
 from pplseq.infer.discrete.gap import GapChain
 from pplseq.infer.discrete.hierarchical import HierarchicalChain
 from pplseq.infer.discrete.second_order import SecondOrderChain
+from pplseq.infer.discrete.topics import TopicChain
 from pplseq.infer.discrete.variable_order import VariableOrderChain
 from pplseq.kernels.parallel import time_scan
 
@@ -37,7 +39,9 @@ def build_chain(transition: Transition, emission: Emission, obs: Tensor, **optio
     if isinstance(transition, VariableOrderTransition):
         return VariableOrderChain(transition, emission, obs, **options)
     if isinstance(transition, BlockTransition):
-        kind = HierarchicalChain if isinstance(transition, HierarchicalTransition) else BlockChain
+        kind = BlockChain
+        if isinstance(transition, HierarchicalTransition):
+            kind = TopicChain if isinstance(transition, TopicTransition) else HierarchicalChain
         chain = kind(transition, emission, obs, **options)
         return GapChain(transition, emission, obs, **options) if chain.has_gaps else chain
     if long.applies(transition, emission, obs, options):

@@ -29,6 +29,7 @@ from pplseq.folder import write_with_sum
 from pplseq.models.storage import read_model
 from pplseq.models.texts import as_texts, check_same_text, make_batches, validation
 from pplseq.models.vlhmm.counts import check_start, start_from_counts
+from pplseq.models.vlhmm.topics import start_topics
 from pplseq.runs.checkpoint import only_one_run
 from pplseq.runs.cost import check_fits, vlhmm_cost
 from pplseq.runs.progress import TrainingBar
@@ -133,10 +134,10 @@ def fit(
         batch_tokens=batch_tokens, seed=batch_seed,
     )  # fmt: skip
     if num_blocks is None:
-        num_blocks = most_blocks(model.num_states, len(vocabulary))
+        num_blocks = most_blocks(model.config["num_states"], len(vocabulary))
     if fresh:
         own_block = eos_block and vocabulary.eos_id is not None
-        check_blocks(model.num_states, len(vocabulary), blocks, num_blocks, block_sizes, own_block)
+        check_blocks(model.config["num_states"], len(vocabulary), blocks, num_blocks, block_sizes, own_block)
         names = ("tied", "transition", "shared_layer", "parameterization", "hidden_size", "state_dropout", "num_states")
         sizes: dict[str, Any] = {name: model.config[name] for name in names} | {"num_words": len(vocabulary)}
         tokens = batch_size * segment_length if protocol == "carried" else batch_tokens
@@ -159,6 +160,8 @@ def fit(
             model.draw_parameters()
         if start == "counts":
             start_from_counts(model, train_text)
+        if model.num_topics > 1 and not warm_start:
+            start_topics(model, train_text)
         if has_words:
             model.vocabulary = vocabulary
         else:
@@ -210,9 +213,9 @@ def lay_out(
         blocks = torch.as_tensor(clusters.block_of_word)
         if block_sizes == "frequency":
             counts = np.bincount(clusters.block_of_word, weights=clusters.counts, minlength=clusters.num_blocks)
-            sizes = share_states(model.num_states, np.sqrt(counts)).tolist()
+            sizes = share_states(model.config["num_states"], np.sqrt(counts)).tolist()
         else:
-            check_divisible(model.num_states, clusters.num_blocks)
+            check_divisible(model.config["num_states"], clusters.num_blocks)
     model.lay_out(len(vocabulary), blocks, states_per_block=sizes, reset_id=vocabulary.eos_id if reset else None)
     model.clusters = clusters
 

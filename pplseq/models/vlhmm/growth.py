@@ -44,7 +44,7 @@ def split(model: Any, factor: int, *, noise: float = 0.01, transition: str | Non
     transition = transition or old
     if old == "hierarchical" and transition == "softmax":
         raise ValueError("transition: a hierarchical model does not become one softmax over states; leave transition out")
-    config |= {"num_states": factor * model.num_states, "transition": transition}
+    config |= {"num_states": factor * model.config["num_states"], "transition": transition}
     if state_dropout is not None:
         config["state_dropout"] = state_dropout
     if config["states_per_block"] is not None:

@@ -20,9 +20,11 @@ from pplseq.distributions.block import BlockEmission, BlockTransition, Embedding
 from pplseq.distributions.blocks import BlockLayout, WordGroups, block_sizes
 from pplseq.distributions.hierarchical import HierarchicalTables, HierarchicalTransition
 from pplseq.distributions.state import MISSING, Belief
+from pplseq.distributions.topics import TopicEmission, TopicLayout, TopicTransition, topic_norms
 from pplseq.infer.fit.em import Batch
 from pplseq.infer.programs.markov import markov
 from pplseq.models.base import Given, Sizes, one_chain
+from pplseq.models.batch import as_given
 from pplseq.models.constrained import Constrainable
 from pplseq.models.vlhmm.layers import ResidualLayer, dropout
 
@@ -30,6 +32,7 @@ PARAMETERIZATIONS = ("independent", "factored", "scalar")
 TRANSITIONS = ("softmax", "hierarchical")
 INITIALIZATIONS = ("normal", "xavier")
 ROLES = ("start", "out", "into", "emit")
+KEPT_TOPIC = 2.0  # log odds, at the start, of a topic that is kept behind the end of a sentence
 PRODUCT_DTYPES = {"float32": None, "bfloat16": torch.bfloat16}
 
 
@@ -40,7 +43,7 @@ class VLHMM(Constrainable):
 
     Args:
         num_words: V; None: the model gets its words, blocks and parameters when it is fitted to a text.
-        num_states: Z.
+        num_states: Z, of a topic.
         blocks: (V,) block of each word, 0..M-1, or None for one block (no constraint).
         hidden_size: width h of state embeddings.
         transition: "softmax" over all states, or "hierarchical": over blocks, then over the states of the block. Nothing
@@ -56,6 +59,12 @@ class VLHMM(Constrainable):
         temperature: divides transition scores; sqrt(h) keeps bfloat16 honest.
         states_per_block: M sizes that sum to Z, for uneven blocks; None: Z / M each.
         normalizer_dtype: type of the products inside the training normaliser; evaluation is always exact.
+        num_topics: C. With more than one, hidden states are (topic, state): the topic stays within a sentence, and behind
+            ``reset_id`` (whose block is its own) it is kept with ``topic_persistence`` or drawn anew; words and next blocks
+            have a number more a topic. One HMM of C Z states whose steps cost little more than those of Z; hierarchical
+            transitions. See :mod:`pplseq.distributions.topics`.
+        topic_persistence: p(the topic is kept) that is held; None: learned.
+        topic_decay: weight decay, in training, of what topics add to scores.
 
     Raises:
         ValueError: for options that do not fit together; TypeError for wrong types.
@@ -82,6 +91,9 @@ class VLHMM(Constrainable):
         temperature: float = 1.0,
         states_per_block: Sequence[int] | None = None,
         normalizer_dtype: str = "float32",
+        num_topics: int = 1,
+        topic_persistence: float | None = None,
+        topic_decay: float = 0.2,
     ):
         super().__init__()
         for name, value in (("tied", tied), ("shared_layer", shared_layer)):
@@ -107,11 +119,26 @@ class VLHMM(Constrainable):
             temperature=checks.positive("temperature", temperature),
             states_per_block=None,
             normalizer_dtype=checks.choice("normalizer_dtype", normalizer_dtype, PRODUCT_DTYPES),
+            num_topics=checks.count("num_topics", num_topics),
+            topic_persistence=topic_persistence,
+            topic_decay=checks.positive("topic_decay", topic_decay, zero=True),
         )
+        if num_topics > 1:
+            for name, value, needed in (
+                ("transition", transition, "hierarchical"), ("states_per_block", states_per_block, None),
+                ("parameterization", parameterization, "factored" if parameterization == "factored" else "independent"),
+            ):  # fmt: skip
+                if value != needed:
+                    raise ValueError(f"num_topics: topics need {name}={needed!r}, got {checks.shown(value)}")
+        if topic_persistence is not None:
+            checks.share("topic_persistence", topic_persistence, "(0, 1)")
+            if num_topics == 1:
+                raise ValueError("topic_persistence: there is one topic; give num_topics, or leave it out")
         if hidden_size % 2:
             raise ValueError(f"hidden_size must be an even number, got {hidden_size}")
         self.num_words, self.reset_id = None, None
-        self.num_states, self.hidden_size, self.state_dropout = num_states, hidden_size, state_dropout
+        self.num_topics, self.hidden_size, self.state_dropout = num_topics, hidden_size, state_dropout
+        self.num_states = num_topics * num_states  # of the HMM
         self.feature_dropout = feature_dropout
         if num_words is not None:
             self.lay_out(num_words, blocks, states_per_block=states_per_block, reset_id=reset_id)
@@ -138,7 +165,12 @@ class VLHMM(Constrainable):
         blocks = torch.zeros(num_words, dtype=torch.long) if blocks is None else _whole("blocks", blocks)
         if states_per_block is not None:
             states_per_block = _whole("states_per_block", states_per_block).tolist()
-        sizes = block_sizes(num_words, self.num_states, blocks, states_per_block)
+        sizes = block_sizes(num_words, self._config["num_states"], blocks, states_per_block)
+        if self.num_topics > 1 and reset_id is not None and int((blocks == blocks[reset_id]).sum()) > 1:
+            raise ValueError(
+                f"reset_id: with topics the word {reset_id} needs a block of its own, which its states tell; it shares block "
+                f"{int(blocks[reset_id])}"
+            )
         self._check_size()
         self._config |= dict(num_words=num_words, states_per_block=states_per_block, reset_id=reset_id)
         self.num_words, self.reset_id, self._sizes = num_words, reset_id, sizes
@@ -150,10 +182,11 @@ class VLHMM(Constrainable):
     def _check_size(self) -> None:
         """Raises ValueError where the tables of the states alone, float32, are more than the machine's memory."""
         if self._config["parameterization"] == "scalar":
-            numbers, hint = self.num_states**2, "choose fewer states, or embeddings (parameterization='independent')"
+            numbers = self._config["num_states"] ** 2
+            hint = "choose fewer states, or embeddings (parameterization='independent')"
         else:
             width = self.hidden_size // 2 if self._config["parameterization"] == "factored" else self.hidden_size
-            numbers = self.num_states * width * (1 if self._config["tied"] else len(ROLES))
+            numbers = self._config["num_states"] * width * (1 if self._config["tied"] else len(ROLES))
             hint = "choose fewer states or a smaller hidden_size"
         checks.fits("num_states", 4.0 * numbers, hint)
 
@@ -172,7 +205,7 @@ class VLHMM(Constrainable):
         factored = config["parameterization"] == "factored"
         width = size // 2 if factored else size
         self.states = PyroModule[nn.ModuleDict]()
-        self.states.update({role: nn.Embedding(self.num_states, width) for role in roles})
+        self.states.update({role: nn.Embedding(config["num_states"], width) for role in roles})
         tables = [table.weight for table in self.states.values()]
         if factored:
             self.block_states = PyroModule[nn.ModuleDict]()
@@ -192,6 +225,18 @@ class VLHMM(Constrainable):
             nn.init.normal_(self.block_score.weight, std=config["init_scale"])
             nn.init.zeros_(self.block_score.bias)
         self.word_score = nn.Linear(size, len(self.block_of_word))
+        if self.num_topics > 1:
+            self._make_topics(len(self.block_of_word), num_blocks)
+
+    def _make_topics(self, num_words: int, num_blocks: int) -> None:
+        """Topics that differ a little; ``fit`` takes them from a text: see :mod:`pplseq.models.vlhmm.topics`."""
+        scale = self._config["init_scale"]
+        self.topic_words = nn.Parameter(torch.randn(num_words, self.num_topics) * scale)
+        self.topic_blocks = nn.Parameter(torch.zeros(num_blocks, self.num_topics))
+        self.topic_prior = nn.Parameter(torch.zeros(self.num_topics))
+        kept = self._config["topic_persistence"]
+        logit = KEPT_TOPIC if kept is None else math.log(kept / (1 - kept))
+        self.topic_kept = nn.Parameter(torch.tensor(logit), requires_grad=kept is None)
 
     def _make_tables(self, width: int) -> None:
         scale = self._config["init_scale"] if self._config["initialization"] == "normal" else 1 / math.sqrt(self.num_states)
@@ -213,6 +258,11 @@ class VLHMM(Constrainable):
             return rows
         block = self._index()[0].block_of_state() if ids is None else self._index()[0].block_of_state()[ids]
         return torch.cat([getattr(self.block_states, role)(block), rows], -1)
+
+    @property
+    def decays(self) -> dict[str, float]:
+        """Weight decays of single parameters, at least, in training: what topics add to scores learns a text by heart else."""
+        return {"topic_words": self._config["topic_decay"], "topic_blocks": self._config["topic_decay"]}
 
     # ---------------------------------------------------------------- the two conditional distributions
     def _index(self) -> tuple[BlockLayout, WordGroups]:
@@ -250,6 +300,8 @@ class VLHMM(Constrainable):
             initial = torch.log_softmax(self.start_score(start).squeeze(-1), -1)
             every = torch.arange(layout.num_blocks, device=emit.device)
             scores = words.products(layout.of_blocks(self._thinned(emit), every), self.word_score.weight, self.word_score.bias)
+            if self.num_topics > 1:
+                return self._topic_specs(layout, words, initial, kept, scores)
             table = words.log_softmax(scores)
         emission = BlockEmission(layout, self.block_of_word, table)
         options: dict[str, Any] = dict(reset_id=self.reset_id, emission=emission)
@@ -266,6 +318,19 @@ class VLHMM(Constrainable):
             blocks = self.block_score.weight, self.block_score.bias
             return HierarchicalTransition(layout, initial, out, into, *blocks, **options), emission
         return EmbeddingTransition(layout, initial, out, into, **options), emission
+
+    def _topic_specs(self, layout: BlockLayout, words: WordGroups, initial: Tensor, kept: dict, scores: list[Tensor]):
+        wide, keeps, prior = TopicLayout(layout, self.num_topics), self.topic_kept.sigmoid(), self.topic_prior.log_softmax(-1)
+        emission = TopicEmission(wide, self.block_of_word, *topic_norms(words, scores, self.topic_words))
+        same = torch.eye(self.num_topics, device=prior.device, dtype=prior.dtype)
+        transition = TopicTransition(
+            wide, initial, prior, keeps * same + (1 - keeps) * prior.exp(),
+            None if self.reset_id is None else int(self.block_of_word[self.reset_id]), self._out(kept["out"]), kept["into"],
+            self.block_score.weight, self.block_score.bias, self.topic_blocks,
+            out_of=lambda ids: self._out(self.embeddings("out", ids, layout)),
+            product_dtype=PRODUCT_DTYPES[self._config["normalizer_dtype"]] if self.training else None,
+        )  # fmt: skip
+        return transition, emission
 
     def _thinned(self, features: Tensor) -> Tensor:
         """Features (..., h) with some of them left out in training."""
@@ -320,6 +385,34 @@ class VLHMM(Constrainable):
         from pplseq.models.vlhmm.growth import split
 
         return split(self, factor, **options)
+
+    def topics(self, x, lengths=None):
+        """p(topic at each step | x), (B, T, C), 0 at padded steps; of lists, a list of (T_i, C).
+
+        Args:
+            x, lengths: as for ``score``: sentences, or a text whose sentences end in ``<eos>``.
+
+        Cost: as of a step of training.
+        """
+        chain = self._posterior(x, lengths)[1]
+        if self.num_topics == 1:
+            raise ValueError("topics: the model has one topic; make it with num_topics, and fit it")
+        found = chain.marginals()
+        probs = found.probs.unflatten(-1, (self.num_topics, -1)).sum(-1)
+        if found.wide_places is not None and found.wide_probs is not None:
+            wide = found.wide_probs.view(len(found.wide_probs), len(self._sizes), self.num_topics, -1).sum((1, 3))
+            probs[found.wide_places[:, 0], found.wide_places[:, 1]] = wide
+        return as_given(probs, self.results_like(x))
+
+    def lifted_words(self, num_words: int = 10) -> list[list[str]]:
+        """The words that each topic makes more likely than topics do on the whole, by nats, the most first: C lists."""
+        self.check_fitted()
+        if self.num_topics == 1 or self.vocabulary is None:
+            raise ValueError("lifted_words: a model of several topics that was fitted to words has some")
+        checks.count("num_words", num_words)
+        lifts = self.topic_words.detach() - self.topic_words.detach().mean(-1, keepdim=True)
+        order = lifts.topk(min(num_words, len(lifts)), 0).indices.T.tolist()
+        return [[self.vocabulary.words[word] for word in row] for row in order]
 
     def check_fitted(self) -> None:
         self.check_words_known()

@@ -41,6 +41,7 @@ FUNCTIONS = {
     "filter": ("filter_states", True),
     "smooth": ("smooth_states", True),
     "decode": ("decode_states", True),
+    "topics": ("topics", True),
     "sample": ("sample_states", True),
     "next-word": ("next_word", False),
     "infill": ("infill", True),

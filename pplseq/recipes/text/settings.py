@@ -146,6 +146,9 @@ class VLHMMSettings(Reading, Samples, Batches, Descent, TextRunSettings):
         init_scale: standard deviation of the normal initialisation.
         temperature: divides the transition scores; sqrt(hidden) keeps bfloat16 honest.
         normalizer_dtype: of products in the training normaliser; evaluation is exact.
+        num_topics: topics C that last over sentences: C Z states whose steps cost little more (hierarchical transitions).
+        topic_persistence: p(the topic is kept behind <eos>) that is held (default: learned).
+        topic_decay: weight decay of what topics add to scores.
     """
 
     batch_size: int | None = setting(None, check=checks.count)  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -172,6 +175,9 @@ class VLHMMSettings(Reading, Samples, Batches, Descent, TextRunSettings):
     init_scale: float = setting(0.1, check=checks.positive)
     temperature: float = setting(1.0, check=checks.positive)
     normalizer_dtype: Literal["float32", "bfloat16"] = "float32"
+    num_topics: int = setting(1, check=checks.count)
+    topic_persistence: float | None = setting(None, check=partial(checks.share, interval="(0, 1)"))
+    topic_decay: float = setting(0.2, free=True, check=partial(checks.positive, zero=True))
 
     def __post_init__(self) -> None:
         if Path(self.blocks).is_file():  # the run's folder keeps the path, and --resume may be called from anywhere
@@ -418,6 +424,7 @@ QUESTIONS = {
     "filter": Question("p(z_t | x_1..x_t): states given the words so far", ("top",)),
     "smooth": Question("p(z_t | x_1..x_T): states given the whole line", ("top",)),
     "decode": Question("the most probable state path (--num-paths for the k best)", ("num_paths",)),
+    "topics": Question("what the line is about, of a model with topics", ("top",)),
     "sample": Question("state paths drawn from the posterior", ("num_samples", "seed")),
     "next-word": Question("the most probable next words", ("top", "allow_unknown")),
     "infill": Question("the words at the gaps, written _", ("top", "num_samples", "seed", "allow_unknown")),

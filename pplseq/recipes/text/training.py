@@ -22,6 +22,7 @@ from pplseq.data.vocabulary import Vocabulary
 from pplseq.models.texts import check_same_text, make_batches, validation
 from pplseq.models.vlhmm.counts import check_start, start_from_counts
 from pplseq.models.vlhmm.fit import batching, cached_clusters, check_blocks, check_divisible, lay_out
+from pplseq.models.vlhmm.topics import start_topics
 from pplseq.recipes.recipe import Job
 from pplseq.recipes.tensorboard import TensorBoard
 from pplseq.recipes.text.corpus import corpus_of_run, draw_corpus, is_drawn
@@ -80,7 +81,7 @@ def train(name: str, job: Job) -> dict[str, Any]:
         if small is None:
             model = build_model(name, settings, corpus.train, clusters).to(device)
         else:
-            factor = settings.num_states // small.num_states
+            factor = settings.num_states // small.config["num_states"]
             model = small.split(factor, transition=settings.transition, state_dropout=settings.state_dropout).to(device)
     size = f"{settings.hidden_size:,} units" if name in NETWORKS else f"{settings.num_states:,} states"
     job.watch.say(
@@ -157,6 +158,8 @@ def build_model(name: str, settings: Any, text: Text, clusters: Any) -> Any:
     lay_out(model, vocabulary, clusters, block_sizes=settings.block_sizes, reset=settings.reset)
     if settings.start == "counts":
         start_from_counts(model, text)
+    if model.num_topics > 1:
+        start_topics(model, text)
     return model
 
 
@@ -180,7 +183,7 @@ def _to_grow(settings: Any, vocabulary: Vocabulary) -> Any:
     if small.vocabulary.fingerprint() != vocabulary.fingerprint():
         raise ValueError(f"grow_from: {folder} was trained on other words; grow on the text it knows")
     config = small.config
-    names = ("hidden_size", "parameterization", "tied", "shared_layer", "temperature")
+    names = ("hidden_size", "parameterization", "tied", "shared_layer", "temperature", "num_topics")
     there = {name: config[name] for name in names} | {"num_blocks": int(small.block_of_word.max()) + 1}
     there |= {"block_sizes": "even" if config["states_per_block"] is None else "frequency", "reset": small.reset_id is not None}
     for name, value in there.items():
@@ -188,12 +191,11 @@ def _to_grow(settings: Any, vocabulary: Vocabulary) -> Any:
             raise ValueError(f"grow_from: {folder} has {name} = {value}, and this run {given}; make them equal")
     if there["block_sizes"] != "even":
         raise ValueError(f"grow_from: blocks of {folder} are uneven; grow it in Python, by model.split(factor)")
-    if settings.num_states % small.num_states:
-        below = settings.num_states // small.num_states * small.num_states
-        near = " and ".join(str(size) for size in (below, below + small.num_states) if size)
-        raise ValueError(
-            f"grow_from: {settings.num_states} states are no multiple of the {small.num_states} of {folder}; use {near}"
-        )
+    states = config["num_states"]
+    if settings.num_states % states:
+        below = settings.num_states // states * states
+        near = " and ".join(str(size) for size in (below, below + states) if size)
+        raise ValueError(f"grow_from: {settings.num_states} states are no multiple of the {states} of {folder}; use {near}")
     return small
 
 

@@ -1,0 +1,214 @@
+"""States with a topic that lasts over sentences: a hierarchical block-sparse chain in C copies that share all their scores.
+
+The hidden state is (c, z). Inside a sentence the topic c stays; behind the block that ends sentences it is kept with
+probability rho or drawn anew from a prior, and z is drawn from the start. Words and next blocks are softmaxes in which a topic
+adds a number of its own to each score, so that both normalisers are products of exponentials: no score is computed for a topic.
+
+    p(x | c, z)  = exp(w_x . emit_z + a_xc) / sum over the words of z's block
+    p(b | c, z)  = exp(w_b . out_z + g_bc) / sum over blocks
+    p(c', z' | c, z) = [c' = c] p(b' | c, z) p(z' | z, b')
+                     = (rho [c' = c] + (1 - rho) prior_c') start_z'    behind the end of a sentence
+
+Source: A. Gruber, M. Rosen-Zvi and Y. Weiss (2007), Hidden topic Markov models, AISTATS; here with many states inside a topic.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import cached_property
+
+import torch
+from torch import Tensor
+from torch.distributions import constraints
+
+from pplseq.distributions.block import BlockEmission, BlockTransition
+from pplseq.distributions.blocks import BlockLayout, WordGroups
+from pplseq.distributions.hierarchical import HierarchicalTransition
+from pplseq.distributions.state import Belief
+from pplseq.kernels.log_semiring import log_matmul
+
+
+def log_sum_of_both(scores: Tensor, own: Tensor) -> Tensor:
+    """(..., C, P) log sum_b exp(scores_bp + own_bc) of scores (..., B, P) and own (..., B, C): one product."""
+    top, most = scores.amax(-2, keepdim=True).detach(), own.amax(-2, keepdim=True).detach()
+    return ((own - most).exp().mT @ (scores - top).exp()).log() + (top + most.mT)
+
+
+class TopicLayout(BlockLayout):
+    """The C copies of the kept states of blocks of one size, those of a topic behind each other within a block.
+
+    State (c, z), z the k-th state of block b, has the global id (b C + c) K + k.
+
+    Attributes:
+        base: the layout of a single copy. num_topics: C. base_width: its states of a block.
+    """
+
+    def __init__(self, base: BlockLayout, num_topics: int):
+        if base.filled is not None:
+            raise ValueError("states_per_block: topics are for blocks of one size")
+        self.base, self.num_topics, self.base_width = base, num_topics, base.width
+        full = base.num_states // base.num_blocks
+        block = torch.arange(base.num_blocks, device=base.state_ids.device).view(-1, 1, 1)
+        topic = torch.arange(num_topics, device=block.device).view(-1, 1)
+        ids = base.state_ids.unsqueeze(1) + (block * (num_topics - 1) + topic) * full
+        super().__init__(ids.flatten(1), base.sizes * num_topics, base.num_states * num_topics)
+        self._full = full
+
+    def of_global(self, ids: Tensor) -> tuple[Tensor, Tensor]:
+        """Topics and base states of global ids."""
+        return ids // self._full % self.num_topics, ids // (self._full * self.num_topics) * self._full + ids % self._full
+
+    def of_local(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Topics and base local numbers of local numbers."""
+        wide = self.base_width * self.num_topics
+        return rows // self.base_width % self.num_topics, rows // wide * self.base_width + rows % self.base_width
+
+
+class TopicEmission(BlockEmission):
+    """p(x | c, z) over the words of z's block.
+
+    Args:
+        layout: of all topics. block_of_word: (V,).
+        scores: (V, K) of words by the base states of their blocks. lifts: (V, C) a. norms: (M, C, K); see :func:`topic_norms`.
+    """
+
+    def __init__(self, layout: TopicLayout, block_of_word: Tensor, scores: Tensor, lifts: Tensor, norms: Tensor):
+        self.layout, self.block_of_word = layout, block_of_word
+        self.scores, self.lifts, self.norms = scores, lifts, norms
+        self.num_states, self.num_words = layout.num_states, len(block_of_word)
+        self.support_constraint = constraints.integer_interval(0, self.num_words - 1)
+
+    @cached_property
+    def word_log_probs(self) -> Tensor:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """(V, C K), of all words: made where a question is about words that were not seen."""
+        return self.log_prob_at(torch.arange(self.num_words, device=self.block_of_word.device))
+
+    def log_prob_at(self, obs: Tensor) -> Tensor:
+        flat = obs.reshape(-1)
+        scores, lifts = (table.index_select(0, flat) for table in (self.scores, self.lifts))
+        norms = self.norms.index_select(0, self.block_of_word[flat])
+        return (scores.unsqueeze(-2) + lifts.unsqueeze(-1)).sub_(norms).view(*obs.shape, -1)
+
+
+def topic_norms(words: WordGroups, scores: list[Tensor], lifts: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Scores (V, K) by word, lifts, and normalisers (M, C, K) of words within their blocks: what an emission is made of.
+
+    Args:
+        scores: from :meth:`~pplseq.distributions.blocks.WordGroups.products`. lifts: (V, C).
+    """
+    norms = [log_sum_of_both(*both) for both in zip(words.masked(scores), words.rows(lifts), strict=True)]
+    return words.by_word(scores), lifts, words.by_block(norms)
+
+
+class TopicTransition(HierarchicalTransition):
+    """See the module's head.
+
+    Args:
+        layout: of all topics. initial: (N / C,) log p(z_1) over base states. prior: (C,) log p(c_1).
+        mix: (C, C) p(c' | c) behind the end of a sentence. end_block: the block whose states end a sentence, or None.
+        out, into, block_weight, block_bias, out_of, product_dtype: of base states, as for
+            :class:`~pplseq.distributions.hierarchical.HierarchicalTransition`. block_lifts: (M, C) g.
+
+    What it gives as rows, columns and pairs is that of an HMM of C Z states; chains that know topics go over base states.
+    """
+
+    layout: TopicLayout
+
+    def __init__(
+        self, layout: TopicLayout, initial: Tensor, prior: Tensor, mix: Tensor, end_block: int | None, out: Tensor,
+        into: Tensor, block_weight: Tensor, block_bias: Tensor, block_lifts: Tensor, *,
+        out_of: Callable[[Tensor], Tensor] | None = None, product_dtype: torch.dtype | None = None,
+    ):  # fmt: skip
+        topics, base = layout.of_local(torch.arange(layout.num_kept, device=initial.device))
+        super().__init__(
+            layout, prior[topics] + initial[base], out, into, block_weight, block_bias, out_of=out_of,
+            product_dtype=product_dtype,
+        )  # fmt: skip
+        self.base_initial, self.mix, self.end_block, self.block_lifts = initial, mix, end_block, block_lifts
+
+    # ---------------------------------------------------------------- of base states
+    def next_blocks(self, leaving: Tensor) -> tuple[Tensor, Tensor]:
+        """Scores (..., M, P) of the next block, and their normalisers (..., C, P), from leaving features (..., P, D)."""
+        scores = self.block_weight @ leaving.mT + self.block_bias.unsqueeze(-1)
+        return scores, log_sum_of_both(scores, self.block_lifts)
+
+    def base_rows(self, leaving: Tensor, block: Tensor) -> tuple[Tensor, Tensor]:
+        """(B, P, K) log p(z' | z, b') and (B, C, P) log p(b' | c, z) of blocks (B,), from leaving features (B, P, D)."""
+        inner = torch.log_softmax(leaving @ self.layout.base.of_blocks(self.into, block).transpose(-1, -2), -1)
+        scores, norms = self.next_blocks(leaving)
+        entered = scores[torch.arange(len(block), device=block.device), block].unsqueeze(-2)
+        return inner, entered + self.block_lifts[block].unsqueeze(-1) - norms
+
+    def belief_step(self, belief: Belief, block: Tensor, previous_word: Tensor | None = None) -> Tensor:
+        """See :meth:`~pplseq.distributions.block.BlockTransition.belief_step`: over base states where it is of one block."""
+        layout, ids, count = self.layout, belief.ids, self.layout.num_topics
+        if ids is None or ids.shape[-1] % count:
+            return super().belief_step(belief, block, previous_word)
+        topics, base = (part.view(len(ids), count, -1) for part in layout.of_global(ids))
+        every = torch.arange(count, device=ids.device).view(-1, 1)
+        if not bool((topics == every).all()) or not bool((base == base[:, :1]).all()):
+            return super().belief_step(belief, block, previous_word)
+        leaving = self._base_outside(base[:, 0])
+        inner, gates = self.base_rows(leaving, block)
+        message = belief.log_probs.view(topics.shape)
+        step = log_matmul(message + gates, inner)
+        if self.end_block is not None:
+            full = layout.num_states // layout.num_blocks
+            afresh = (torch.logsumexp(message, -1).exp() @ self.mix).log().unsqueeze(-1)
+            afresh = afresh + layout.base.of_blocks(self.base_initial, block).unsqueeze(-2)
+            ended = ids[:, :1, None] // full == self.end_block
+            step = torch.where(ended, afresh, step)
+        return step.flatten(-2)
+
+    def _base_outside(self, ids: Tensor) -> Tensor:
+        """(..., D) leaving features of base states with global ids."""
+        if self.layout.complete or self.out_of is None:
+            return self.out[self.layout.base.local_numbers()[ids]]
+        return self.out_of(ids.reshape(-1)).view(*ids.shape, -1)
+
+    # ---------------------------------------------------------------- of all states: features with the topic beside them
+    def _marked(self, features: Tensor, topics: Tensor, ended: Tensor) -> Tensor:
+        own = torch.nn.functional.one_hot(topics, self.layout.num_topics).to(features)
+        return torch.cat([features, own, ended.unsqueeze(-1).to(features)], -1)
+
+    def leaving(self, rows):
+        topics, base = self.layout.of_local(rows)
+        return self._marked(self.out[base], topics, self._ends(self.layout.block_of_kept[rows]))
+
+    def leaving_blocks(self, blocks):
+        return self.leaving(self.layout.slots[blocks])
+
+    def leaving_outside(self, ids):
+        topics, base = self.layout.of_global(ids)
+        full = self.layout.num_states // self.layout.num_blocks
+        return self._marked(self._base_outside(base), topics, self._ends(ids // full))
+
+    def _ends(self, blocks: Tensor) -> Tensor:
+        return torch.zeros_like(blocks, dtype=torch.bool) if self.end_block is None else blocks == self.end_block
+
+    def log_probs(self, leaving, blocks):
+        layout, count = self.layout, self.layout.num_topics
+        features, own, ended = leaving.split([leaving.shape[-1] - count - 1, count, 1], -1)
+        into = layout.base.of_blocks(self.into, blocks)  # (*b, U, K, D)
+        scores = features @ into.flatten(-3, -2).transpose(-1, -2)
+        inner = torch.log_softmax(scores.view(*scores.shape[:-1], *into.shape[-3:-1]), -1)  # (*b, P, U, K)
+        logits = features @ self.block_weight.T + self.block_bias + own @ self.block_lifts.T  # (*b, P, M)
+        index = blocks.unsqueeze(-2).expand(*logits.shape[:-1], -1)
+        gates = torch.log_softmax(logits, -1).gather(-1, index)  # (*b, P, U)
+        stay = (inner + gates.unsqueeze(-1)).unsqueeze(-2)
+        stay = stay.masked_fill(own[..., None, :, None] == 0, -math.inf)  # (*b, P, U, C, K)
+        if self.end_block is None:
+            return stay.flatten(-2)
+        mixed = (own @ self.mix).log()[..., None, :, None]
+        afresh = mixed + layout.base.of_blocks(self.base_initial, blocks).unsqueeze(-2).unsqueeze(-4)
+        return torch.where(ended[..., None, None] > 0, afresh, stay).flatten(-2)
+
+    def scores_from_all(self, following):
+        layout = self.layout
+        every = torch.arange(layout.num_kept, device=self.device)
+        block = layout.block_of_kept[following]
+        blocks, which = block.unique(return_inverse=True)
+        return self.log_probs(self.leaving(every), blocks)[:, which, following - layout.first_kept[block]]
+
+    scaled_columns = BlockTransition.scaled_columns

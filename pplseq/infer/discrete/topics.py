@@ -1,0 +1,69 @@
+"""Block-sparse chains whose states have topics: likelihood, gradient and posteriors go over distinct pairs of blocks, once for
+all topics; other queries lower the pairs of all C K states."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from pplseq.distributions.topics import TopicTransition
+from pplseq.infer.discrete.hierarchical import HierarchicalChain
+from pplseq.kernels import scan
+from pplseq.kernels.pair_scan import pair_chain_log_prob, plan_pairs
+
+
+class TopicChain(HierarchicalChain):
+    """See :class:`~pplseq.infer.discrete.hierarchical.HierarchicalChain`."""
+
+    transition: TopicTransition  # pyright: ignore[reportIncompatibleVariableOverride]
+
+    @property
+    def _has_pairs(self) -> bool:
+        return self.layout.num_blocks > 1 and self.num_steps > 1
+
+    def _by_topic(self, values: Tensor) -> Tensor:
+        """(..., C, K) of the states of a block."""
+        return values.unflatten(-1, (self.layout.num_topics, -1))
+
+    def _over_pairs(self, emit: Tensor | None = None) -> scan.Forward | None:
+        transition, layout, block = self.transition, self.layout, self._block
+        keys, restart = block[:-1] * layout.num_blocks + block[1:], None
+        used = None if self.valid is None else self.valid[1:]
+        if transition.end_block is not None:
+            restart = torch.cat([torch.zeros_like(block[:1], dtype=torch.bool), block[:-1] == transition.end_block])
+            needed = keys[~restart[1:]]
+            if not needed.numel():
+                return None
+            keys = keys.masked_fill(restart[1:], int(needed[0]))  # no pair is needed there: any that is made will do
+            used = ~restart[1:] if used is None else used & ~restart[1:]
+        keys, pair_of = keys.unique(return_inverse=True)
+        (blocks, left), (columns, entered) = self._few(keys // layout.num_blocks), self._few(keys % layout.num_blocks)
+        out, into = self._base_of(transition.out, blocks), self._base_of(transition.into, columns)
+        plan = plan_pairs(left, entered, pair_of, used)
+        names = keys % layout.num_blocks
+        # by token, as nearly each has a pair of its own: a table of C K numbers a pair would be as large
+        scores, norms = transition.next_blocks(out)  # (L, M, K), (L, C, K)
+        entered, left = names[pair_of.flatten()], left[pair_of.flatten()]
+        parts = (scores.flatten(0, 1), left * layout.num_blocks + entered), (transition.block_lifts, entered), (norms, left)
+        scores, lifts, norms = (table.index_select(0, which) for table, which in parts)
+        gates = (scores.unsqueeze(-2) + lifts.unsqueeze(-1)).sub_(norms).view(*pair_of.shape, layout.num_topics, -1)
+        return pair_chain_log_prob(
+            out, into, gates, self._by_topic(self._initial(block[0])),
+            self._by_topic(self._emit() if emit is None else emit), plan, valid=self.valid, restart=restart,
+            restart_to=None if restart is None else layout.base.of_blocks(transition.base_initial, block),
+            mix=transition.mix, product_dtype=transition.product_dtype,
+        )  # fmt: skip
+
+    def _base_of(self, features: Tensor, blocks: Tensor | None) -> Tensor:
+        base = self.layout.base
+        return features.view(base.num_blocks, base.width, -1) if blocks is None else base.of_blocks(features, blocks)
+
+    def _state_probs(self) -> Tensor:
+        """The gradient of log p(x) in the emissions' logarithms."""
+        if self._has_pairs and not torch.is_grad_enabled():
+            emit = self._emit().detach()
+            with torch.enable_grad():
+                forward = self._over_pairs(emit.requires_grad_())
+                if forward is not None:
+                    return torch.autograd.grad(forward.log_prob.sum(), emit)[0]
+        return super()._state_probs()

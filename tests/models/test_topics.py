@@ -1,0 +1,178 @@
+"""A VLHMM with topics beside the dense HMM over (topic, state) that it is."""
+
+import itertools
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from pplseq import VLHMM
+from pplseq.models.vlhmm.topics import WINDOW, window_topics
+
+F64 = torch.float64
+BLOCKS = torch.tensor([0, 1, 1, 1, 2, 2, 2, 2, 1])
+M, K, C, V = 3, 2, 3, 9
+X = torch.tensor([[3, 4, 0, 5, 1, 0, 2, 7, 7, 0, 0, 6], [8, 1, 0, 4, 4, 2, 0, 5, 5, 5, 1, 3]])
+close = torch.testing.assert_close
+
+
+def made(**options) -> VLHMM:
+    torch.manual_seed(0)
+    options = {"hidden_size": 4, "transition": "hierarchical", "num_topics": C, "reset_id": 0} | options
+    model = VLHMM(V, M * K, BLOCKS, **options).double()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                parameter.copy_(0.7 * torch.randn_like(parameter))
+    model.is_fitted = True
+    return model.eval()
+
+
+def dense(model: VLHMM) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Start (C N,), moves (C N, C N) and words (C N, V) as the definition has them; states by topic, then block."""
+    embedding, count = model.embeddings("all", None, model._index()[0]), M * K
+    out, said = model.out_layer(embedding), model.emit_layer(embedding)
+    start = torch.softmax(model.start_score(model.start_layer(embedding)).squeeze(-1), -1)
+    block, prior, kept = torch.arange(count) // K, model.topic_prior.softmax(-1), model.topic_kept.sigmoid()
+    moves, words = torch.zeros(C, count, C, count, dtype=F64), torch.zeros(C, count, V, dtype=F64)
+    for c, z in itertools.product(range(C), range(count)):
+        score = model.word_score(said[z]) + model.topic_words[:, c]
+        words[c, z] = score.masked_fill(BLOCKS != block[z], -math.inf).softmax(-1)
+        if block[z] == 0 and model.reset_id is not None:
+            for other in range(C):
+                moves[c, z, other] = (kept * (c == other) + (1 - kept) * prior[other]) * start
+            continue
+        gate = torch.softmax(model.block_score(out[z]) + model.topic_blocks[:, c], -1)
+        for b in range(M):
+            moves[c, z, c, block == b] = gate[b] * torch.softmax(out[z] @ embedding[block == b].T, -1)
+    return (prior.unsqueeze(-1) * start).flatten(), moves.view(C * count, -1), words.view(C * count, V)
+
+
+def log_prob(tables, x: torch.Tensor) -> torch.Tensor:
+    start, moves, words = tables
+    message = start
+    for t, word in enumerate(x.tolist()):
+        message = message if t == 0 else message @ moves
+        message = message * (words[:, word] if word >= 0 else 1.0)
+    return message.sum().log()
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"reset_id": None}, {"parameterization": "factored"}, {"topic_persistence": 0.9}], ids=str
+)
+def test_values_and_gradients_are_those_of_the_dense_hmm(options):
+    model = made(**options)
+    expected = torch.stack([log_prob(dense(model), row) for row in X])
+    close(model.posterior(X).log_prob(), expected.detach())
+    leaves = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    found = torch.autograd.grad(model.log_joint(X), leaves, allow_unused=True)
+    for mine, truth in zip(found, torch.autograd.grad(expected.sum(), leaves, allow_unused=True), strict=True):
+        close(torch.zeros(()) if mine is None else mine, torch.zeros(()) if truth is None else truth)
+
+
+@pytest.mark.parametrize("missing", [False, True])
+def test_topics_are_sums_over_states(missing):
+    model, x = made(), X.clone()
+    if missing:
+        x[0, 2] = x[1, 11] = x[1, 4] = -1
+    tables = dense(model)
+    found = model.topics(x)
+    for row, t in itertools.product(range(2), range(12)):
+        start, moves, words = tables
+        joint = []
+        for c in range(C):  # p(topic c at t, x)
+            message = start
+            for s, word in enumerate(x[row].tolist()):
+                message = message if s == 0 else message @ moves
+                message = message * (words[:, word] if word >= 0 else 1.0)
+                if s == t:
+                    message = message * (torch.arange(len(message)) // (M * K) == c)
+            joint.append(message.sum())
+        joint = torch.stack(joint)
+        close(found[row, t], (joint / joint.sum()).detach())
+
+
+def test_carried_is_whole_and_other_questions_are_exact():
+    model = made()
+    whole = model.posterior(X).log_prob()
+    first = model.posterior(X[:, :7])
+    second = model.posterior(X[:, 7:], start=first.filtered())
+    close(first.log_prob() + second.log_prob(), whole)
+    start, moves, words = (table.detach() for table in dense(model))
+    # next words
+    for row in range(2):
+        message = start * words[:, X[row, 0]]
+        for word in X[row, 1:].tolist():
+            message = (message @ moves) * words[:, word]
+        close(model.predict_next(X)[1][row].exp(), (message @ moves @ words / message.sum()).detach())
+    # a hole in the text
+    x = X.clone()
+    x[0, 5] = -1
+    total = torch.stack([log_prob((start, moves, words), torch.cat([X[0, :5], torch.tensor([v]), X[0, 6:]])) for v in range(V)])
+    close(model.posterior(x).log_prob()[0], torch.logsumexp(total, 0).detach())
+    # the best path, against all of a short text
+    paths, value = model.posterior(X[:1, :4]).viterbi()
+    ids = [(b * C + c) * K + k for c in range(C) for b in range(M) for k in range(K)]  # of states by topic, then block
+    best = max(
+        (float(start[p[0]] * math.prod(float(moves[p[t - 1], p[t]]) for t in range(1, 4))
+               * math.prod(float(words[p[t], X[0, t]]) for t in range(4))), p)
+        for p in itertools.product(range(M * K * C), repeat=4)
+    )  # fmt: skip
+    assert [ids[state] for state in best[1]] == paths[0].tolist() and float(value[0]) == pytest.approx(math.log(best[0]))
+
+
+def test_dropout_trains_and_folders_keep_topics(tmp_path):
+    from pplseq import load
+
+    torch.manual_seed(0)
+    model = VLHMM(num_states=8, hidden_size=8, transition="hierarchical", num_topics=2, state_dropout=0.5)
+    lines = ["the cat sees the dog", "a dog sleeps", "stocks fell sharply", "the market fell again"] * 30
+    model.fit(lines, num_blocks=4, epochs=2, batch_size=4, segment_length=8, seed=0, folder=tmp_path / "run")
+    x = ["the cat sleeps", "stocks fell"]
+    again = load(tmp_path / "run")
+    assert again.num_topics == 2 and again.score(x) == pytest.approx(model.score(x), rel=1e-6)
+    assert [part.shape[1:] for part in model.topics(x)] == [(2,), (2,)] and len(model.lifted_words(3)) == 2
+    from click.testing import CliRunner
+
+    from pplseq.cli import main
+
+    told = CliRunner().invoke(main, ["query", str(tmp_path / "run"), "topics", "--top", "2"], input="stocks fell\n")
+    (answer,) = map(json.loads, told.stdout.splitlines())
+    assert sum(topic["prob"] for topic in answer["topics"]) == pytest.approx(1.0)
+    assert [len(topic["words"]) for topic in answer["topics"]] == [2, 2]
+
+
+def test_windows_tell_topics_apart():
+    rng = np.random.default_rng(0)
+    parts = [rng.choice([*range(100), *range(100 + 50 * kind, 150 + 50 * kind)], WINDOW) for kind in (0, 1) for _ in range(20)]
+    torch.manual_seed(0)
+    found = window_topics(np.concatenate(parts), 200, 2)
+    assert found is not None
+    lifts, shares = found
+    sign = torch.sign(lifts[100, 0] - lifts[100, 1])
+    assert bool((sign * (lifts[100:150, 0] - lifts[100:150, 1]) > 0.5).all())
+    assert bool((sign * (lifts[150:, 0] - lifts[150:, 1]) < -0.5).all()) and float(shares.min()) > 0.4
+    assert window_topics(np.zeros(WINDOW - 1, np.int64), 200, 2) is None
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"transition": "softmax"}, "num_topics: topics need transition='hierarchical', got 'softmax'"),
+        ({"parameterization": "scalar"}, "num_topics: topics need parameterization='independent', got 'scalar'"),
+        ({"states_per_block": [1, 2, 3]}, r"num_topics: topics need states_per_block=None, got \[1, 2, 3\]"),
+        ({"reset_id": 1}, "reset_id: with topics the word 1 needs a block of its own"),
+        ({"num_topics": 1, "topic_persistence": 0.5}, "topic_persistence: there is one topic"),
+        ({"topic_persistence": 1.0}, "topic_persistence"),
+    ],
+)
+def test_what_does_not_go_with_topics_is_named(options, message):
+    with pytest.raises(ValueError, match=message):
+        made(**options)
+
+
+def test_a_model_without_topics_says_so():
+    with pytest.raises(ValueError, match="topics: the model has one topic"):
+        made(num_topics=1).topics(X)
