@@ -208,6 +208,7 @@ class Estimator(FittedState, SequenceModel):
                 batches = split_rows(batch, size)
             alone, starts = folder is None and max_time is None and not resume, []
             holds = self.held_by(fixed)
+            self.take_units(batch, warm_start or resume, holds)
             stack.enter_context(holding([(self.slots[name], mask) for name, mask in holds.items()]))
             self.fixed_parameters = frozenset(name for name, mask in holds.items() if mask is None)
             self.fixed_entries = {name: mask for name, mask in holds.items() if mask is not None}
@@ -231,6 +232,9 @@ class Estimator(FittedState, SequenceModel):
 
     def check_data(self, batch: Batch) -> None:
         """Raises ValueError for data of which nothing can be learned."""
+
+    def take_units(self, batch: Batch, warm: bool, holds: Mapping[str, Any]) -> None:
+        """What a model takes from data before it starts, warm or anew, or anything is held."""
 
     def initialize(self, batch: Batch, how: str = "") -> None:
         """Where a fit starts: by default the parameters as they are."""

@@ -23,21 +23,25 @@ class Component:
 
     Attributes:
         name: of the component. emission: (m,) how much of each state is observed. shocks: (m,) the name of the variance that
-            moves each state, "" for none. learned: what of :data:`Values` its move takes; such a block starts where it tends
-            to.
+            moves each state, "" for none. per_time: (m,) 1 for a state that is a change by time, else 0. learned: what of
+            :data:`Values` its move takes; such a block starts where it tends to.
     """
 
     learned: tuple[str, ...] = ()
 
     def __init__(self, name: str, emission: Sequence[float], shocks: Sequence[str]):
         self.name, self.emission, self.shocks = name, torch.tensor(emission), list(shocks)
+        self.per_time = [0] * len(self.shocks)
 
     def move(self, values: Values, like: Tensor) -> Tensor:
         """(m, m) of a step."""
         raise NotImplementedError
 
-    def over(self, gaps: Tensor, values: Values) -> tuple[Tensor, dict[str, Tensor]]:
+    def over(self, gaps: Tensor, values: Values, unit: float = 1.0) -> tuple[Tensor, dict[str, Tensor]]:
         """Moves (..., m, m) over times (...), and by variance the covariances (..., m, m) that one of 1 adds to them.
+
+        Args:
+            gaps: in units of ``unit`` units of time, which ``values``, too, are over.
 
         Raises:
             ValueError: for a component that has no continuous form.
@@ -59,7 +63,7 @@ class Level(Component):
     def move(self, values, like):
         return torch.ones(1, 1).to(like)
 
-    def over(self, gaps, values):
+    def over(self, gaps, values, unit=1.0):
         time = gaps[..., None, None]
         return torch.ones_like(time), {"level": time}
 
@@ -68,11 +72,12 @@ class Trend(Component):
     def __init__(self, trend: str, level: str):
         shocks = ["level" if level == "stochastic" else "", "slope" if trend == "stochastic" else ""]
         super().__init__("trend", [1.0, 0.0], shocks)
+        self.per_time = [0, 1]
 
     def move(self, values, like):
         return torch.tensor([[1.0, 1.0], [0.0, 1.0]]).to(like)
 
-    def over(self, gaps, values):
+    def over(self, gaps, values, unit=1.0):
         none, one = torch.zeros_like(gaps), torch.ones_like(gaps)
         return _square([[one, gaps], [none, one]]), {
             "level": _square([[gaps, none], [none, none]]),
@@ -104,11 +109,11 @@ class Waves(Component):
     def move(self, values, like):
         return self._turned(like.new_ones(()))
 
-    def over(self, gaps, values):
+    def over(self, gaps, values, unit=1.0):
         if any(map(is_half, self.turns)):
-            super().over(gaps, values)
+            super().over(gaps, values, unit)
         same = gaps[..., None, None] * torch.eye(len(self.emission)).to(gaps)
-        return self._turned(gaps), {self.name: same}
+        return self._turned(gaps * unit), {self.name: same}
 
     def _turned(self, gaps: Tensor) -> Tensor:
         size = len(self.emission)
@@ -134,7 +139,7 @@ class Cycle(Component):
     def move(self, values, like):
         return values["damping"] * _turn(values["frequency"])
 
-    def over(self, gaps, values):
+    def over(self, gaps, values, unit=1.0):
         left = values["damping"] ** gaps[..., None, None]
         eye = torch.eye(2).to(gaps)
         return left * _turn(values["frequency"] * gaps), {"cycle": _lost(values["damping"], gaps) * eye}
@@ -156,9 +161,9 @@ class Autoregression(Component):
         below = torch.eye(size).to(like)[:-1]
         return torch.cat([values["ar"][None], below])
 
-    def over(self, gaps, values):
+    def over(self, gaps, values, unit=1.0):
         if len(self.emission) > 1:
-            super().over(gaps, values)
+            super().over(gaps, values, unit)
         return values["ar"].abs() ** gaps[..., None, None], {"ar": _lost(values["ar"].abs(), gaps)}
 
     def first(self, values, variances):
@@ -196,7 +201,8 @@ def partial_weights(weights: Tensor) -> Tensor:
 
 def _lost(left: Tensor, gaps: Tensor) -> Tensor:
     """(..., 1, 1) the variance that steps of variance 1 add over a time, of which they leave a share: that of whole steps."""
-    return ((1 - left ** (2 * gaps)) / (1 - left**2))[..., None, None]
+    rate = 2 * left.clamp_min(torch.finfo(left.dtype).tiny).log()
+    return (torch.expm1(rate * gaps) / torch.expm1(rate))[..., None, None]
 
 
 def _turn(angle: Tensor) -> Tensor:

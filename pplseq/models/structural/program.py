@@ -19,12 +19,12 @@ from pplseq.infer.fit.gradients import maximize_by_lbfgs
 from pplseq.infer.fit.held import Slot
 from pplseq.infer.gaussian.results import StateMoments
 from pplseq.models.batch import as_given
-from pplseq.models.estimator import Estimator
+from pplseq.models.estimator import Estimator, Sample
 from pplseq.models.hmm.tables import DTYPES
 from pplseq.models.lds.parameters import Parameters, RegressionPrior
 from pplseq.models.lds.program import LDS
 from pplseq.models.lds.queries import Forecast
-from pplseq.models.lds.times import gaps_ahead, labels_of, times_of, without_index
+from pplseq.models.lds.times import gaps_ahead, gaps_of, labels_of, times_of, without_index
 from pplseq.models.structural.components import components_of, partial_weights, stationary_weights
 
 STARTS = ("wide", "diffuse")
@@ -54,8 +54,10 @@ class StructuralModel(LDS):
     It has all verbs of :class:`~pplseq.models.lds.program.LDS`: ``forecast``, ``smooth``, ``reconstruct``; missing values are
     NaN. Every verb takes ``times=``, numbers or dates (in days) of the steps in the form of x, or "index": the processes in
     continuous time, variances being those of a unit of time (see :mod:`pplseq.models.structural.components`); ``forecast`` then
-    takes ``future_times``. With ``level="fixed", trend="stochastic"`` this is motion of constant velocity that is pushed at
-    random, with ``ar=1`` an Ornstein-Uhlenbeck process.
+    takes ``future_times``. A model that was fitted with times is asked with times. What is fitted does not depend on their unit;
+    slopes among the states of ``smooth`` and ``filter`` are those over ``time_unit``, the median time between the steps of the fit
+    (those of ``components`` over a unit of time). With ``level="fixed", trend="stochastic"`` this is motion of constant velocity
+    that is pushed at random, with ``ar=1`` an Ornstein-Uhlenbeck process.
 
     Args:
         level: "stochastic", or "fixed" for a level (or trend) without shocks of its own.
@@ -118,6 +120,7 @@ class StructuralModel(LDS):
         self.register_buffer("places", place.reshape(len(self.variances), self.num_states), persistent=False)
         names = self.variances
         self.register_buffer("width", torch.ones((), dtype=real))
+        self.register_buffer("time_unit", torch.zeros((), dtype=real))  # what parameters are over; 0 of equal steps
         self.log_scales = nn.Parameter(torch.full((len(names),), -1.0, dtype=real))
         self.log_noise = nn.Parameter(torch.zeros(1, dtype=real))
         if cycle:
@@ -138,8 +141,22 @@ class StructuralModel(LDS):
     transition_offset = transition_inputs = emission_offset = None
 
     @property
+    def _unit(self) -> float:
+        return float(self.time_unit) or 1.0
+
+    @property
     def learned(self) -> dict[str, Tensor]:
-        """What moves take beside variances: "frequency" of a cycle, radians a step, its "damping", and "ar" (p,)."""
+        """What moves take beside variances: "frequency" of a cycle, radians a step or unit of time, its "damping", and "ar"
+        (p,)."""
+        found, unit = self._learned, self._unit
+        if unit == 1:
+            return found
+        over = {"frequency": lambda value: value / unit, "damping": lambda value: value ** (1 / unit)}
+        return {name: over.get(name, lambda value: value.abs() ** (1 / unit))(value) for name, value in found.items()}
+
+    @property
+    def _learned(self) -> dict[str, Tensor]:
+        """:attr:`learned` over a step, or over ``time_unit``, as all parameters are held."""
         found = {}
         if self._config["cycle"]:
             found |= {"frequency": math.pi * self.raw_frequency[0].sigmoid(), "damping": self.raw_damping[0].sigmoid()}
@@ -148,7 +165,7 @@ class StructuralModel(LDS):
     @property
     def transition(self) -> Tensor:  # pyright: ignore[reportIncompatibleVariableOverride]
         if any(part.learned for part in self.parts):
-            learned = self.learned
+            learned = self._learned
             return torch.block_diag(*(part.move(learned, self.loadings) for part in self.parts))
         if "matrix" not in self._buffers:  # known; made when it is asked for, by who may have found the model in a folder
             with torch.inference_mode(False):
@@ -157,8 +174,8 @@ class StructuralModel(LDS):
         return self.matrix
 
     def moves_over(self, gaps: Tensor) -> tuple[Tensor, Tensor]:
-        learned, variances = self.learned, self._variances
-        found = [part.over(gaps, learned) for part in self.parts]
+        learned, variances = self._learned, self._variances
+        found = [part.over(gaps / self._unit, learned, self._unit) for part in self.parts]
         size, first = self.num_states, 0
         moves, noises = (gaps.new_zeros(*gaps.shape, size, size) for _ in range(2))
         for move, spreads in found:
@@ -173,6 +190,19 @@ class StructuralModel(LDS):
     @property
     def _variances(self) -> dict[str, Tensor]:
         return dict(zip(self.variances, (2 * self.log_scales).exp(), strict=True))
+
+    def _shares(self) -> dict[str, Any]:
+        """Of each variance what a unit of time has of that over ``time_unit``."""
+        found: dict[str, Any] = dict.fromkeys(self.variances, 1.0)
+        if (unit := self._unit) == 1:
+            return found
+        time = torch.full_like(self.width, 1 / unit)
+        for part in self.parts:
+            spreads = part.over(time, self._learned, unit)[1]
+            for place, name in enumerate(part.shocks):
+                if name:
+                    found[name] = spreads[name][..., place, place].reshape(()) / unit ** (2 * part.per_time[place])
+        return found
 
     @property
     def emission(self) -> Tensor:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -190,7 +220,7 @@ class StructuralModel(LDS):
     @property
     def initial_belief(self) -> GaussianBelief:
         wide = torch.full_like(self.width, torch.inf) if self.initial == "diffuse" else self.width
-        learned, variances = self.learned, self._variances
+        learned, variances = self._learned, self._variances
         spreads = [part.first(learned, variances) for part in self.parts]
         blocks = [
             torch.diag(wide.expand(len(part.emission))) if spread is None else spread
@@ -239,8 +269,8 @@ class StructuralModel(LDS):
 
     def estimates(self) -> dict[str, Tensor]:
         """Variances by name, and the weights of inputs."""
-        scales = (2 * self.log_scales).exp()
-        found = {f"variance of {name}": scales[k] for k, name in enumerate(self.variances)}
+        shares = self._shares()
+        found = {f"variance of {name}": value * shares[name] for name, value in self._variances.items()}
         found["variance of noise"] = self._emission_noise[0]
         found |= self.learned
         return found | ({"inputs": self.emission_inputs[0]} if self.num_inputs else {})
@@ -274,19 +304,19 @@ class StructuralModel(LDS):
         for name, value in (("frequency", frequency), ("damping", damping), ("ar_weights", ar_weights)):
             if value is not None and name.removesuffix("_weights") not in self.learned:
                 raise ValueError(f"{name}: this model has none; make it with {'ar=...' if name[0] == 'a' else 'cycle=True'}")
-        if frequency is not None:
-            self.raw_frequency.fill_(_logit(checks.share("frequency", frequency, f"(0, {math.pi})") / math.pi))
-        if damping is not None:
-            self.raw_damping.fill_(_logit(checks.share("damping", damping, "(0, 1)")))
-        if ar_weights is not None:
-            weights = checks.finite("ar_weights", checks.numbers("ar_weights", ar_weights).double().to(self.raw_ar))
-            self.raw_ar.copy_(partial_weights(checks.shape("ar_weights", weights, self.raw_ar.shape)).atanh())
+        over_time = self._unit != 1
+        before = {name: value * self._shares()[name] for name, value in self._variances.items()} if over_time else {}
+        given = {"frequency": frequency, "damping": damping, "ar": ar_weights}
+        self._put_learned({name: value for name, value in given.items() if value is not None})
         if width is not None and self.initial == "diffuse":
             raise ValueError("width: nothing is known of a diffuse start; make the model with initial='wide'")
         for name, value in variances.items():
             if name not in self.variances:
                 raise ValueError(f"no variance {name!r} in this model.{checks.nearest(name, [*self.variances, 'noise'])}")
-            self.log_scales[self.variances.index(name)] = _half_log(checks.positive(name, value, zero=True))
+            checks.positive(name, value, zero=True)
+        shares = self._shares()
+        for name, value in (before | variances).items():  # shares of a cycle's depend on its damping
+            self.log_scales[self.variances.index(name)] = _half_log(float(value) / float(shares[name]))
         if noise is not None:
             self.log_noise.fill_(_half_log(checks.positive("noise", noise)))
         if width is not None:
@@ -295,6 +325,19 @@ class StructuralModel(LDS):
             weights = checks.finite("inputs", checks.numbers("inputs", inputs).double().to(self.loadings))
             self.emission_inputs.copy_(checks.shape("inputs", weights, (self.num_inputs,))[None])
         return self
+
+    def _put_learned(self, values: Mapping[str, Any]) -> None:
+        """Sets some of :attr:`learned`."""
+        unit = self._unit
+        if (frequency := values.get("frequency")) is not None:
+            most = math.pi / unit
+            self.raw_frequency.fill_(_logit(checks.share("frequency", frequency, f"(0, {most})") / most))
+        if (damping := values.get("damping")) is not None:
+            self.raw_damping.fill_(_logit(checks.share("damping", damping, "(0, 1)") ** unit))
+        if (weights := values.get("ar")) is not None:
+            weights = checks.finite("ar_weights", checks.numbers("ar_weights", weights).double().to(self.raw_ar))
+            weights = checks.shape("ar_weights", weights, self.raw_ar.shape)
+            self.raw_ar.copy_(partial_weights(weights if unit == 1 else weights.abs() ** unit).atanh())
 
     @property
     def _held_as(self) -> dict[str, tuple[str, int | None]]:
@@ -335,6 +378,49 @@ class StructuralModel(LDS):
         return found | (mask[place] if place is not None else mask.reshape(value.shape))
 
     # ---------------------------------------------------------------- fit
+    @torch.no_grad()
+    def take_units(self, batch: Batch, warm: bool, holds: Mapping[str, Any]) -> None:
+        """The median time between steps becomes what parameters are over; those that stay say what they said."""
+        if warm and self.time_unit > 0:
+            return  # a fit without times is refused as a question is
+        unit = 0.0
+        if batch.gaps is not None:
+            later = batch.gaps[batch.gaps > 0]
+            unit = float(later.median()) if len(later) else 1.0
+        if (unit or 1.0) == self._unit:
+            self.time_unit.fill_(unit)
+            return
+        slots, shares = self.slots, self._shares()
+        stay = {name: value.tolist() for name, value in self.learned.items()}
+        stay = {n: v for n, v in stay.items() if warm or f"raw_{n}" in holds or not slots[f"raw_{n}"].raw.requires_grad}
+        variances = {name: float(value * shares[name]) for name, value in self._variances.items()}
+        self.time_unit.fill_(unit)
+        if stay.get("frequency", 0.0) >= math.pi / self._unit:
+            raise ValueError(
+                f"times: most steps are {unit:g} apart, and the frequency that is kept, {stay['frequency']:g}, turns by more "
+                "than half between two of them; leave it to the fit, or set a smaller one"
+            )
+        self._put_learned(stay)
+        shares = self._shares()
+        for k, (name, value) in enumerate(variances.items()):
+            self.log_scales[k] = _half_log(value / float(shares[name]))
+
+    def direct_chain(self, x, lengths=None, start=None, **known):
+        """As of the base class; every question and fit comes by here.
+
+        Raises:
+            ValueError: where times are not given, and parameters are over times.
+        """
+        self._check_times(known.get("gaps"))
+        return super().direct_chain(x, lengths, start, **known)
+
+    def _check_times(self, times: Any) -> None:
+        if self.time_unit > 0 and times is None:
+            raise ValueError(
+                "times: this model was fitted with times and is asked with times; give those of the steps, or times='index' "
+                "for those of the index of x (fit it anew without times for equal steps)"
+            )
+
     def fit(self, x, lengths=None, *, fixed=(), method: str | None = None, **options) -> Self:
         """See :meth:`~pplseq.models.estimator.Estimator.fit`; ``initialization``: see :meth:`initialize`. ``fixed``: names of
         :meth:`set_parameters`, or a mapping from "inputs" to a mask (U,) of their weights."""
@@ -367,7 +453,7 @@ class StructuralModel(LDS):
         seen = batch.x[known]
         spread = float(seen.diff().std()) if len(seen) > 2 else float(seen.std())
         if batch.gaps is not None and bool((batch.gaps > 0).any()):
-            spread /= math.sqrt(float(batch.gaps[batch.gaps > 0].mean()))
+            spread /= math.sqrt(float(batch.gaps[batch.gaps > 0].mean()) / self._unit)
         spread = spread if spread > 0 else 1.0
         self.width.fill_(WIDE * float(seen.square().mean().clamp_min(1e-300)))
         if self.num_inputs:
@@ -421,6 +507,13 @@ class StructuralModel(LDS):
         found = super().forecast(without_index(x), gaps.shape[1], lengths, inputs=inputs, **known)
         return found._replace(times=labels_of(future_times, len(gaps)))
 
+    def sample(self, num_steps: int, num_sequences: int = 1, *, seed: int | None = None, times=None, **known) -> Sample:
+        """See :meth:`~pplseq.models.estimator.Estimator.sample`; times: (T,) of the steps, of all sequences."""
+        self._check_times(times)
+        if times is not None:
+            known["gaps"] = gaps_of(times_of(times, None), Batch(self.reference.new_zeros(1, num_steps, 1)))
+        return super().sample(num_steps, num_sequences, seed=seed, **known)
+
     @torch.no_grad()
     def components(self, x, lengths=None, *, inputs=None, times=None) -> dict[str, StateMoments]:
         """What each component adds to x, given all of x: by name, means (B, T) and variances (B, T).
@@ -438,7 +531,7 @@ class StructuralModel(LDS):
             variance = torch.einsum("...ij,i,j->...", covariances[..., some, some], weights, weights)
             found[part.name] = StateMoments(as_given(mean, like), as_given(variance, like))
             if part.name == "trend":
-                slope = states.means[..., first + 1], covariances[..., first + 1, first + 1]
+                slope = states.means[..., first + 1] / self._unit, covariances[..., first + 1, first + 1] / self._unit**2
                 found["slope"] = StateMoments(*(as_given(value, like) for value in slope))
             first += size
         if self.num_inputs:
@@ -459,7 +552,7 @@ def _seasons(seasonal: Any, harmonics: Any) -> tuple[list[float], list[int] | No
     seasons = [seasonal] if alone else list(seasonal)
     for season in seasons:
         if checks.number("seasonal", season) < 2:
-            raise ValueError(f"seasonal must be at least 2 steps, got {season}")
+            raise ValueError(f"seasonal must be at least 2 steps, or units of times: give these in smaller ones; got {season}")
     if not seasons or len(set(seasons)) < len(seasons):
         raise ValueError(f"seasonal: expected different numbers of steps, got {checks.shown(seasonal)}")
     several: list[Any] = list(harmonics) if isinstance(harmonics, (list, tuple)) else [harmonics] * len(seasons)

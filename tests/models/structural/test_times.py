@@ -118,3 +118,74 @@ def test_times_of_an_index_and_fits():
         with pytest.raises(ValueError, match=message):
             call()
     assert math.isfinite(model.predict_next(x, times="index", future_times=ahead[:1]).means)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"trend": "stochastic"}, {"trend": "stochastic", "initial": "diffuse"}, {"cycle": True}, {"ar": 1}, {"season": 15.5}],
+)  # fmt: skip
+def test_a_fit_does_not_depend_on_the_unit_of_times(options):
+    days = np.cumsum(np.random.default_rng(3).choice([0.5, 1.0, 1.0, 2.0], 14))
+    x = np.random.default_rng(4).normal(size=14).cumsum() + 0.3 * days
+    season, scores, means, estimates, slopes = options.get("season"), [], [], [], []
+    for unit in (1.0, 86400.0, 1 / 7):
+        made = {"seasonal": season * unit, "harmonics": 1} if season else options
+        model = StructuralModel(**made).fit(x, times=days * unit, num_steps=8, initialization="shaken")
+        scores += [[model.score(x, times=days * unit), model.bic(x, times=days * unit)]]
+        means += [model.forecast(x, times=days * unit, future_times=(days[-1] + np.arange(1, 4)) * unit).means]
+        found = model.estimates()
+        estimates += [{name: value.detach() for name, value in found.items()}]
+        if "initial" not in options and unit >= 1:  # what is told of the model is the model, but for a slope that starts wide
+            again = StructuralModel(**made).set_parameters(width=float(model.width), **named(found))
+            torch.testing.assert_close(again.estimates(), found, rtol=1e-7, atol=0.0)
+            if "trend" not in options:
+                assert again.score(x, times=days * unit) == pytest.approx(scores[-1][0], rel=1e-6)
+        slopes += [model.components(x, times=days * unit).get("slope")]
+    np.testing.assert_allclose(scores[1:], [scores[0]] * 2, rtol=1e-7)
+    torch.testing.assert_close(means[1:], [means[0]] * 2, rtol=1e-6, atol=1e-6)
+    if slopes[0] is not None:
+        torch.testing.assert_close(slopes[1].means * 86400, slopes[0].means, rtol=1e-6, atol=1e-6)
+        torch.testing.assert_close(slopes[1].covariances * 86400**2, slopes[0].covariances, rtol=1e-6, atol=1e-9)
+    per_second = estimates[1]["variance of level"] * 86400
+    torch.testing.assert_close(per_second, estimates[0]["variance of level"], rtol=1e-5, atol=0.0)
+
+
+def named(estimates):
+    """Estimates as ``set_parameters`` takes them."""
+    found = {name.removeprefix("variance of "): value.tolist() for name, value in estimates.items() if name != "ar"}
+    return found | ({"ar_weights": estimates["ar"].tolist()} if "ar" in estimates else {})
+
+
+def test_what_is_held_stays_when_times_come_in_another_unit():
+    days, x = np.arange(0.0, 12, 1.0), np.random.default_rng(5).normal(size=12)
+    model = StructuralModel(cycle=True).set_parameters(level=1e-6, cycle=2e-6, frequency=1e-5, damping=0.99999, noise=1.0)
+    held = ["level", "cycle", "frequency", "damping"]
+    model.fit(x, times=days * 86400, fixed=held, num_steps=3)
+    found = model.estimates()
+    for name, value in (("variance of level", 1e-6), ("variance of cycle", 2e-6), ("frequency", 1e-5), ("damping", 0.99999)):
+        assert found[name].item() == pytest.approx(value, rel=1e-9)
+    model.set_parameters(damping=0.9999)  # alone: other parameters say what they said
+    assert model.estimates()["variance of cycle"].item() == pytest.approx(2e-6, rel=1e-9)
+    fast = StructuralModel(cycle=True).set_parameters(frequency=1.0)
+    with pytest.raises(ValueError, match="times: most steps are 86400 apart, and the frequency that is kept"):
+        fast.fit(x, times=days * 86400, fixed="frequency")
+
+
+def test_a_model_of_times_is_asked_with_times(tmp_path):
+    times, x = np.cumsum([1.0, 2, 1, 1, 3, 0.5, 1, 1]), np.random.default_rng(6).normal(size=8).cumsum()
+    model = StructuralModel().fit(x, times=times, num_steps=3)
+    model.save(tmp_path / "model")
+    loaded = StructuralModel.load(tmp_path / "model")
+    assert loaded.score(x, times=times) == model.score(x, times=times)
+    row = torch.as_tensor(x)[None, :, None]
+    for own in (model, loaded):
+        for ask in (
+            own.score, own.smooth, own.filter, own.components, own.bic, own.summary, lambda x: own.forecast(x, 2),
+            own.predict_next, lambda x: own.sample(3), own.sample_states, own.reconstruct, own.posterior, own.log_prob,
+            own.log_joint, lambda x: own.fit(x, warm_start=True),
+        ):  # fmt: skip
+            with pytest.raises(ValueError, match="times: this model was fitted with times"):
+                ask(row if ask in (own.posterior, own.log_prob, own.log_joint) else x)
+    assert model.sample(8, 2, times=times, seed=0).x.shape == (2, 8, 1)
+    model.fit(x, num_steps=3)
+    assert math.isfinite(model.score(x))
