@@ -9,6 +9,7 @@ import difflib
 import io
 import itertools
 import math
+import re
 import warnings
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,6 +22,7 @@ from pplseq import checks
 from pplseq.data.sources import existing_path, listing, opened
 
 EMPTY = {"", "na", "nan", "n/a", "#n/a", "#n/a n/a", "#na", "<na>", "-nan"}  # with those below, what pandas takes for missing
+MONTH = re.compile(r"\d{4}-\d{2}")
 LARGEST = 1e100  # of numbers, whose squares are added up
 EMPTY_NUMBERS = EMPTY | {"null", "none", "-1.#ind", "1.#ind", "-1.#qnan", "1.#qnan"}  # which may well be the name of a symbol
 
@@ -474,11 +476,11 @@ def expanded_names(
 
 
 class EvenSteps(NamedTuple):
-    """Which step each of some times is of, (N,) from 0, where steps are ``size`` units long: "month", "business day", "day" or
-    "nanosecond"."""
+    """Which step each of some times is of, (N,) from 0, where steps are ``size`` units long: "month", "business day", "day",
+    "nanosecond", or "" of numbers."""
 
     steps: np.ndarray
-    size: int
+    size: float
     unit: str
 
     @property
@@ -488,6 +490,8 @@ class EvenSteps(NamedTuple):
 
     def __str__(self) -> str:
         size, unit = self.size, self.unit
+        if not unit:
+            return f"{size:.6g}"
         if unit == "nanosecond":
             sizes = (("hour", 3600 * 10**9), ("minute", 60 * 10**9), ("second", 10**9), ("millisecond", 10**6))
             unit, parts = next((pair for pair in sizes if size % pair[1] == 0), ("nanosecond", 1))
@@ -500,10 +504,16 @@ def even_steps(times: np.ndarray) -> EvenSteps | None:
     one, and at least a quarter of all steps are there. None where it is not.
 
     Args:
-        times: (N,) datetime64 of wall clocks, timedelta64, or whole numbers, in strictly rising order.
+        times: (N,) datetime64 of wall clocks, timedelta64, or numbers, in strictly rising order.
     """
     if len(times) < 3:
         return None
+    if times.dtype.kind == "f":
+        places = np.rint((times - times[0]) / np.diff(times).min())
+        size = (times[-1] - times[0]) / places[-1]
+        is_near = np.abs(times - times[0] - size * places) <= 1e-6 * size  # 0.1 is no number of a computer
+        found = _even(places.astype(np.int64), "") if is_near.all() and places[-1] < 4 * len(times) else None
+        return found and found._replace(size=size * found.size)
     if times.dtype.kind == "M":
         days = times.astype("M8[D]")
         if ((times - days) == (times - days)[0]).all():
@@ -511,8 +521,8 @@ def even_steps(times: np.ndarray) -> EvenSteps | None:
             weekdays = bool(np.is_busday(days).all())
             found = found or (_even(np.busday_count(days[0], days), "business day") if weekdays else None)
             return found or _even(days.astype(np.int64), "day")
-    found = _even(times.astype(np.int64), "nanosecond")
-    if found is None or times.dtype.kind not in "mM":
+    found = _even(times.astype(np.int64), "nanosecond" if times.dtype.kind in "mM" else "")
+    if found is None or not found.unit:
         return found
     return found._replace(size=found.size * int(np.timedelta64(1, np.datetime_data(times.dtype)[0]) / np.timedelta64(1, "ns")))
 
@@ -522,15 +532,20 @@ def places_of(dates: Sequence[Any], what: str, *, fill: bool = True) -> np.ndarr
     where rows are to be taken as they stand.
 
     Args:
-        dates: dates or times of day; anything else has no steps. what: they are of, for errors. fill: whether rows of what is
-            not there can be made.
+        dates: dates, times of day, durations or numbers; anything else has no steps, nor have numbers that are there twice.
+        what: they are of, for errors. fill: whether rows of what is not there can be made.
 
     Raises:
         ValueError: for a date that is there twice.
     """
-    if not dates or not all(isinstance(date, (datetime.date, np.datetime64)) for date in dates):
+    dates = [date.to_timestamp() if hasattr(date, "freqstr") else date for date in dates]  # periods
+    if dates and all(isinstance(date, (int, float, np.number)) for date in dates):
+        wall = np.array(dates)
+        found = even_steps(wall) if (np.diff(wall) > 0).all() else None
+        return None if found is None else _places(dates, found, what, fill=fill)  # else numbers say an order alone
+    if not dates or not all(isinstance(date, (datetime.date, datetime.timedelta, np.datetime64)) for date in dates):
         return None
-    if twice := next((one for one, other in zip(dates, dates[1:], strict=False) if one == other), None):
+    if (twice := next((one for one, other in zip(dates, dates[1:], strict=False) if one == other), None)) is not None:
         raise ValueError(
             f"{what}: {twice} is there more than once in a sequence; leave one of its rows out, or take their mean, or say by "
             "another column which sequence each is of"
@@ -538,7 +553,12 @@ def places_of(dates: Sequence[Any], what: str, *, fill: bool = True) -> np.ndarr
     if len({getattr(date, "utcoffset", lambda: None)() for date in dates}) > 1:  # hours are those of the world
         dates = [date.astimezone(datetime.UTC) for date in dates]
     wall = [date.replace(tzinfo=None) if isinstance(date, datetime.datetime) else date for date in dates]
-    found = even_steps(np.array(wall, dtype="M8[us]"))
+    kind = "m8[us]" if isinstance(wall[0], datetime.timedelta) else "M8[us]"
+    return _places(dates, even_steps(np.array(wall, dtype=kind)), what, fill=fill)
+
+
+def _places(dates: Sequence[Any], found: EvenSteps | None, what: str, *, fill: bool) -> np.ndarray | None:
+    """:func:`places_of` dates whose steps were found."""
     if len(dates) < 3 or found is not None and found.is_whole:
         return None
     if found is None:
@@ -549,6 +569,24 @@ def places_of(dates: Sequence[Any], what: str, *, fill: bool = True) -> np.ndarr
     lacking = number - len(dates)
     warnings.warn(f"{what}: {lacking} of {number} steps of {found} are not there, behind {dates[0]}; {done}", stacklevel=2)
     return found.steps if fill else None
+
+
+def times_of_texts(texts: Sequence[str]) -> list[datetime.datetime] | list[float] | None:
+    """The dates (of ISO 8601, also 2024-01 for a month; those of several time zones in UTC) or numbers that all of some texts
+    are; None where some is neither."""
+    with contextlib.suppress(ValueError):
+        numbers = [float(text) for text in texts]
+        return numbers if all(map(math.isfinite, numbers)) else None
+    with contextlib.suppress(ValueError):
+        dates = [
+            datetime.datetime.fromisoformat(f"{text.strip()}-01" if MONTH.fullmatch(text.strip()) else text.strip())
+            for text in texts
+        ]
+        zones = {date.utcoffset() for date in dates}
+        if len(zones) == 1:
+            return dates
+        return None if None in zones else [date.astimezone(datetime.UTC) for date in dates]
+    return None
 
 
 def _even(places: np.ndarray | None, unit: str) -> EvenSteps | None:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from pplseq import checks
 from pplseq.models.base import SequenceModel
-from pplseq.models.forms import Form, Sequences, by_names, column_names, in_form, splitting, states_in_form
+from pplseq.models.forms import Form, Sequences, by_names, column_names, holds_texts, in_form, splitting, states_in_form
 from pplseq.models.row_labels import check_rows_together, in_steps, labels_ahead
 from pplseq.models.state_labels import names_of_states, numbers_of_states
 
@@ -37,7 +37,7 @@ class FittedState(SequenceModel):
     def in_form(self, x: Any, lengths: Any = None) -> Form:
         """Observations as :func:`pplseq.models.forms.in_form` reads them, a frame's columns by the names of the fit, and
         sentences as lists of words, in the units of the vocabulary."""
-        if self.num_features is not None or getattr(getattr(x, "dtype", None), "kind", None) in ("i", "u", "f"):
+        if self.num_features is not None or not holds_texts(x):
             x, lengths = in_steps(x, lengths)  # rows of text are sequences, and not steps
         rows, ends = in_form(by_names(x, self.column_names), lengths, num_features=self.num_features, split=self._split)
         if self.num_features is None and isinstance(rows, list):

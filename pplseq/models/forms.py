@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from pplseq import checks
-from pplseq.data.tables import places_of
+from pplseq.data.tables import places_of, times_of_texts
 from pplseq.data.text import Text
 from pplseq.data.vocabulary import Vocabulary, split_words
 
@@ -301,6 +301,16 @@ def _check_there(names: tuple[str, ...], there: tuple[str, ...], name: str, with
         )
 
 
+def holds_texts(x: Any) -> bool:
+    """Whether rows of a frame or series, or of the first of a list of them, hold texts or lists of words."""
+    first = x[0] if isinstance(x, (list, tuple)) and len(x) and is_frame(x[0]) else x
+    if not is_frame(first) or getattr(getattr(first, "dtype", None), "kind", "O") != "O":
+        return False
+    columns = list(getattr(first, "columns", ()))
+    values = first[columns[0]] if columns else first
+    return any(isinstance(value, str) or np.ndim(value) > 0 for value in values)
+
+
 def numbers_of(frame: Any, num_features: int | None = None, name: str = "x") -> Any:
     """The numbers of a frame (N, D) or series (N,), missing ones NaN, or -1 in words; a series of texts as a list.
 
@@ -349,9 +359,9 @@ def sequences_by(
 
     Args:
         frame: of pandas or polars. by: that column, or several that say it together; equal values need not stand together.
-            columns: what to read, a name or several; None for all others. order_by: the column of times by which rows of a
-            sequence are sorted, those of one number as they stand; None: all as they stand. Steps that its dates lack are
-            missing, with a warning, where it is clear how long a step is.
+            columns: what to read, a name or several; None for all others. order_by: the column of times (numbers or dates, also
+            as text: 2024-01-31) by which rows of a sequence are sorted, those of one number as they stand; None: all as they
+            stand. Steps that are not there are missing, with a warning, where it is clear how long a step is.
 
     Returns:
         A list of (T_i, D) float arrays, or (T_i,) where ``columns`` is one name, missing values NaN; of one column of integers,
@@ -389,7 +399,7 @@ def sequences_by(
         places.setdefault(key, []).append(place)
     steps: dict[Any, Any] = {}
     if order_by is not None:
-        times = list(frame[order_by])
+        times = _told(list(frame[order_by]))
         places = {key: _by_time(times, rows, order_by) for key, rows in places.items()}
         steps = {key: places_of([times[row] for row in rows], f"order_by: column {order_by!r}") for key, rows in places.items()}
     chosen = frame[names if isinstance(names, str) else list(names)]
@@ -413,6 +423,15 @@ def _put(rows: np.ndarray, steps: np.ndarray | None, nothing: Any) -> np.ndarray
     whole = np.full((int(steps[-1]) + 1, *rows.shape[1:]), nothing, dtype=rows.dtype)
     whole[steps] = rows
     return whole
+
+
+def _told(times: list[Any]) -> list[Any]:
+    """Dates and numbers that texts say; others as they are."""
+    texts = [time for time in times if not missing(time)]
+    if not texts or not all(isinstance(time, str) for time in texts) or (found := times_of_texts(texts)) is None:
+        return times
+    told = iter(found)
+    return [time if missing(time) else next(told) for time in times]
 
 
 def _by_time(times: list[Any], rows: list[int], name: str) -> list[int]:

@@ -5,6 +5,7 @@ Where both sides say it, they must say the same; an index 0, 1, 2, ... is none b
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Mapping
 from typing import Any
@@ -12,10 +13,16 @@ from typing import Any
 import numpy as np
 
 from pplseq import checks
-from pplseq.data.tables import even_steps
+from pplseq.data.tables import even_steps, times_of_texts
 from pplseq.models.forms import Sequences, is_frame
 
-TIMES = "mM"  # kinds of numbers of dates and durations
+TIMES = "mMiuf"  # kinds of numbers of dates and durations, and numbers
+QUARTER = re.compile(r"\d{4}-?Q[1-4]")
+_MONTH = r"(jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)[a-z]*\.?"
+DATES = re.compile(  # what else people write dates as
+    rf"(\d{{1,4}}[-/. ]+(\d{{1,2}}|{_MONTH})[-/., ]+\d{{2,4}}|{_MONTH}([-/. ]\d{{1,2}})?[-/., ']+\d{{2,4}}|\d{{1,4}}/\d{{1,4}})"
+    r"([T ,]+\d{1,2}:.*)?", re.IGNORECASE,
+)  # fmt: skip
 
 
 def indexes_of(x: Any) -> list[Any]:
@@ -50,11 +57,13 @@ def check_rows_together(x: Any, given: Any, name: str = "inputs") -> None:
         if whole is own:
             continue
         several = isinstance(x, (list, tuple))
+        if not several and is_of_rows(given):
+            continue  # x holds a number a sequence
         row = given[place] if several and isinstance(given, (list, tuple)) and len(given) == len(x) else given
         by_index = _index_of(row) is not None and name.startswith(("inputs", "states"))  # whose rows are put to their steps
         if not by_index and (several and row is given or hasattr(row, "__len__") and len(row) == len(own)):
             raise ValueError(
-                f"{name}: the dates of x lack {len(whole) - len(own)} of {len(whole)} steps, which are taken as missing; give "
+                f"{name}: the index of x lacks {len(whole) - len(own)} of {len(whole)} steps, which are taken as missing; give "
                 f"{name} of all {len(whole)} steps, as a list where x is one, or take the rows there are for equal steps: "
                 "x.to_numpy()"
             )
@@ -74,8 +83,9 @@ def in_steps(x: Any, lengths: Any = None, name: str = "x", *, fill: bool = True)
             the other. fill: False for what must be there at every step, as inputs must.
 
     Raises:
-        ValueError: for dates in no order, or twice, and without ``fill`` for steps that are not there. Whole numbers may be in
-            any order: they often are the places of rows in a table that was turned round.
+        ValueError: for dates in no order, or twice, and without ``fill`` for steps that are not there; for an index of several
+            levels, and dates written in a way that does not say which. Numbers are times as dates are, but for a range that
+            falls: the places of rows in a table that was turned round.
     """
     if isinstance(x, (list, tuple)):
         if not any(index is not None for index in own_indexes(x)):
@@ -83,8 +93,13 @@ def in_steps(x: Any, lengths: Any = None, name: str = "x", *, fill: bool = True)
         rows = [in_steps(row, None, f"{name}[{place}]", fill=fill)[0] for place, row in enumerate(x)]
         return (rows if any(row is not own for row, own in zip(rows, x, strict=True)) else x), lengths
     index = _index_of(x)
-    if index is None or len(index) < 2 or not _is_of_time(index):
+    if index is None or len(index) < 2 or _is_range(index):
         return x, lengths
+    if not _is_of_time(index):
+        for part in _parts(index, lengths):
+            _check_says_times(part, name)
+        if index.nlevels == 1:
+            return x, lengths
     parts, rows, first = _parts(index, lengths), [], 0
     for part in parts:
         own = x if len(parts) == 1 else x.iloc[first : first + len(part)]
@@ -107,10 +122,27 @@ def in_steps(x: Any, lengths: Any = None, name: str = "x", *, fill: bool = True)
             )
         rows.append(own)
     if len(parts) == 1:
-        return rows[0], lengths
+        return rows[0], lengths if lengths is None or len(rows[0]) == len(x) else [len(rows[0])]
     if all(len(row) == len(part) for row, part in zip(rows, parts, strict=True)):
         return x, lengths
     return rows, None
+
+
+def _check_says_times(index: Any, name: str) -> None:
+    """Raises ValueError for labels that are times, and do not say which."""
+    if len(index) > 1 and index.nlevels > 1:
+        names = [level if level is not None else f"level_{place}" for place, level in enumerate(index.names)]
+        by = repr(names[0]) if len(names) == 2 else repr(names[:-1])
+        raise ValueError(
+            f"{name}: its index has {len(names)} levels ({', '.join(map(str, names))}), as of several sequences; write "
+            f"sequences_by({name}.reset_index(), {by}, order_by={names[-1]!r}), or {name}.to_numpy() to take the rows for "
+            "equal steps of one"
+        )
+    if index.nlevels == 1 and index.inferred_type == "string" and len(index) and all(map(DATES.fullmatch, index)):
+        raise ValueError(
+            f"{name}: its index has dates as text, {checks.shown(index[0])}; say how they are meant, {name}.index = "
+            f"pandas.to_datetime({name}.index, format=...), write them as 2024-01-31, or give {name}.to_numpy() for equal steps"
+        )
 
 
 def _check_order(index: Any, name: str) -> None:
@@ -159,6 +191,8 @@ def _of_all_steps(index: Any) -> tuple[Any, Any]:
     import pandas
 
     times = _as_times(index)
+    if times.dtype.kind in "iuf":
+        return _of_all_numbers(times)
     if not times.is_monotonic_increasing or not times.is_unique:
         return index, ""
     if isinstance(times, pandas.PeriodIndex):
@@ -194,6 +228,19 @@ def _of_all_steps(index: Any) -> tuple[Any, Any]:
         if len(whole) == int(found.steps[-1]) + 1 and (whole[found.steps] == times).all():
             return whole, str(found)
     return index, None
+
+
+def _of_all_numbers(index: Any) -> tuple[Any, Any]:
+    """:func:`_of_all_steps` of numbers."""
+    if _is_range(index) or not index.is_monotonic_increasing or not index.is_unique:
+        return index, ""
+    values = index.to_numpy()
+    found = even_steps(values)
+    if found is None or found.is_whole:
+        return index, None if found is None else ""
+    whole = (values[0] + found.size * np.arange(int(found.steps[-1]) + 1)).astype(values.dtype)
+    whole[found.steps] = values
+    return type(index)(whole, name=index.name), str(found)
 
 
 def check_rows_ahead(
@@ -285,7 +332,39 @@ def labels_ahead(x: Any, future: Any, num_steps: int, rows: int) -> tuple[Any, .
 
 def _index_of(row: Any) -> Any:
     index = getattr(row, "index", None) if is_frame(row) else None
-    return index if hasattr(index, "is_monotonic_decreasing") else None
+    return _told(index) if hasattr(index, "is_monotonic_decreasing") else None
+
+
+def _told(index: Any) -> Any:
+    """An index with the numbers and dates that it tells as text, as objects or categories, or beside levels of one value."""
+    if index.nlevels > 1:
+        *others, last = map(index.get_level_values, range(index.nlevels))
+        return _told(last) if len(index) and all(level.nunique(dropna=False) == 1 for level in others) else index
+    if index.dtype.kind != "O" or _is_range(index):
+        return index
+    import pandas
+
+    if isinstance(index, pandas.CategoricalIndex):
+        return _told(pandas.Index(index.to_numpy(), name=index.name))
+    if index.inferred_type in ("integer", "floating", "mixed-integer-float"):
+        return pandas.Index(index.to_numpy(float if index.inferred_type != "integer" else int), name=index.name)
+    if index.inferred_type != "string" or not len(index):
+        return index
+    texts = [str(text) for text in index]
+    if all(map(QUARTER.fullmatch, texts)):
+        return pandas.PeriodIndex(texts, freq="Q", name=index.name)
+    found = times_of_texts(texts)
+    if found is None:
+        return index
+    if isinstance(found[0], float):
+        is_whole = all(value.is_integer() for value in found)  # pyright: ignore[reportAttributeAccessIssue]
+        return pandas.Index(found, name=index.name, dtype="int64" if is_whole else "float64")
+    return pandas.DatetimeIndex(found, name=index.name)
+
+
+def is_of_rows(given: Any) -> bool:
+    """Whether what is given beside x is of several sequences: a list of them, or padded vectors."""
+    return np.ndim(given[0]) > 0 if isinstance(given, (list, tuple)) and len(given) else getattr(given, "ndim", 0) > 2
 
 
 def _parts(index: Any, lengths: Any) -> list[Any]:
@@ -293,7 +372,7 @@ def _parts(index: Any, lengths: Any) -> list[Any]:
     if index is None or lengths is None:
         return [index]
     ends = np.cumsum([int(length) for length in lengths])
-    return [index[end - int(length) : end] for end, length in zip(ends, lengths, strict=True)]
+    return [_told(index[end - int(length) : end]) for end, length in zip(ends, lengths, strict=True)]
 
 
 def _is_range(index: Any) -> bool:
@@ -306,9 +385,9 @@ def _is_labelled(index: Any) -> bool:
 
 
 def _is_of_time(index: Any) -> bool:
-    """Whether an index holds dates, durations or periods."""
+    """Whether an index holds dates, durations, periods or numbers."""
     kind = getattr(index.dtype, "kind", "O")
-    if kind == "O" and getattr(index, "nlevels", 1) == 1:
+    if kind == "O" and index.nlevels == 1:
         return index.inferred_type in ("date", "datetime", "datetime64", "period", "timedelta", "timedelta64")
     return kind in TIMES
 
@@ -367,7 +446,7 @@ def _why_not_behind(past: Any, ahead: Any) -> str | None:
         place = _first_difference(expected, ahead)
         return None if place is None else f"row {place} is {ahead[place]}, where x goes on with {expected[place]}"
     times = _is_of_time(past)
-    if not (times or past.dtype.kind in "iuf") or not past.is_monotonic_increasing:
+    if not times or not past.is_monotonic_increasing:
         return None  # labels without an order
     try:
         behind = [bool(label > past[-1]) for label in ahead]

@@ -100,6 +100,13 @@ def test_dates_of_sequences_that_lack_steps(name):
             found = sequences_by(frame, "trip", columns, order_by="day")
         for one, other in zip(found, wanted, strict=True):
             np.testing.assert_array_equal(np.asarray(one), np.asarray(other))
+    for told in (
+        [str(each.date()) for each in days], [each.isoformat() for each in days], [each.day for each in days],
+        [str(each.day + 8) for each in days], [each - day for each in days],
+    ):  # fmt: skip
+        with pytest.warns(UserWarning, match="order_by: column 'day': 2 of 6 steps of .* are not there"):
+            found = sequences_by(library.DataFrame(table | {"day": told}), "trip", "v", order_by="day")
+        assert [row.tolist() for row in found] == [[0, 1, 2, -1, -1, 5], [7, 8, 9]]
     with pytest.raises(ValueError, match="order_by: column 'day': 2024-01-01 .*is there more than once"):
         sequences_by(library.DataFrame(table | {"trip": ["a"] * 7}), "trip", "v", order_by="day")
 
@@ -347,7 +354,7 @@ def test_columns_of_the_same_name_are_refused():
     (lambda pd: sequences_by(pd.DataFrame([[1, 2]]), 0, 1), TypeError, r"got 1; for one write \[1\]"),
     (lambda pd: sequences_by(pd.DataFrame({"i": [1, 1], "t": [2.0, None], "v": 0}), "i", order_by="t"), ValueError,
      "order_by: row 1 has no 't'; fill it in"),
-    (lambda pd: sequences_by(pd.DataFrame({"i": [1, 1], "t": ["10", "9"], "v": 0}), "i", order_by="t"), TypeError,
+    (lambda pd: sequences_by(pd.DataFrame({"i": [1, 1], "t": ["x10", "x9"], "v": 0}), "i", order_by="t"), TypeError,
      "order_by: the values of 't' have no order of time .they are text.; make numbers of them, or dates by pandas.to_datetime"),
     (lambda pd: sequences_by(pd.Series([1, 2]), "id"), TypeError, "expected a table with columns, got Series"),
     (lambda pd: NUMBERS.score(pd.Series([b"1", b"2"])), TypeError, "x must hold numbers, got bytes"),

@@ -167,11 +167,88 @@ def test_which_indexes_are_refused():
     in_steps(of(days[[2, 3, 0, 1]]), [2, 2])
     with pytest.raises(ValueError, match="from 2024-01-03"):
         in_steps(of(back), [1, 2])
-    for index in (
-        pd.Index([3, 2, 1]), pd.Index(["c", "b"]), days[:1], pd.RangeIndex(3, 0, -1), pd.Index([0.3, 0.1]),
-        pd.MultiIndex.from_tuples([("b", 1), ("a", 1)]),
-    ):  # fmt: skip
+    for index in (pd.Index(["c", "b"]), days[:1], pd.RangeIndex(3, 0, -1), pd.MultiIndex.from_tuples([("b", 1)])):
         assert in_steps(x := of(index))[0] is x
+
+
+def as_texts(dates):
+    return pd.Index(dates.strftime("%Y-%m-%d"), dtype=object)
+
+
+TOLD = {  # indexes that are no DatetimeIndex and say the same, of days from the first of 2024
+    "texts": as_texts,
+    "texts and hours": lambda dates: pd.Index([f"{date} 18:00+02:00" for date in as_texts(dates)]),
+    "pandas texts": lambda dates: as_texts(dates).astype("string"),
+    "categories": lambda dates: pd.CategoricalIndex(as_texts(dates)),
+    "numbers": lambda dates: pd.Index(3 + (dates - pd.Timestamp("2024-01-01")).days),
+    "objects": lambda dates: pd.Index(3 + (dates - pd.Timestamp("2024-01-01")).days, dtype=object),
+    "numbers in texts": lambda dates: pd.Index([str(8 + date.day_of_year) for date in dates]),
+    "real numbers": lambda dates: pd.Index(0.1 * (dates - pd.Timestamp("2024-01-01")).days),
+    "one id": lambda dates: pd.MultiIndex.from_arrays([["a"] * len(dates), dates], names=["id", "day"]),
+    "one id and texts": lambda dates: pd.MultiIndex.from_arrays([["a"] * len(dates), as_texts(dates)], names=["id", "day"]),
+}
+
+
+@pytest.mark.parametrize("kind", TOLD)
+def test_indexes_that_say_times_in_other_ways(kind):
+    days, told = pd.date_range("2024-01-01", periods=30), TOLD[kind]
+    there = np.delete(np.arange(30), [3, 7, 8])
+    assert in_steps(x := of(told(days)))[0] is x
+    with pytest.warns(UserWarning, match="x: 3 of 30 steps of"):
+        found, _ = in_steps(of(told(days)).iloc[there])
+    assert found.isna().to_numpy().nonzero()[0].tolist() == [3, 7, 8] and found.iloc[-1] == 29
+    with pytest.warns(UserWarning, match="x: its times are in no even steps"):
+        in_steps(of(told(days[[0, 1, 4, 9, 16, 25]])))
+    for index, message in (
+        (days[::-1], "go back in time"), (days[[0, 2, 1, 3]], "in no order of time"), (days[[0, 1, 1]], "more than once"),
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match=f"x: .*{message}"):
+            in_steps(of(told(index)))
+    two = pd.concat([of(told(days)), of(told(days))])
+    assert in_steps(two, [30, 30])[0] is two
+    check_rows_together(of(told(days)), of(told(days)))
+    with pytest.raises(ValueError, match="inputs: rows are of other steps"):
+        check_rows_together(of(told(days[:29])), of(told(days[1:])))
+    model = HMM(2, num_features=1).fit(of(told(days)), seed=0)
+    with pytest.warns(UserWarning, match="x: 3 of 30 steps of"):
+        assert model.score(of(told(days)).iloc[there]) == model.score(of(days).where(np.isin(np.arange(30), there)))
+
+
+def test_numbers_as_words_and_several_sequences_at_steps():
+    there = pd.Index([0, 1, 2, 4, 5])
+    words, model = pd.Series([0, 1, 0, 1, 1], index=there), HMM(1, num_words=2).set_parameters(emission=[[0.25, 0.75]])
+    for x, lengths in ((words, None), (words.to_frame(), [5]), (words.astype(float), None)):
+        with pytest.warns(UserWarning, match="x: 1 of 6 steps of 1 are not there"):
+            assert len(model.decode(x, lengths)[0]) == 6
+    with pytest.warns(UserWarning, match=r"x\[1\]: 1 of 6 steps of 1 are not there"):
+        assert [len(row) for row in model.decode([words[:3], words])] == [3, 6]
+    targets = pd.Series([0.0, 1.0, 1.0], index=[2, 5, 3])  # one a sequence: its index says no steps
+    driven = DRIVEN["iohmm"]()
+    assert driven.as_batch(targets, inputs=[np.zeros((2, 1))] * 3).x.shape[0] == 3
+    assert driven.as_batch(targets, inputs=np.zeros((3, 2, 1))).x.shape[0] == 3
+
+
+@pytest.mark.parametrize(
+    ("index", "message"),
+    [
+        (pd.MultiIndex.from_product([["a", "b"], [1, 2]], names=["id", "day"]),
+         r"x: its index has 2 levels \(id, day\).*sequences_by\(x.reset_index\(\), 'id', order_by='day'\)"),
+        (pd.Index(["01/02/2024", "02/02/2024", "05/02/2024", "06/02/2024"]), "x: its index has dates as text, '01/02/2024'"),
+        (pd.Index(["1 Jan 2024", "2 Jan 2024", "9 Jan 2024", "10 Jan 2024"]), "x: its index has dates as text"),
+        (pd.Index(["Jan 2024", "Feb 2024", "Apr 2024", "May 2024"]), "x: its index has dates as text"),
+    ],
+)  # fmt: skip
+def test_indexes_that_do_not_say_which_times(index, message):
+    for ask in (in_steps, HMM(1, num_features=1).fit):
+        with pytest.raises(ValueError, match=message):
+            ask(of(index))
+
+
+def test_months_and_quarters_as_text():
+    quarters = ["2024Q1", "2024Q2", "2024Q4", "2025-Q1"]
+    for texts, kind in ((["2024-01", "2024-02", "2024-04", "2024-05"], "a month"), (quarters, "one Q")):
+        with pytest.warns(UserWarning, match=f"x: 1 of . steps of {kind}"):
+            assert np.isnan(in_steps(of(pd.Index(texts)))[0].iloc[2])
 
 
 @pytest.mark.parametrize("tz", [None, "Europe/Paris"])
@@ -232,7 +309,7 @@ def test_every_model_takes_lacking_steps_for_missing(kind, frame):
     if known:
         for inputs, message in (
             (frame["u"].iloc[there], "inputs: 3 of 30 steps of a day are not there"),
-            (frame["u"].iloc[there].to_numpy(), "inputs: the dates of x lack 3 of 30 steps"),
+            (frame["u"].iloc[there].to_numpy(), "inputs: the index of x lacks 3 of 30 steps"),
         ):
             with pytest.raises(ValueError, match=message):
                 model.score(some, inputs=inputs)
@@ -240,9 +317,9 @@ def test_every_model_takes_lacking_steps_for_missing(kind, frame):
         states = pd.Series(np.arange(27) % 2, index=some.index)
         batch = model.as_batch(some, states=states)
         assert batch.states[0, [3, 7, 8]].tolist() == [-1, -1, -1] and batch.states[0, 4] == 1
-        with pytest.raises(ValueError, match="states: the dates of x lack 3 of 30 steps"):
+        with pytest.raises(ValueError, match="states: the index of x lacks 3 of 30 steps"):
             model.as_batch(some, states=states.to_numpy())
-        with pytest.raises(ValueError, match="emission_noises: the dates of x lack"):
+        with pytest.raises(ValueError, match="emission_noises: the index of x lacks"):
             model.as_batch([some, whole], emission_noises=np.zeros((2, 30, 1, 1)))
 
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from pplseq import checks
 from pplseq.models.forms import as_frame, holds_none, in_form, is_frame, is_table, numbers_of, of_objects, unmasked
-from pplseq.models.row_labels import check_rows_together, in_steps
+from pplseq.models.row_labels import check_rows_together, in_steps, is_of_rows
 
 Sizes = Mapping[str, int | None]  # part -> U of its inputs, None for symbols; "" for all parts
 
@@ -42,7 +42,7 @@ def put_to_steps(x: Any, inputs: Any, states: Any, lengths: Any, *, fill: bool) 
     for part, value in parts.items():
         in_steps(value, lengths, part_name(part), fill=False)
     given = lengths
-    if isinstance(x, (list, tuple)) or not any(isinstance(value, (list, tuple)) for value in parts.values()):
+    if isinstance(x, (list, tuple)) or not any(map(is_of_rows, parts.values())):
         x, lengths = in_steps(x, given, fill=fill)  # else outputs may be one target a sequence
     return x, in_steps(states, given, "states")[0], lengths
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import datetime, timedelta
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor
 
 from pplseq import checks
+from pplseq.data.tables import times_of_texts
 from pplseq.infer.fit.em import Batch
 from pplseq.models.forms import is_frame, unmasked
 from pplseq.models.row_labels import own_indexes
@@ -18,7 +20,8 @@ def times_of(times: Any, x: Any, lengths: Any = None) -> Any:
     """Times as arrays of numbers, dates or durations: of one sequence (1, T), of padded rows (B, T), or a list of (T_i,).
 
     Args:
-        times: numbers, dates, or a series or index of these, like x: (T,), (B, T), or a list; or "index" for those of x.
+        times: numbers, dates (texts like 2024-01-31, too), or a series or index of these, like x: (T,), (B, T), or a list; or
+            "index" for those of x.
         x, lengths: the data as they came.
 
     Raises:
@@ -48,6 +51,12 @@ def _values(times: Any) -> np.ndarray:
     if getattr(times, "tz", None) is not None:
         times = times.tz_convert(None)
     values = np.asarray(unmasked(times))
+    if values.size and all(isinstance(time, str) for time in values.flat):
+        told = times_of_texts(values.ravel().tolist())
+        if told is None:
+            raise ValueError(f"times: expected numbers, or dates like 2024-01-31 18:00, got {checks.shown(values.flat[0])}")
+        dates = [time.replace(tzinfo=None) - (time.utcoffset() or timedelta()) for time in told if isinstance(time, datetime)]
+        return np.array(dates, dtype="M8[us]").reshape(values.shape) if dates else np.array(told).reshape(values.shape)
     if values.dtype.kind == "O":
         try:
             values = values.astype("M8[us]")

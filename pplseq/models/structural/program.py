@@ -54,10 +54,10 @@ class StructuralModel(LDS):
     It has all verbs of :class:`~pplseq.models.lds.program.LDS`: ``forecast``, ``smooth``, ``reconstruct``; missing values are
     NaN. Every verb takes ``times=``, numbers or dates (in days) of the steps in the form of x, or "index": the processes in
     continuous time, variances being those of a unit of time (see :mod:`pplseq.models.structural.components`); ``forecast`` then
-    takes ``future_times``. A model that was fitted with times is asked with times. What is fitted does not depend on their unit;
-    slopes among the states of ``smooth`` and ``filter`` are those over ``time_unit``, the median time between the steps of the fit
-    (those of ``components`` over a unit of time). With ``level="fixed", trend="stochastic"`` this is motion of constant velocity
-    that is pushed at random, with ``ar=1`` an Ornstein-Uhlenbeck process.
+    takes ``future_times``. A model that was fitted with times is asked with times. What is fitted does not depend on their
+    unit; slopes among the states of ``smooth`` and ``filter`` are those over ``time_unit``, the median time between the steps
+    of the fit (those of ``components`` over a unit of time). With ``level="fixed", trend="stochastic"`` this is motion of
+    constant velocity that is pushed at random, with ``ar=1`` an Ornstein-Uhlenbeck process.
 
     Args:
         level: "stochastic", or "fixed" for a level (or trend) without shocks of its own.

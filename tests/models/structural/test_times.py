@@ -102,11 +102,14 @@ def test_times_of_an_index_and_fits():
     together = pd.concat([x, x[:5]])
     assert model.score(together, [11, 5], times="index") == pytest.approx(model.score([x, x[:5]], times="index"))
     assert model.aic(x, times="index") == model.aic(x.to_numpy(), times=numbers.to_numpy())
+    texts = [day.isoformat() for day in days.tz_localize("Asia/Kolkata")]
+    assert value == model.score(x, times=texts) == model.score(x.set_axis(texts), times="index")
     ahead = days[-1] + pd.to_timedelta([1.5, 2], "D")
     assert model.forecast(x, times="index", future_times=ahead).frame().index.equals(ahead)
     for call, message in (
         (lambda: model.score(x, times=days[::-1]), "times: those of a sequence must rise"),
         (lambda: model.score(x, times=days[:5]), "times: expected one for each step of x"),
+        (lambda: model.score(x, times=["1 Jan 2024"] * 11), "times: expected numbers, or dates like 2024-01-31 18:00"),
         (lambda: model.score(x.to_numpy(), times="index"), "times: x has no index"),
         (lambda: model.forecast(x, 2, times="index"), "future_times: must be given"),
         (lambda: model.forecast(x, times="index", future_times=days[:2]), "future_times: those of a sequence must rise"),
