@@ -23,7 +23,7 @@ from pplseq.infer.discrete.chain import Chain
 from pplseq.infer.discrete.mixtures import step_of
 from pplseq.infer.discrete.results import MissingWords, NextDistribution, StateMarginals
 from pplseq.infer.fit.em import Batch
-from pplseq.infer.fit.held import Slot, any_held, held, holding, kept
+from pplseq.infer.fit.held import Slot, any_held, frozen, held, holding, kept
 from pplseq.models.base import SequenceModel, first_parameter, in_training
 from pplseq.models.batch import (
     as_given,
@@ -534,6 +534,9 @@ class Estimator(FittedState, SequenceModel):
         if same:
             built.load_state_dict(kept)
             vars(built)["history"], built.is_fitted = self.history, self.is_fitted
+            built.fixed_parameters, built.fixed_entries = self.fixed_parameters, self.fixed_entries
+            for name in frozen(self):
+                built.get_parameter(name).requires_grad_(False)
         built.take_names(self)
         built.train(self.training)
         vars(self).clear()

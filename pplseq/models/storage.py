@@ -10,14 +10,16 @@ import torch
 from pplseq import checks
 from pplseq.data.sources import SPECIAL_WORDS
 from pplseq.folder import FolderError, FolderKind, check_finite, sound
+from pplseq.infer.fit.held import frozen
 from pplseq.models.declared import within
 
 NAMES = ("column_names", "input_column_names", "state_names")  # of a model, kept with it
+MASK = "fixed:"  # before the name of a parameter of which the last fit held entries
 MODEL = FolderKind(
     "pplseq", 2, header="config.json", tensors="model.safetensors", what="model", again="train again or save it again",
     schema={
-        "model": str, "config?": dict, "column_names?": [str], "input_column_names?": [str], "tagger?": str, "training?": dict,
-        "special_words?": SPECIAL_WORDS,
+        "model": str, "config?": dict, "column_names?": [str], "input_column_names?": [str], "fixed?": [str], "frozen?": [str],
+        "tagger?": str, "training?": dict, "special_words?": SPECIAL_WORDS,
     },
 )  # fmt: skip
 
@@ -49,9 +51,12 @@ def save_model(model, folder) -> Path:
     for name in NAMES:
         if getattr(model, name, None) is not None:
             header[name] = list(getattr(model, name))
+    still = {"fixed": sorted(getattr(model, "fixed_parameters", ())), "frozen": frozen(model)}
+    header |= {name: value for name, value in still.items() if value}
+    masks = {f"{MASK}{name}": mask for name, mask in getattr(model, "fixed_entries", {}).items()}
     if vocabulary is not None:
         header["special_words"] = vocabulary.special_words
-    return MODEL.write(folder, header, tensors=model.state_dict(), more=more)
+    return MODEL.write(folder, header, tensors={**model.state_dict(), **masks}, more=more)
 
 
 class Words(NamedTuple):
@@ -91,6 +96,8 @@ def read_model(folder, device: str | torch.device = "cpu"):
     if header.get("model") not in MODELS:
         raise FolderError(f"{folder}: unknown model {header.get('model')!r}; known: {', '.join(MODELS)}")
     check_finite(tensors, folder)
+    told = [name for name in tensors if name.startswith(MASK)]
+    masks = {name.removeprefix(MASK): tensors.pop(name).bool().to(checks.device(device)) for name in told}
     with sound(f"{folder}: config.json does not describe these parameters", MODEL.again):
         with within(tensors):
             model = MODELS[header["model"]].from_config(header["config"], tensors)
@@ -98,6 +105,12 @@ def read_model(folder, device: str | torch.device = "cpu"):
         if len(kinds) == 1:  # one that was converted, as by .double(), keeps its digits, whatever its constructor makes
             model.to(kinds.pop())
         model.load_state_dict(tensors)
+        for name in header.get("frozen", ()):
+            model.get_parameter(name).requires_grad_(False)
+        for name, mask in masks.items():
+            if model.slots[name].raw.shape != mask.shape:
+                raise ValueError(f"{name}: another shape than its mask's")
+    model.fixed_parameters, model.fixed_entries = frozenset(header.get("fixed", ())), masks
     vocabulary, clusters = words
     num_words = getattr(model, "num_words", None)
     if vocabulary is not None and num_words is not None and num_words != len(vocabulary):

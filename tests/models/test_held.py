@@ -1,11 +1,20 @@
 """Parameters that a fit keeps, whole or in part, by every method, and how many are then free."""
 
+import copy
+
 import numpy as np
 import pytest
 import torch
 
-from pplseq import HMM, IOHMM, LDS
-from pplseq.models import ARHMM, SemiMarkovHMM, StructuralModel, SwitchingRegression
+from pplseq import HMM, IOHMM, LDS, load
+from pplseq.models import (
+    ARHMM,
+    ApproximateSwitchingLDS,
+    ConstrainedLDS,
+    SemiMarkovHMM,
+    StructuralModel,
+    SwitchingRegression,
+)
 
 RNG = np.random.default_rng(0)
 REGIME = np.arange(120) // 20 % 2
@@ -81,6 +90,42 @@ def test_what_is_held_stays_and_the_rest_is_at_its_maximum(name):
     assert model.num_free_parameters == held
     assert model.bic(x) == pytest.approx(-2 * model.score(x) + held * np.log(len(x) - getattr(model, "order", 0)))
     assert all(parameter.requires_grad for parameter in model.parameters())
+
+
+KINDS = ("some words", "moves", "one mean, full", "variances", "scales", "durations", "regressors", "one variance", "lds")
+STORED = {name: CASES[name] for name in KINDS} | {
+    "structural": (lambda: StructuralModel(trend="stochastic"), NUMBERS, ["slope", "noise"], 1, 3),
+    "switching lds": (lambda: ApproximateSwitchingLDS(2, 1, 1), NUMBERS[:30, None], ["transition_logits"], None, None),
+    "constrained": (lambda: ConstrainedLDS(1, 2, patterns={"transition": [[0.5]]}), VECTORS, ["emission_offset"], None, None),
+    "iohmm": (lambda: IOHMM(2, num_inputs=0, outputs="gaussian", num_outputs=2), VECTORS, ["noise"], None, None),
+}  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", STORED)
+def test_what_was_held_is_saved_and_stays(name, tmp_path):
+    make, x, fixed, *_ = STORED[name]
+    x = x[:60]
+    model = make()
+    short = {"max_iterations" if model.methods[0] == "em" else "num_steps": 2}
+    model.fit(x, seed=0, **short).fit(x, warm_start=True, fixed=fixed, folder=tmp_path / "run", **short)
+    free = model.num_free_parameters
+    assert free < make().num_free_parameters
+    loaded = load(model.save(tmp_path / "model"))
+    for other in (
+        loaded, load(loaded.save(tmp_path / "again")), load(tmp_path / "run" / "best"), copy.deepcopy(model),
+        copy.deepcopy(model).set_params(**model.get_params()),
+    ):  # fmt: skip
+        assert other.num_free_parameters == free and other.not_free == model.not_free
+        assert all(parameter.requires_grad for parameter in other.parameters())
+        assert other.bic(x) == pytest.approx(model.bic(x), rel=1e-6)
+    frozen = [raw for raw, own in model.named_parameters() if own.numel() > 1][:1]
+    for raw in frozen:
+        model.get_parameter(raw).requires_grad_(False)
+    model.fit(x, warm_start=True, **short)
+    for other in (load(model.save(tmp_path / "model")), copy.deepcopy(model).set_params(**model.get_params())):
+        assert [raw for raw, own in other.named_parameters() if not own.requires_grad] == frozen
+        assert other.num_free_parameters == model.num_free_parameters
 
 
 @pytest.mark.parametrize("name", ["words", "locations", "rates", "autoregressions", "switching", "lds", "regimes"])

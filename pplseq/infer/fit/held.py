@@ -67,6 +67,11 @@ def held(raw: Tensor) -> Tensor | None:
     return None if entries is None else entries.mask
 
 
+def frozen(module: nn.Module) -> list[str]:
+    """Names of parameters whose ``requires_grad`` is False, but for those that a fit holds while it lasts."""
+    return [name for name, raw in module.named_parameters() if not raw.requires_grad and not hasattr(raw, "held_whole")]
+
+
 def any_held(module: nn.Module) -> bool:
     return any(held(parameter) is not None for parameter in module.parameters())
 
@@ -97,7 +102,8 @@ def holding(slots: Iterable[tuple[Slot, Tensor | None]]) -> Iterator[None]:
                 continue
             if mask is None:
                 raw.requires_grad_(False)
-                undo.append(lambda raw=raw: raw.requires_grad_(True))
+                raw.held_whole = True  # pyright: ignore[reportAttributeAccessIssue]
+                undo.append(lambda raw=raw: (raw.requires_grad_(True), vars(raw).pop("held_whole", None)))
                 continue
             before: Entries | None = getattr(raw, "held_entries", None)
             mask = mask if before is None else mask | before.mask

@@ -130,8 +130,9 @@ class ConstrainedLDS(LDS):
 
     @property
     def num_free_parameters(self) -> int:
-        """Free numbers; which of them other coordinates of the states would make up for depends on the patterns."""
-        return sum(parameter.numel() for parameter in self.parameters())
+        """Free numbers that the last fit was not told to keep; which of them other coordinates of the states would make up
+        for depends on the patterns."""
+        return sum(own.numel() for name, own in self._own.items() if name not in self.not_free)
 
     # ---------------------------------------------------------------- what a linear dynamical system is made of
     transition, emission, state_noise = _part("transition"), _part("emission"), _part("state_noise")

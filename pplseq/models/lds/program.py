@@ -380,19 +380,11 @@ class LDS(AtOnce):
         if options.get("step_size") is not None:
             raise ValueError("step_size: stepwise EM is for models of words; an LDS takes batch EM, 'sgd' or 'lbfgs'")
         self.held = frozenset(held)
-        own = self._own
-        frozen = [own[name] for name in held if own[name].requires_grad]  # others stay as the user left them
-        for parameter in frozen:
-            parameter.requires_grad_(False)
+        options |= {"initialization": initialization, "num_restarts": num_restarts, "fixed": sorted(held)}
         try:
-            warm = warm_start or self._is_warm(held)
-            super().fit(x, lengths, initialization=initialization, warm_start=warm, num_restarts=num_restarts, **options)
-            self.fixed_parameters = frozenset(held)
-            return self
+            return super().fit(x, lengths, warm_start=warm_start or self._is_warm(held), **options)
         finally:
             self.held = frozenset()
-            for parameter in frozen:
-                parameter.requires_grad_(True)
 
     def _is_warm(self, held: set[str]) -> bool:
         return bool({"transition", "emission"} & held)
