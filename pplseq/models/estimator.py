@@ -40,6 +40,7 @@ from pplseq.models.batch import (
 from pplseq.models.fitted import FittedState
 from pplseq.models.fitting import (
     PART_STEPS,
+    about_data,
     check_options,
     fit_best,
     on_cluster,
@@ -49,6 +50,7 @@ from pplseq.models.fitting import (
 )
 from pplseq.models.forms import is_table
 from pplseq.models.information import Summary, criterion, observed_tokens, summarize
+from pplseq.runs.loop import digest
 
 
 class Sample(NamedTuple):
@@ -159,7 +161,8 @@ class Estimator(FittedState, SequenceModel):
             seed: makes the fit repeatable; None draws from torch's generator.
             folder: of a run: checkpoints ``last/`` and ``best/``, and ``metrics.jsonl``. Ctrl-C and SIGTERM leave a checkpoint
                 of "em" and "sgd"; of the other methods the folder gets the model when they are done.
-            resume: go on where the run in the folder stopped, to the numbers it would have come to; give the same data.
+            resume: go on where the run in the folder stopped, to the numbers it would have come to. Data, ``fixed`` and options
+                must be the same; of "em" and "sgd" more iterations or steps, or a smaller tolerance, may be asked for.
             max_time: seconds, over all resumptions, of "em" and "sgd".
             fixed: parameters that keep their values, by the names of ``set_parameters``; or a mapping from names to masks,
                 True where an entry is held, in the shape of the parameter: of probabilities the rest of a row is shared out
@@ -221,11 +224,24 @@ class Estimator(FittedState, SequenceModel):
             if alone:
                 history = fit_best(self, batches, method, options, starts)
             else:
-                history = run_fit(self, batches, method, options, folder=folder, resume=resume, max_time=max_time)
+                about = {} if folder is None else self._about(x, batch, batches, holds)
+                if method != "em":  # of which batches are only its memory
+                    about["batch_size"] = batch_size
+                limits: dict[str, Any] = {"folder": folder, "resume": resume, "max_time": max_time}
+                history = run_fit(self, batches, method, options, **limits, about=about)
         vars(self)["history"] = history  # no submodule, though it may hold a guide
         vars(self)["is_fitted"] = True
         # as a loaded model is; queries need not change it and change it back
         return self.eval() if method != "em" or self.training else self
+
+    def _about(self, x: Any, batch: Batch, batches: Any, holds: Mapping[str, Tensor | None]) -> dict[str, Any]:
+        """Data, and what is held, as a resumed fit must be given them alike."""
+        if isinstance(x, TextFiles):
+            about = {"x": digest(x.vocabulary.fingerprint(), *(f"{part.part} {part.num_tokens}" for part in batches))}
+        else:
+            about = about_data(batch)
+        fixed = {name: "whole" if mask is None else digest(mask) for name, mask in holds.items()}
+        return {**about, "fixed": fixed | dict.fromkeys(frozen(self), "requires_grad = False")}
 
     def check_method(self, method: str) -> None:
         """Raises ValueError where this model cannot be fitted by a method."""

@@ -6,7 +6,7 @@ import copy
 import inspect
 import math
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -25,7 +25,7 @@ from pplseq.infer.fit.gradients import fit_variationally, maximize_by_gradient, 
 from pplseq.models.batch import to_batch
 from pplseq.runs.cluster import connected
 from pplseq.runs.fits import DescentTraining, EMTraining, FitTraining
-from pplseq.runs.loop import Step, run_training
+from pplseq.runs.loop import Step, digest, run_training
 
 if TYPE_CHECKING:
     from pplseq.models.estimator import Estimator
@@ -90,6 +90,7 @@ def run_fit(
     folder: str | Path | None,
     resume: bool = False,
     max_time: float | None = None,
+    about: Mapping[str, Any] | None = None,
 ) -> FitHistory:
     """:func:`fit_parameters` as a run: from the parameters as they are, or from where the run in the folder stopped.
 
@@ -98,6 +99,7 @@ def run_fit(
 
     Args:
         folder, resume, max_time: see :func:`~pplseq.runs.loop.run_training`, also for what is raised.
+        about: what a resumed fit must be given alike, beside method, options and model.
 
     Raises:
         ValueError: for a limit of time with a method that has no steps to stop at.
@@ -107,12 +109,35 @@ def run_fit(
         if method not in STEPWISE:
             raise ValueError(f"max_time: a fit by {checks.shown(method)} cannot be interrupted; use {' or '.join(STEPWISE)}")
     run = STEPWISE[method](model, batches, **options) if method in STEPWISE else WholeFit(model, batches, method, options)
+    if folder is not None:
+        run.about = about_fit(model, method, options, GOES_ON if method in STEPWISE else ()) | dict(about or {})
     with checks.trusted() if method in STEPWISE else nullcontext():
         ended = run_training(run, folder=folder, resume=resume, max_time=max_time)
     run.history.reason = run.history.reason or ended.stop_reason
     for note in run.history.notes:
         warnings.warn(note, RuntimeWarning, stacklevel=3)
     return run.history
+
+
+def about_fit(model: Any, method: str, options: Mapping[str, Any], free: Sequence[str] = ()) -> dict[str, Any]:
+    """What a resumed fit must be given alike, of the model, the method and its options but those that are free to change."""
+    told: dict[str, Any] = {"model": {"kind": type(model).__name__, **model.config}, "method": method}
+    parameters = checks.signature(FITTERS[method]).parameters.values() if method in FITTERS else ()
+    defaults = {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY and p.default is not None}
+    for name, value in (defaults | dict(options)).items():
+        if name not in free:
+            told[name] = value if isinstance(value, (bool, int, float, str)) else type(value).__name__
+    return told
+
+
+def about_data(batch: Batch) -> dict[str, str]:
+    """What a resumed fit must be given alike, of its data, by the names of arguments."""
+    names = {"gaps": "times"}
+    found = {}
+    for name, value in batch._asdict().items():
+        parts = value.items() if isinstance(value, Mapping) else [] if value is None else [("", value)]
+        found[names.get(name, name)] = digest(*(one for part in sorted(parts, key=lambda one: one[0]) for one in part))
+    return found
 
 
 class WholeFit(FitTraining):
@@ -141,6 +166,7 @@ class WholeFit(FitTraining):
         self.history.reason = state["history"]["reason"]  # there is nothing to go on with
 
 
+GOES_ON = ("max_iterations", "num_steps", "tolerance", "cluster")  # options of which more may be asked for when resumed
 STEPWISE = {"em": EMTraining, "sgd": DescentTraining}
 
 

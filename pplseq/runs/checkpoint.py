@@ -30,7 +30,8 @@ _HELD: set[tuple[Path, int]] = set()  # folders and the threads that train there
 PROGRESS = {f"{name}?": type(value) for name, value in asdict(Progress()).items()}
 TRAINING = FolderKind(
     "pplseq-training", 2, header="training.json", tensors="training.safetensors", what="training checkpoint",
-    again="resume from another checkpoint, or train again from the start", schema={"state": {"progress?": PROGRESS}},
+    again="resume from another checkpoint, or train again from the start",
+    schema={"about?": dict, "state": {"progress?": PROGRESS}},
 )  # fmt: skip
 
 

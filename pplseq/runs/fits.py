@@ -32,6 +32,7 @@ def train_em(
     tolerance: float = 1e-4,
     on_record: Callable[[dict[str, Any]], None] | None = None,
     began: float | None = None,
+    about: Mapping[str, Any] | None = None,
 ) -> History:
     """Fit a model by batch EM in a run's folder.
 
@@ -42,11 +43,13 @@ def train_em(
         tolerance: stop when an iteration gains no more, in nats per token.
         evaluate, folder: as for :func:`~pplseq.runs.training.train`.
         resume, on_record, began: see :func:`~pplseq.runs.loop.run_training`, also for what is raised.
+        about: see :class:`~pplseq.runs.loop.Training`.
 
     Returns:
         The history; an epoch and a step are an iteration. A training record is about the parameters before its M-step.
     """
     training = EMTraining(model, batches, max_iterations=settings.epochs, tolerance=tolerance, evaluate=evaluate)
+    training.about = about or {}
     with checks.trusted():
         return run_training(
             training, folder=folder, resume=resume, max_time=settings.max_time, early_stop=settings.early_stop,

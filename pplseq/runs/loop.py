@@ -7,6 +7,8 @@ that has to do with the disk and the clock is here, so that every training stops
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import json
 import math
 import time
 import warnings
@@ -16,6 +18,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from pplseq import checks
@@ -29,6 +32,7 @@ from pplseq.runs.status import say_status
 
 GRACE = 1.0  # seconds that a validation may take beyond `max_time`
 SLOWER = 1.5  # times what the last one took: without a last validation, what was learned since the one before is lost
+HASH = "sha256:"
 ASIDE = 0.2  # share of `max_time` that is kept for a validation as long as none was timed
 
 
@@ -56,6 +60,7 @@ class Training:
         records: set by the loop: what was written so far. clock: likewise: seconds of the run, over all resumptions.
         says_best: whether the steps say what is best (:attr:`Step.best`), instead of validations.
         drops: whether it goes on where parts of it become NaN, as restarts do that are dropped in the end.
+        about: what a resumed run must be given alike (data, settings), by the names of arguments; JSON-able.
     """
 
     progress: Progress
@@ -63,6 +68,7 @@ class Training:
     clock: Callable[[], float]
     says_best = False
     drops = False
+    about: Mapping[str, Any] = {}  # noqa: RUF012  (replaced, not changed)
 
     def begin(self) -> None:
         """What comes before the first step. A signal, or the end of the time, may cut it short anywhere."""
@@ -152,7 +158,8 @@ def run_training(
 
     Raises:
         NonFiniteLoss: naming the step; no checkpoint holds the bad weights.
-        ValueError: another process trains in the folder, it already holds a run, or its checkpoint is of another model.
+        ValueError: another process trains in the folder, it already holds a run, or its checkpoint is of another model, other
+            data or settings.
         SaveError: a save failed; the previous checkpoint is whole.
         FileNotFoundError, FolderError: `folder/last` cannot be resumed from.
     """
@@ -162,6 +169,36 @@ def run_training(
     loop = _Loop(training, place, max_time, early_stop, checkpoint_interval, on_record, began)
     with nullcontext() if place is None or not processes.current().writes else only_one_run(place, within=True):
         return loop.run(resume)
+
+
+def check_same_run(folder: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    """Raises ValueError where a run began with other data or settings (:attr:`Training.about`) than it is resumed with."""
+    now = json.loads(json.dumps(now))
+    for name in {**before, **now} if before and now else ():
+        both = before.get(name), now.get(name)
+        if both[0] == both[1]:
+            continue
+        if all(isinstance(one, dict) for one in both):
+            keys = [key for key in {**both[0], **both[1]} if both[0].get(key) != both[1].get(key)]
+            what = ", ".join(f"{key} was {checks.shown(both[0].get(key))}, is {checks.shown(both[1].get(key))}" for key in keys)
+        else:
+            hashed = any(str(one).startswith(HASH) for one in both)
+            what = "" if hashed else f"it was {checks.shown(both[0])}, is {checks.shown(both[1])}"
+        raise ValueError(
+            f"{name}: the run in {folder} is of another {name}{f' ({what})' if what else ''}; resume it with the same, or fit "
+            "in another folder"
+        )
+
+
+def digest(*parts: Tensor | str) -> str:
+    """Of what is too long to be written down, for :attr:`Training.about`."""
+    found = hashlib.sha256()
+    for part in parts:
+        if isinstance(part, Tensor):
+            found.update(f"{part.dtype} {tuple(part.shape)}".encode())
+            part = part.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy() if part.numel() else b""
+        found.update(part.encode() if isinstance(part, str) else part)
+    return HASH + found.hexdigest()
 
 
 class _Loop:
@@ -366,7 +403,7 @@ class _Loop:
             return
         if name == "last":
             tensors, state = self.training.state()
-            header = {"state": {"progress": asdict(self.progress), **state}}
+            header = {"about": self.training.about, "state": {"progress": asdict(self.progress), **state}}
             if self.together.writes:
                 TRAINING.write(self.folder / name, header, tensors=tensors, more=self.training.save_model)
             self.saved_at = time.monotonic()
@@ -380,6 +417,7 @@ class _Loop:
         assert self.folder is not None
         header, tensors, *_ = TRAINING.read(self.folder / "last")
         state = header["state"]
+        check_same_run(self.folder, header.get("about", {}), self.training.about)
         check_numbers(tensors, state, self.folder / "last", dropped=self.training.drops)
         # a ValueError is about what was asked for beside the folder
         with sound(f"{self.folder / 'last'}: the checkpoint does not fit this training", TRAINING.again, ValueError):

@@ -42,6 +42,7 @@ def train(
     on_step: Callable[[Progress, int], None] | None = None,
     on_record: Callable[[dict[str, Any]], None] | None = None,
     began: float | None = None,
+    about: Mapping[str, Any] | None = None,
 ) -> History:
     """Minimise the loss of `TraceBlockedEnum_ELBO` in nats per token, one step a batch.
 
@@ -57,11 +58,13 @@ def train(
         elbo: another Pyro ELBO than `TraceBlockedEnum_ELBO()`, or anything else that makes a loss module of (model, guide).
         on_step: called after every step with (progress, tokens of the batch).
         resume, on_record, began: see :func:`~pplseq.runs.loop.run_training`, also for what is raised.
+        about: see :class:`~pplseq.runs.loop.Training`.
 
     Returns:
         The history; its records are those of `metrics.jsonl`.
     """
     training = GradientTraining(model, batches, evaluate, settings, save, guide, elbo, on_step)
+    training.about = about or {}
     # Pyro's validation would meet a NaN first, with a message that names no step; and on a GPU it waits for the device at
     # every site.
     with checks.trusted(), matmul_precision(settings.matmul_precision), warnings.catch_warnings():

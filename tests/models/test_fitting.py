@@ -5,12 +5,13 @@ import os
 import signal
 import warnings
 
+import numpy as np
 import pytest
 import torch
 
 import pplseq
 from pplseq.infer.fit import gradients
-from pplseq.models import HMM, VLHMM, fitting
+from pplseq.models import HMM, IOHMM, LDS, VLHMM, StructuralModel, fitting
 from pplseq.runs.fits import train_em
 from pplseq.runs.settings import TrainSettings
 
@@ -135,6 +136,51 @@ def test_what_is_refused(tmp_path):
         HMM(3, 5).fit(X, method="lbfgs", folder=tmp_path / "other", max_time=1)
     with pytest.raises(ValueError, match="of another model"):
         HMM(4, 5).fit(X, folder=tmp_path / "run", resume=True)
+
+
+OTHER = [torch.cat([row[:-1], 4 - row[-1:]]) for row in X]
+STATES = [torch.full((len(row),), -1) for row in X]
+MASK = np.eye(3, dtype=bool)
+
+
+@pytest.mark.parametrize(
+    ("how", "changes"),
+    [
+        ({"method": "em", "max_iterations": 3}, {
+            "x": {}, "fixed": {"fixed": "emission"}, "model": {}, "states": {"states": STATES},
+            "acceleration": {"acceleration": 2},
+        }),
+        ({"method": "lbfgs", "num_steps": 3}, {
+            "x": {}, "method": {"method": "sgd"}, "num_steps": {"num_steps": 4}, "fixed": {"fixed": ["initial"]},
+        }),
+        ({"method": "sgd", "num_steps": 3, "fixed": {"transition": MASK}}, {
+            "lr": {"lr": 0.1}, "batch_size": {"batch_size": 1}, "fixed": {"fixed": {"transition": ~MASK}},
+        }),
+    ],
+)  # fmt: skip
+def test_a_run_goes_on_with_what_it_began_with(how, changes, tmp_path):
+    done = HMM(3, 5).fit(X, seed=0, folder=tmp_path / "run", **how)
+    for name, change in changes.items():
+        x, model = OTHER if name == "x" else X, HMM(3, 5, priors=True) if name == "model" else HMM(3, 5)
+        with pytest.raises(ValueError, match=f"{name}: the run in .* is of another {name}.*; resume it with the same, or fit"):
+            model.fit(x, folder=tmp_path / "run", resume=True, **(how | change))
+    assert same(HMM(3, 5).fit(X, folder=tmp_path / "run", resume=True, **how), done)
+
+
+def test_every_model_goes_on_with_its_own_data(tmp_path):
+    rows = np.random.default_rng(0).normal(size=(12, 2))
+    cases = (
+        (LDS(1, 2), rows, {"max_iterations": 2}, "emission_noise"),
+        (StructuralModel(), rows[:, :1], {"num_steps": 2}, "noise"),
+        (IOHMM(2, num_inputs=0, outputs="gaussian", num_outputs=2), rows, {"max_iterations": 2}, "emission"),
+    )  # fmt: skip
+    for model, rows, how, part in cases:
+        run = {"folder": tmp_path / model.name, **how}
+        model.fit(rows, seed=0, **run)
+        model.fit(rows, resume=True, **run)
+        for x, fixed, name in ((2 * rows, (), "x"), (rows, [part], "fixed")):
+            with pytest.raises(ValueError, match=f"{name}: the run in .* is of another {name}.*; resume it with the same"):
+                model.fit(x, resume=True, fixed=fixed, **run)
 
 
 def test_another_family_has_a_fit_by_default(tmp_path):

@@ -135,6 +135,8 @@ def test_a_run_goes_on_to_the_same_numbers(tmp_path):
     assert loaded.vocabulary.words == whole.vocabulary.words and loaded.clusters.num_blocks == 4
     records = [json.loads(line) for line in (tmp_path / "parts" / "metrics.jsonl").read_text().splitlines()]
     assert {record["kind"] for record in records} >= {"validation"}
+    with pytest.raises(ValueError, match=r"segment_length: the run in .* \(it was .*, is 7\); resume it with the same"):
+        VLHMM(**SMALL).fit(SENTENCES, folder=tmp_path / "parts", resume=True, **(options | dict(segment_length=7)))
     with pytest.raises(ValueError, match="training text of x is no longer the one"):
         VLHMM(**SMALL).fit(SENTENCES[:-5] + SENTENCES[-4:], folder=tmp_path / "parts", resume=True, **options)
 

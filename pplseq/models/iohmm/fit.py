@@ -15,7 +15,7 @@ from torch import Tensor
 from pplseq import checks
 from pplseq.infer.fit.em import Batch, FitHistory
 from pplseq.models.batch import split_rows
-from pplseq.models.fitting import check_options, fit_parameters
+from pplseq.models.fitting import about_data, about_fit, check_options, fit_parameters
 from pplseq.models.iohmm.data import PARTS
 from pplseq.models.iohmm.embeddings import EmbeddedNetwork
 from pplseq.models.iohmm.input_units import units_note
@@ -33,7 +33,7 @@ from pplseq.models.iohmm.restarts.responses import ResponseOutputs
 from pplseq.models.iohmm.restarts.starts import draw_parameters
 from pplseq.models.iohmm.restarts.stationary import StationaryStart
 from pplseq.models.iohmm.restarts.training import RestartTraining
-from pplseq.runs.loop import run_training
+from pplseq.runs.loop import digest, run_training
 
 METHODS = ("em", "gem", "sgd", "svi", "nuts")
 FITTERS = {"em": EMRun, "gem": EMRun, "sgd": SGDRun}
@@ -59,6 +59,15 @@ class FitPlan(NamedTuple):
     def on_disk(self) -> bool:
         """Whether it is a run, with checkpoints or a limit of time."""
         return self.folder is not None or self.max_time is not None or self.resume or self.on_record is not None
+
+    def about(self, model: IOParameters, batch: Batch, validation: Batch | None) -> dict[str, Any]:
+        """What a resumed fit must be given alike."""
+        held_out = {} if validation is None else about_data(validation)
+        return {
+            **about_fit(model, self.method, self.options), **about_data(batch), "fixed": sorted(model.not_free),
+            "num_restarts": list(map(repr, self.blocks)), "select": self.select, "batch_size": self.batch_size,
+            "validation": digest(*held_out.values()),
+        }  # fmt: skip
 
     @classmethod
     def of(
@@ -275,6 +284,8 @@ def fit_restarts(model: IOParameters, batch: Batch, validation: Batch | None, pl
         conclude(fit_on(plan.cluster, problem, [draw_group(number) for number in range(len(groups))], common))
         return _told(history, loud)
     training = RestartTraining(begin_group, len(groups), load, conclude, model.save, problem.num_steps)
+    if plan.folder is not None:
+        training.about = plan.about(model, batch, validation)
     if plan.on_disk:
         run_training(
             training, folder=plan.folder, resume=plan.resume, max_time=plan.max_time, on_record=plan.on_record

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from pplseq.data.columns import TaggedSentence
 from pplseq.models.taggers.tagger import Tagger
-from pplseq.runs.loop import Step, Training, run_training
+from pplseq.runs.loop import Step, Training, digest, run_training
 from pplseq.runs.progress import TrainingBar, Watch
 from pplseq.runs.settings import History, Progress
 
@@ -39,6 +39,7 @@ class TaggerTraining(Training):
         self.published = -1
         self.ready = False
         self.save_model = self.save
+        self.about = {"settings": {name: _plain(value) for name, value in tagger.get_params().items() if name != "device"}}
 
     @abstractmethod
     def iterate(self) -> float:
@@ -88,6 +89,10 @@ class TaggerTraining(Training):
                 "the checkpoint is of other sentences; train on those it was made with, or in another folder"
             )
         self.relearn(tensors, state)
+
+
+def _plain(value: Any) -> Any:
+    return value if value is None or isinstance(value, (bool, int, float, str)) else digest(repr(value))
 
 
 Learning = TypeVar("Learning", bound=TaggerTraining)

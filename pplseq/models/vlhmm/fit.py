@@ -26,6 +26,7 @@ from pplseq.data.text import Text
 from pplseq.data.vocabulary import Vocabulary
 from pplseq.distributions.blocks import share_states
 from pplseq.folder import write_with_sum
+from pplseq.infer.fit.held import frozen
 from pplseq.models.storage import read_model
 from pplseq.models.texts import as_texts, check_same_text, make_batches, validation
 from pplseq.models.vlhmm.counts import check_start, start_from_counts
@@ -168,6 +169,8 @@ def fit(
             model.clusters = None  # which are of words
         model.to(device)
         best: dict[str, Tensor] = {}
+        about = {"protocol": protocol, "shuffle": shuffle, "batch_size": batch_size, "segment_length": segment_length}
+        about |= {"batch_tokens": batch_tokens, "lr": schedule.lr, "frozen": frozen(model)}
 
         def keep_best(record: dict[str, Any]) -> None:
             if place is None and record.get("best"):
@@ -186,6 +189,7 @@ def fit(
                 folder=place,
                 resume=resume,
                 began=began,
+                about=about,
                 on_step=_all(bar and bar.step, on_step),
                 on_record=_all(keep_best, bar and bar.record, on_record),
             )

@@ -21,6 +21,7 @@ from pplseq.folder import FolderError, sealed, unsealed
 from pplseq.models import LDS
 from pplseq.models.answers import answer_sequences
 from pplseq.models.batch import seeded, split_rows
+from pplseq.models.fitting import about_data
 from pplseq.recipes.forecasts import rows_ahead
 from pplseq.recipes.recipe import Job
 from pplseq.runs.fits import train_em
@@ -190,6 +191,7 @@ def train(job: Job) -> dict[str, Any]:
         tolerance=settings.tolerance,
         on_record=job.watch.record,
         began=job.started,
+        about=about_data(batch),
     )
     progress = history.progress
     trained = [record for record in history.records if record.get("kind") == "train"]
