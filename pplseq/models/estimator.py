@@ -86,6 +86,7 @@ class Estimator(FittedState, SequenceModel):
     turns: ClassVar[tuple[str, ...]] = ()  # ways that several starts take in turn; none: all start in the first way
     least_starts: ClassVar[int] = 1  # that a fit races, where it is not asked for more
     finalists: ClassVar[int] = 1  # of several starts those that are fitted to the end, where they do not end alike
+    replaced: frozenset[str] = frozenset()  # parameters that what is known of single steps stands in for, while a fit lasts
     history: Any = None  # of the last fit: a FitHistory, or the History of a training run
 
     # ---------------------------------------------------------------- data
@@ -164,7 +165,7 @@ class Estimator(FittedState, SequenceModel):
             resume: go on where the run in the folder stopped, to the numbers it would have come to. Data, ``fixed`` and options
                 must be the same; of "em" and "sgd" more iterations or steps, or a smaller tolerance, may be asked for.
             max_time: seconds, over all resumptions, of "em" and "sgd".
-            fixed: parameters that keep their values, by the names of ``set_parameters``; or a mapping from names to masks,
+            fixed: parameters that keep the values that were set or fitted, by the names of ``set_parameters``; or a mapping to masks,
                 True where an entry is held, in the shape of the parameter: of probabilities the rest of a row is shared out
                 among the others. Parameters whose ``requires_grad`` is False are held as well; none that is held counts in
                 ``num_free_parameters``.
@@ -180,6 +181,7 @@ class Estimator(FittedState, SequenceModel):
             ValueError, TypeError: for bad data or options.
         """
         method = self.methods[0] if method is None else checks.choice("method", method, self.methods)
+        drawn = self.random_parameters
         if "device" in options:
             self.to(checks.device(options.pop("device")))
         known = {name: options.pop(name) for name in checks.signature(type(self).as_batch).parameters if name in options}
@@ -216,6 +218,8 @@ class Estimator(FittedState, SequenceModel):
             self.fixed_parameters = frozenset(name for name, mask in holds.items() if mask is None)
             self.fixed_entries = {name: mask for name, mask in holds.items() if mask is not None}
             self.check_held(method)
+            if not resume:  # which sets all of them
+                self.check_set([(name, self.slots[name].raw) for name in holds if name not in self.replaced], drawn)
             if not (warm_start or resume):
                 finalists, num_starts = self.finalists if alone else 1, max(num_restarts, self.least_starts)
                 ways = [how or self.turns[k % len(self.turns) :][:1] if self.turns else how for k in range(num_starts)]

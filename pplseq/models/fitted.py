@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Self, cast
 
 import torch
@@ -138,6 +138,16 @@ class FittedState(SequenceModel):
     def random_parameters(self) -> tuple[str, ...]:
         """Names of those that are as the constructor drew them, of a model that is not fitted."""
         return () if self.__sklearn_is_fitted__() else tuple(vars(self)["_drawn"])
+
+    def check_set(self, held: Iterable[tuple[str, Tensor]], drawn: Iterable[str]) -> None:
+        """Raises ValueError where a fit is asked to keep some (names, tensors) of the :attr:`random_parameters`."""
+        named = dict(self.named_parameters())
+        left = {id(named[name]) for name in drawn}
+        if names := [name.removeprefix("raw_") for name, raw in held if id(raw) in left]:
+            raise ValueError(
+                f"fixed: {', '.join(names)} of this {type(self).__name__} would stay as drawn at random; give the values to "
+                f"keep, set_parameters({names[0]}=...), or fit the model before"
+            )
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "_drawn": list(self.random_parameters) or None}

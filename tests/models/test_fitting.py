@@ -159,7 +159,7 @@ MASK = np.eye(3, dtype=bool)
     ],
 )  # fmt: skip
 def test_a_run_goes_on_with_what_it_began_with(how, changes, tmp_path):
-    done = HMM(3, 5).fit(X, seed=0, folder=tmp_path / "run", **how)
+    done = HMM(3, 5).fit(X, seed=0, max_iterations=1).fit(X, seed=0, folder=tmp_path / "run", **how)
     for name, change in changes.items():
         x, model = OTHER if name == "x" else X, HMM(3, 5, priors=True) if name == "model" else HMM(3, 5)
         with pytest.raises(ValueError, match=f"{name}: the run in .* is of another {name}.*; resume it with the same, or fit"):

@@ -170,6 +170,26 @@ def test_parts_of_an_iohmm(fixed, method):
         assert torch.equal(own, before[f"emission_network.{name}"])
 
 
+@pytest.mark.parametrize(
+    ("make", "x", "fixed", "values"),
+    [
+        (lambda: HMM(2, 3), WORDS, "initial", {"initial": [0.5, 0.5]}),
+        (lambda: HMM(2, 3), WORDS, {"transition": ONE}, {"transition": [[0.5, 0.5], [0.1, 0.9]]}),
+        (lambda: HMM(2, emission="poisson"), COUNTS, ["rate"], {"rate": [[2.0], [9.0]]}),
+        (lambda: SwitchingRegression(2), NUMBERS, "mean", {"mean": [0.0, 5.0]}),
+        (lambda: LDS(1, 2), VECTORS, ["emission"], {"emission": [[1.0], [1.0]]}),
+        (lambda: StructuralModel(cycle=True), NUMBERS[:20], "frequency", {"frequency": 0.1}),
+        (lambda: IOHMM(2, num_inputs=0, outputs="categorical", num_outputs=3), WORDS, "transition", None),
+    ],
+)  # fmt: skip
+def test_what_nobody_has_set_is_not_held(make, x, fixed, values):
+    name = fixed if isinstance(fixed, str) else next(iter(fixed))
+    with pytest.raises(ValueError, match=rf"fixed: {name} of this .* would stay as drawn.*set_parameters\({name}="):
+        make().fit(x, fixed=fixed)
+    model = make().fit(x, seed=0) if values is None else make().set_parameters(**values)
+    model.fit(x, fixed=fixed, **{"max_iterations" if model.methods[0] == "em" else "num_steps": 2})
+
+
 def test_what_cannot_be_held():
     with pytest.raises(ValueError, match=r"fixed: HMM has no parameter 'emision'.*Did you mean 'emission'"):
         HMM(2, 3).fit(WORDS, fixed="emision")

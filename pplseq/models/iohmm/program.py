@@ -419,6 +419,8 @@ class IOHMM(IOHMMQueries):
             raise ValueError(f"fixed: no part {str(unknown[0])[:40]!r}.{checks.nearest(str(unknown[0]), parts)}")
         if isinstance(fixed, Mapping) and not all(mask is True for mask in fixed.values()):
             raise ValueError("fixed: an IOHMM holds parts whole, {name: True}")
+        if not resume:
+            self.check_set([(name, own) for name in names for own in parts[name].parameters()], self.random_parameters)
         with seeded(seed), holding([(Slot(own), None) for name in names for own in parts[name].parameters()]):
             self.fixed_parameters = frozenset(names)
             vars(self)["history"] = fit_model(self, batch, held_out, plan)  # no submodule, though it may hold a guide

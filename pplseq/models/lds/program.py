@@ -357,8 +357,8 @@ class LDS(AtOnce):
                 "fixed: an LDS holds parameters whole, {name: True}; single entries are known in a "
                 "ConstrainedLDS(num_states, num_features, patterns={name: [[1, None], ...]})"
             )
-        held = {fixed} if isinstance(fixed, str) else set(fixed)
-        held |= {name for name, own in self._own.items() if not own.requires_grad}
+        asked = {fixed} if isinstance(fixed, str) else set(fixed)
+        held = asked | {name for name, own in self._own.items() if not own.requires_grad}
         held |= {name for name in ("transition", "emission") if options.get(f"{name}s") is not None}
         if self.initial == "stationary" and any(options.get(name) is not None for name in ("transitions", "state_noises")):
             raise ValueError(
@@ -379,12 +379,12 @@ class LDS(AtOnce):
             raise ValueError(f"num_restarts: starts are alike unless initialization='random'; got {num_restarts}")
         if options.get("step_size") is not None:
             raise ValueError("step_size: stepwise EM is for models of words; an LDS takes batch EM, 'sgd' or 'lbfgs'")
-        self.held = frozenset(held)
+        self.held, self.replaced = frozenset(held), frozenset(held - asked)
         options |= {"initialization": initialization, "num_restarts": num_restarts, "fixed": sorted(held)}
         try:
             return super().fit(x, lengths, warm_start=warm_start or self._is_warm(held), **options)
         finally:
-            self.held = frozenset()
+            self.held = self.replaced = frozenset()
 
     def _is_warm(self, held: set[str]) -> bool:
         return bool({"transition", "emission"} & held)

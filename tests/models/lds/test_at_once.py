@@ -245,6 +245,7 @@ def test_em_on_arrays_is_em_on_tensors(kind, held, monkeypatch):
     def fitted(h, n):
         torch.manual_seed(0)
         model, x = LDS(h, n, **KINDS[kind]), torch.randn(4, 30, n, dtype=torch.float64).cumsum(1)
+        model.set_parameters(transition=1.01 * model.transition, emission=1.01 * model.emission)
         with torch.no_grad():
             model.initial_scale.neg_()  # another factor of the same covariance
         with warnings.catch_warnings():

@@ -316,6 +316,7 @@ def test_lbfgs_finds_the_level_of_the_nile():
 
 def test_what_was_frozen_before_a_fit_stays_frozen():
     model, x = LDS(1, 2), torch.randn(2, 8, 2, dtype=torch.float64)
+    model.set_parameters(transition=[[0.5]], emission=[[1.0], [2.0]])
     model.emission.requires_grad_(False)
     model.fit(x, fixed=["emission", "transition"], max_iterations=1)
     assert not model.emission.requires_grad and model.transition.requires_grad
