@@ -165,10 +165,10 @@ class Estimator(FittedState, SequenceModel):
             resume: go on where the run in the folder stopped, to the numbers it would have come to. Data, ``fixed`` and options
                 must be the same; of "em" and "sgd" more iterations or steps, or a smaller tolerance, may be asked for.
             max_time: seconds, over all resumptions, of "em" and "sgd".
-            fixed: parameters that keep the values that were set or fitted, by the names of ``set_parameters``; or a mapping to masks,
-                True where an entry is held, in the shape of the parameter: of probabilities the rest of a row is shared out
-                among the others. Parameters whose ``requires_grad`` is False are held as well; none that is held counts in
-                ``num_free_parameters``.
+            fixed: parameters that keep the values that were set or fitted, by the names of ``set_parameters``; or a mapping
+                from names to masks, True where an entry is held, in the shape of the parameter: of probabilities the rest of a
+                row is shared out among the others. Parameters whose ``requires_grad`` is False are held as well; none that is
+                held counts in ``num_free_parameters``.
             **options: ``device``, to which the model moves first; what is ``known`` with the sequences (observed states make
                 the fit supervised, or partly so); options of :func:`~pplseq.infer.fit.em.expectation_maximization`
                 (max_iterations, tolerance, step_size; ``cluster``, an address as of :func:`pplseq.runs.cluster.connected`,

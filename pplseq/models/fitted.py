@@ -96,7 +96,7 @@ class FittedState(SequenceModel):
         if not keep or before[1] is None:
             self.input_column_names = column_names(inputs, "inputs")
         if not keep or before[2] is None:
-            self.state_names = names_of_states(states)
+            self.state_names = names_of_states(states, self.num_observable_states)
         try:
             if self.state_names is not None and len(self.state_names) > self.num_observable_states:
                 names = ", ".join(self.state_names[:8])

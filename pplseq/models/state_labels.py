@@ -2,31 +2,68 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
 from pplseq import checks
-from pplseq.models.forms import as_frame, is_table, missing, whole
+from pplseq.models.forms import as_frame, is_table, missing, unmasked, whole
 
 
-def names_of_states(states: Any) -> tuple[str, ...] | None:
-    """What observed states are called, in alphabetical order; None where they are numbers."""
+def names_of_states(states: Any, number: int = 0) -> tuple[str, ...] | None:
+    """What observed states are called, in alphabetical order; None where they are numbers.
+
+    Args:
+        number: of states: those that no name is given of are called "state 2" and so on, behind the others.
+
+    Raises:
+        ValueError: for an empty name, and names beside numbers.
+    """
+    found = _texts(states)
+    if not found:
+        return None
+    if not all(name.strip() for name in found):
+        raise ValueError("states: the name of a state is empty, ''; give it a name, or None where the state is not known")
+    if (other := next(_numbers(states), None)) is not None:
+        raise ValueError(
+            f"states: names and numbers are mixed, {checks.shown(min(found))} and {checks.shown(other)}; give names alone, or "
+            "numbers alone, and None where a state is not known"
+        )
+    return (*sorted(found), *(f"state {k}" for k in range(len(found), number)))
+
+
+def _texts(states: Any) -> set[str]:
     found: set[str] = set()
     for value in _items(states):
-        found |= {str(value)} if isinstance(value, str) else set(names_of_states(value) or ())
-    return tuple(sorted(found)) or None
+        found |= {str(value)} if isinstance(value, str) else _texts(value)
+    return found
+
+
+def _numbers(states: Any) -> Iterator[Any]:
+    """Those of known states."""
+    if isinstance(states, (list, tuple)) or _is_of_objects(states):
+        for value in _items(states):
+            yield from _numbers(value)
+    elif getattr(states, "ndim", 0):
+        yield from (value for value in states.flatten().tolist() if value >= 0)
+    elif not isinstance(states, str) and not missing(states) and not (isinstance(states, (int, float)) and states < 0):
+        yield states
 
 
 def numbers_of_states(states: Any, names: Sequence[str] | None) -> Any:
     """Observed states as numbers, sequence by sequence as they came: of names their places among ``names``, -1 where unknown.
 
     Raises:
-        ValueError: for a name that is not among them. TypeError: for True and False.
+        ValueError: for a name that is not among them, and names beside numbers. TypeError: for True and False.
     """
+    names_of_states(states)
+    return _as_numbers(states, names)
+
+
+def _as_numbers(states: Any, names: Sequence[str] | None) -> Any:
     if isinstance(states, (list, tuple)) or _is_of_objects(states):
-        found = [numbers_of_states(value, names) for value in _items(states)]
+        found = [_as_numbers(value, names) for value in _items(states)]
         if isinstance(states, (list, tuple)) or any(map(np.ndim, found)):
             return found
         return np.asarray(found).reshape(np.shape(states))
@@ -52,5 +89,5 @@ def _is_of_objects(states: Any) -> bool:
 
 def _items(states: Any) -> Any:
     if _is_of_objects(states):
-        return np.asarray(as_frame(states, "states"), dtype=object).flat
+        return np.asarray(as_frame(unmasked(states, words=True), "states"), dtype=object).flat
     return states if isinstance(states, (list, tuple)) else ()

@@ -85,7 +85,10 @@ def test_labels_of_one_step_and_of_all_steps():
 NAMED = np.array(["home", "walk", "work"])
 
 
-@pytest.mark.parametrize("form", ["list", "array", "series", "None", "NaN", "numbers and NaN", "categories", "sequences"])
+FORMS = ("list", "array", "series", "None", "NaN", "numbers and NaN", "categories", "sequences", "masked")
+
+
+@pytest.mark.parametrize("form", FORMS)
 def test_forms_of_labels(form, tmp_path):
     x, states, labels = data(vectors, 2, share=0.2)
     named = [None if k < 0 else str(NAMED[k]) for k in labels]
@@ -93,6 +96,7 @@ def test_forms_of_labels(form, tmp_path):
         "list": named, "array": np.array(named, dtype=object), "series": pd.Series(named),
         "None": [None if k < 0 else int(k) for k in labels],
         "NaN": [np.nan if k is None else k for k in named], "numbers and NaN": np.where(labels < 0, np.nan, labels),
+        "masked": np.ma.array(np.where(labels < 0, "work", NAMED[labels]), mask=labels < 0, dtype=object),
         "categories": pd.Series(pd.Categorical(named)), "sequences": [named[:100], named[100:]],
     }[form]  # fmt: skip
     given = [x[:100], x[100:]] if form == "sequences" else x
@@ -108,7 +112,19 @@ def test_forms_of_labels(form, tmp_path):
 
 
 def test_labels_that_say_nothing_are_refused():
-    x, _, labels = data(vectors, 0)
+    x, states, labels = data(vectors, 0)
+    named = HMM(Z, num_features=Z).fit(x, states=[("a", "b", None)[k] for k in states], seed=0)
+    assert named.state_names == ("a", "b", "state 2")
+    assert named.decode(x, states=["state 2"] * len(x)).unique().tolist() == [2]
+    for states, message in (
+        (["a", ""], "the name of a state is empty"), (["a", " "], "empty"), (["a", 1], "names and numbers are mixed, 'a' "),
+        (np.array(["a", 1.5], dtype=object), "mixed"), ([["a"], [2]], "mixed"), ([["a"], np.array([2])], "mixed"),
+        ([["a"], torch.tensor([0])], "mixed"), (pd.Series(["a", 0]), "mixed"),
+    ):  # fmt: skip
+        two = [x[:1], x[1:2]] if np.ndim(states[0]) else x[:2]
+        for ask in (HMM(Z, num_features=Z).fit, named.score):
+            with pytest.raises(ValueError, match=message):
+                ask(two, states=states)
     with pytest.raises(ValueError, match=r"4 names \(a, b, c, d\) for 3 states"):
         HMM(Z, num_features=Z).fit(x, states=list("abcd") * 75)
     with pytest.raises(ValueError, match="the model's have numbers, as no fit was given names"):
