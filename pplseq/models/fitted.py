@@ -150,7 +150,9 @@ class FittedState(SequenceModel):
             )
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "_drawn": list(self.random_parameters) or None}
+        state = {**super().__getstate__(), "_drawn": list(self.random_parameters) or None}
+        state.pop("_chains", None)  # which follow from this model's parameters
+        return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -124,8 +125,11 @@ class StateMixture(Quantiles):
 
 def gaussian_cdf(means: Tensor, deviations: Tensor) -> Callable[[Tensor], Tensor]:
     """Distribution functions of normals (..., Z, D) of numbers (..., D)."""
-    means, deviations = means.double(), deviations.double()
-    return lambda x: torch.special.ndtr((x.unsqueeze(-2) - means) / deviations)
+    return functools.partial(_normals, means.double(), deviations.double())  # which can be pickled
+
+
+def _normals(means: Tensor, deviations: Tensor, x: Tensor) -> Tensor:
+    return torch.special.ndtr((x.unsqueeze(-2) - means) / deviations)
 
 
 class PathMixture(Quantiles):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import pyro.distributions as dist
 import torch
@@ -86,6 +87,11 @@ class Family:
     @property
     def has_em(self) -> bool:
         return self.update is not None
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """A copy of one of :data:`FAMILIES` is that one."""
+        name = next((name for name, own in FAMILIES.items() if own is self), None)
+        return super().__reduce_ex__(protocol) if name is None else (known_family, (name,))
 
 
 def maximize_each(value: Tensor, objective: Callable[[Tensor], Tensor]) -> Tensor:
@@ -295,6 +301,10 @@ FAMILIES: dict[str, Family] = {
         (lambda column: (column == 0) | (column == 1), "0 and 1"),
     ),
 }  # fmt: skip
+
+
+def known_family(name: str) -> Family:
+    return FAMILIES[name]
 
 
 def name_of(family: Family) -> str:

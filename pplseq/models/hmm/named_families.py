@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import itertools
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any
 
 import pyro.distributions as dist
@@ -58,6 +59,17 @@ def _is_class(kind: Any) -> bool:
     return isinstance(kind, type) and issubclass(kind, Distribution)
 
 
+@dataclass(frozen=True, eq=False)
+class ClassFamily(Family):
+    """A family that was made of a class."""
+
+    kind: type = Distribution
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        name = self.kind.__name__
+        return family_of, (name if getattr(dist, name, None) is self.kind else self.kind,)
+
+
 def _of_class(kind: type) -> Family:
     """A distribution class with its own parameters; of probs and logits it takes the logits."""
     wanted: Any = getattr(kind, "arg_constraints", None)
@@ -95,9 +107,9 @@ def _of_class(kind: type) -> Family:
         raise ValueError(f"emission: a family cannot be made of {kind.__name__} ({why}); write a Family") from None
     supports = [str(each.support) for each in made]
     if len(set(supports)) > 1:
-        return Family(
+        return ClassFamily(
             lambda **values: _Inside(make(**values)), parameters, fill=float(inside(made[0].support)), called=kind.__name__,
-            moving=tuple(
+            kind=kind, moving=tuple(
                 name for name in parameters
                 if any(
                     one != other and all(a[n] == b[n] for n in parameters if n != name)
@@ -105,7 +117,8 @@ def _of_class(kind: type) -> Family:
                 )
             ) or tuple(parameters),
         )  # fmt: skip
-    return Family(make, parameters, fill=float(inside(made[0].support)), holds=_holds(made), called=kind.__name__)
+    fill = float(inside(made[0].support))
+    return ClassFamily(make, parameters, fill=fill, holds=_holds(made), called=kind.__name__, kind=kind)
 
 
 def _holds(made: Iterable[Any]) -> tuple[Callable[[Tensor], Tensor], str] | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -66,18 +67,18 @@ def response_functions(emission: ResponseEmission) -> tuple[Callable[[Tensor], T
     ]
     means = emission.means.detach().double()
 
-    def cdf(x: Tensor) -> Tensor:
-        found = torch.empty_like(means)
-        for column, function in zip(columns, functions, strict=True):
-            at = x[..., column.predictors].unsqueeze(-2)
-            if function is None:  # a class or not: P(0) = 1 - p
-                share = 1 - means[..., column.predictors]
-                found[..., column.predictors] = torch.where(at < 0, 0.0, torch.where(at < 1, share, 1.0))
-            else:
-                found[..., column.predictors] = function(at)
-        return found
-
     whole = torch.zeros(emission.columns.width, dtype=torch.bool, device=means.device)
     for column, (_, part, _) in zip(columns, parts, strict=True):
         whole[column.predictors] = bool(getattr(part.support, "is_discrete", False))
-    return cdf, whole
+    return partial(_by_column, [(column.predictors, own) for column, own in zip(columns, functions, strict=True)], means), whole
+
+
+def _by_column(functions: list[tuple[slice, Any]], means: Tensor, x: Tensor) -> Tensor:
+    found = torch.empty_like(means)
+    for places, function in functions:
+        at = x[..., places].unsqueeze(-2)
+        if function is None:  # a class or not: P(0) = 1 - p
+            found[..., places] = torch.where(at < 0, 0.0, torch.where(at < 1, 1 - means[..., places], 1.0))
+        else:
+            found[..., places] = function(at)
+    return found

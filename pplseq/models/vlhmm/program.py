@@ -285,6 +285,9 @@ class VLHMM(Constrainable):
             self._cached_specs = version, self._build_specs(layout, words)
         return self._cached_specs[1]
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_cached_specs": None}  # those of this model's parameters
+
     def _build_specs(self, layout: BlockLayout, words: WordGroups) -> tuple[BlockTransition, BlockEmission]:
         scalar, kept = self._config["parameterization"] == "scalar", {}
         if scalar:
