@@ -159,7 +159,7 @@ class CodedLines:
             ValueError: `<eos>` stands in the text, or a word is unknown and the vocabulary has no `<unk>`.
         """
         unknown_id = -1 if vocabulary.unknown_id is None else vocabulary.unknown_id
-        new_ids = np.array([vocabulary.index.get(word, unknown_id) for word in self.words], dtype=np.int32)
+        new_ids = np.array([vocabulary.number(word, unknown_id) for word in self.words], dtype=np.int32)
         tokens = new_ids[self.ids]
         if with_unknown and vocabulary.unknown_id is not None and not (tokens == unknown_id).any():
             counts = np.bincount(self.ids, minlength=len(self.words))

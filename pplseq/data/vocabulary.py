@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from pplseq import checks
-from pplseq.data.sources import UNITS, is_shown, join_tokens, split_line, split_words
+from pplseq.data.sources import UNITS, is_shown, join_tokens, split_line, split_words, tokens_of
 
 EOS = "<eos>"
 UNKNOWN = "<unk>"
@@ -216,10 +216,17 @@ class Vocabulary:
         if isinstance(words, str):
             raise TypeError(f"words: expected a list of words, got the string {checks.shown(words)}; split it first")
         unknown_id = -1 if self.unknown_id is None else self.unknown_id
-        ids = np.fromiter((self.index.get(word, unknown_id) for word in words), dtype=np.int64, count=len(words))
+        ids = np.fromiter((self.number(word, unknown_id) for word in words), dtype=np.int64, count=len(words))
         if self.unknown_id is None and ids.size and ids.min() < 0:
             raise ValueError(self.unknown_word_message(words[int(np.argmin(ids))]))
         return ids
+
+    def number(self, word: str, unknown: int) -> int:
+        """The id of a word, or of a character as it stands in a text, such as a space; else ``unknown``."""
+        found = self.index.get(word)
+        if found is None and self.units != "words" and isinstance(word, str) and len(own := tokens_of(word, self.units)) == 1:
+            found = self.index.get(own[0])
+        return unknown if found is None else found
 
     def unknown_word_message(self, word: str, place: str = "words") -> str:
         """The error text for a word that cannot be encoded: where it stands and what to do."""

@@ -14,6 +14,7 @@ from torch import Tensor
 from pplseq import checks
 from pplseq.data.batches import SentenceBatches, StreamBatches
 from pplseq.data.coding import CodedLines
+from pplseq.data.sources import tokens_of
 from pplseq.data.text import Corpus, Text
 from pplseq.data.vocabulary import Vocabulary
 from pplseq.files import write_text
@@ -74,7 +75,9 @@ def as_texts(
             _check_same_words(name, text, vocabulary or x.vocabulary)
         return Texts(x, valid, True)
     if holds_words(x):
-        coded = CodedLines(_lines(x, "x", split), "x")
+        lines = _lines(x, "x", split)
+        units = "words" if known is not None else _units(lines)
+        coded = CodedLines(lines if units == "words" else (tokens_of("".join(line), units) for line in lines), "x", units=units)
         held_out = None if valid is None or isinstance(valid, Text) else _lines(valid, "valid", split)
         if known is None:
             coded.warn()
@@ -168,11 +171,18 @@ def _lines(x: Any, name: str, split: Callable[[str], list[str]]) -> list[list[st
     return [split(sentence) if isinstance(sentence, str) else list(sentence) for sentence in x]
 
 
+def _units(lines: list[list[str]]) -> str:
+    """What words in lists are: "characters" where all are, and some are the spaces between words."""
+    words = {word for line in lines for word in line}
+    return "characters" if " " in words and all(isinstance(word, str) and len(word) == 1 for word in words) else "words"
+
+
 def _vocabulary(coded: CodedLines, valid: list[list[str]] | None, min_count: int | None) -> Vocabulary:
     vocabulary = coded.vocabulary(min_count=1 if min_count is None else checks.count("min_count", min_count))
     if min_count is not None or valid is None or vocabulary.unknown_id is not None:
         return vocabulary
-    return coded.vocabulary(min_count=2) if any(word not in vocabulary for line in valid for word in line) else vocabulary
+    has_new = any(vocabulary.number(word, -1) < 0 for line in valid for word in line)
+    return coded.vocabulary(min_count=2) if has_new else vocabulary
 
 
 def _check_same_words(name: str, text: Any, vocabulary: Vocabulary) -> None:

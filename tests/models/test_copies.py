@@ -7,12 +7,14 @@ import numpy as np
 import pytest
 import torch
 
-from pplseq import HMM, IOHMM, LDS, StructuralModel, VLHMM
+from pplseq import HMM, IOHMM, LDS, VLHMM, StructuralModel
 from pplseq.models import SemiMarkovHMM, SwitchingRegression
 from pplseq.models.hmm.families import FAMILIES
 from tests.support.model_cases import CASES
 
-VERBS = ("score", "filter", "smooth", "decode", "forecast", "predict_next", "sample_states", "infill", "components", "reconstruct")
+VERBS = (
+    "score", "filter", "smooth", "decode", "forecast", "predict_next", "sample_states", "infill", "components", "reconstruct",
+)  # fmt: skip
 REGIME = np.arange(40) // 10 % 2
 RNG = np.random.default_rng(0)
 COUNTS, NUMBERS = RNG.poisson(2 + 6 * REGIME), 1 + 5 * REGIME + RNG.random(40)

@@ -94,3 +94,20 @@ def test_strings_in_the_units_of_the_vocabulary(kind, units, tmp_path):
         torch.testing.assert_close(ours, theirs)
     loaded = pplseq.load(model.save(tmp_path / "model"))
     assert loaded.vocabulary == vocabulary
+
+
+@pytest.mark.parametrize("units", ["characters", "bytes"])
+def test_a_space_in_a_list_of_characters_is_one(units, tmp_path):
+    texts = ["ab cab ca", "b ac\tb"]
+    vocabulary = Vocabulary.build([split_line(text, units) for text in texts], min_count=2, units=units)
+    assert vocabulary.unknown_id is not None
+    assert vocabulary.encode(list(texts[0])).tolist() == vocabulary.encode(vocabulary.split(texts[0])).tolist()
+    model = HMM(2, len(vocabulary))
+    model.vocabulary = vocabulary
+    model.fit(texts, seed=0, max_iterations=2)
+    assert model.score([list(texts[0])]) == model.score(texts[:1])
+    assert Text.from_lines([list(texts[0])], vocabulary).num_unknown == 0
+    if units == "characters":
+        model = VLHMM(num_states=8, hidden_size=4).fit([list(text) for text in texts], epochs=1, num_blocks=2, seed=0)
+        assert model.vocabulary.units == units and model.vocabulary.unknown_id is None
+        assert model.score([list(texts[0])]) == model.score(texts[:1])

@@ -34,13 +34,11 @@ def family_of(name: Any) -> Family:
     if isinstance(name, Family):
         return name
     if isinstance(name, str):
-        if name in FAMILIES:
-            return FAMILIES[name]
+        own = next((known for known in FAMILIES if spelled(known) == spelled(name)), None)
+        if own is not None:
+            return FAMILIES[own]
         kind = getattr(dist, name, None)
         if not _is_class(kind):
-            own = next((known for known in FAMILIES if spelled(known) == spelled(name)), None)
-            if own is not None:
-                return FAMILIES[own]
             classes = {spelled(each): each for each in dir(dist) if _is_class(getattr(dist, each))}
             if spelled(name) not in classes:
                 raise ValueError(
@@ -51,7 +49,8 @@ def family_of(name: Any) -> Family:
             kind = getattr(dist, classes[spelled(name)])
         return _of_class(kind)
     if _is_class(name):
-        return _of_class(name)
+        known = name in (getattr(dist, name.__name__, None), getattr(torch.distributions, name.__name__, None))
+        return family_of(name.__name__) if known and spelled(name.__name__) in map(spelled, FAMILIES) else _of_class(name)
     raise TypeError(f"emission must be a name, a distribution class or a Family, got {type(name).__name__}")
 
 
@@ -95,14 +94,14 @@ def _of_class(kind: type) -> Family:
 
     places = {REAL: (0.0,), SHARE: (0.3,), POSITIVE: TRIED}
     tried = [
-        dict(zip(parameters, map(torch.tensor, each), strict=True))
+        {own: torch.tensor(value).double() for own, value in zip(parameters, each, strict=True)}
         for each in itertools.product(*(places[parameter] for parameter in parameters.values()))
     ]
     try:
         made = [make(**values) for values in tried]
         if made[0].event_shape or made[0].batch_shape or made[0].log_prob(inside(made[0].support)).shape:
             raise ValueError("it is no distribution of single numbers")
-    except (ValueError, TypeError, NotImplementedError, RuntimeError) as error:
+    except Exception as error:  # whatever a class says to what it does not take
         why = " ".join(str(error).split())[:200]
         raise ValueError(f"emission: a family cannot be made of {kind.__name__} ({why}); write a Family") from None
     supports = [str(each.support) for each in made]
@@ -134,7 +133,7 @@ def _holds(made: Iterable[Any]) -> tuple[Callable[[Tensor], Tensor], str] | None
     ]
     if ends == [-torch.inf, torch.inf]:
         return None
-    takes = [all(bool(each.log_prob(torch.tensor(end)).isfinite()) for each in made) for end in ends]
+    takes = [all(bool(each.log_prob(torch.tensor(end).double()).isfinite()) for each in made) for end in ends]
     low, high = ends
 
     def holds(column: Tensor) -> Tensor:

@@ -1,5 +1,7 @@
 """Emissions named by a class of distributions: starts from the data in any unit, supports, names, missing values."""
 
+import copy
+
 import numpy as np
 import pyro.distributions as dist
 import pytest
@@ -54,6 +56,8 @@ def test_several_starts_of_models_without_em():
 SPELLED = {
     "gamma": "Gamma", "lognormal": "LogNormal", "log_normal": "LogNormal", "Log-Normal": "LogNormal", "Student T": "student_t",
     "zero inflated poisson": "ZeroInflatedPoisson", "VON_MISES": "von_mises", "Gaussian": "gaussian", "Mixture": "mixture",
+    "NegativeBinomial": "negative_binomial", "StudentT": "student_t", "VonMises": "von_mises", "Bernoulli": "bernoulli",
+    torch.distributions.NegativeBinomial: "negative_binomial", dist.Normal: "normal",
 }  # fmt: skip
 
 
@@ -83,7 +87,9 @@ def test_numbers_outside_of_the_support(name):
 
 
 def test_what_no_family_can_be_made_of():
-    for name, why in {"LogisticNormal": "no distribution of single numbers", "Stable": "of Stable is no single number"}.items():
+    for name, why in {"LogisticNormal": "no distribution of single numbers", "Stable": "of Stable is no single number",
+                      "GeneralizedPareto": r"cannot be made of GeneralizedPareto \(Double did not match Float\)",
+                      "CoalescentTimes": "cannot be made of CoalescentTimes"}.items():  # fmt: skip
         with pytest.raises(ValueError, match=why):
             HMM(2, emission=name)
     with pytest.raises(ValueError, match="no family 'gama'. Did you mean 'Gamma'"):
@@ -128,3 +134,10 @@ def test_gradients_of_outputs_that_are_missing(outputs):
     batch = model.as_batch([x, x[:3]])
     model.log_joint(batch.x, batch.lengths, **batch.known).backward()
     assert all(bool(parameter.grad.isfinite().all()) for parameter in model.parameters() if parameter.grad is not None)
+
+
+def test_what_is_held_in_a_copy_of_a_family():
+    x = np.random.default_rng(0).standard_t(4, size=60) + 4 * (np.arange(60) // 10 % 2)
+    for model in (HMM(2, emission="StudentT"), copy.deepcopy(HMM(2, emission="student_t"))):
+        model.set_parameters(df=[[4.0], [4.0]]).fit(x, fixed=["df"], method="em", seed=0, max_iterations=3)
+        assert model.emission_parameters["df"].flatten().tolist() == pytest.approx([4.0, 4.0])
