@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import math
+import warnings
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -235,6 +236,9 @@ class Estimator(FittedState, SequenceModel):
                 history = run_fit(self, batches, method, options, **limits, about=about)
         vars(self)["history"] = history  # no submodule, though it may hold a guide
         vars(self)["is_fitted"] = True
+        words = x.vocabulary if isinstance(x, (Text, TextFiles)) else None
+        if self.vocabulary is None and words is not None and self.num_words == len(words):
+            self.vocabulary = words
         # as a loaded model is; queries need not change it and change it back
         return self.eval() if method != "em" or self.training else self
 
@@ -400,7 +404,26 @@ class Estimator(FittedState, SequenceModel):
         total = getattr(chain, "total_log_prob", None)  # where a tensor would cost more than the number
         with chain.unchecked() if isinstance(chain, Chain) else contextlib.nullcontext():
             value = float(chain.log_prob().detach().sum(dtype=torch.float64)) if total is None else total()
+        if value == -math.inf and (why := self._new_words(x, batch)):
+            warnings.warn(why, RuntimeWarning, stacklevel=2)
         return value / batch.num_tokens if per_token else value
+
+    def _new_words(self, x: Any, batch: Batch) -> str:
+        """What to say of words that are new to the vocabulary and therefore impossible; "" where it is not they."""
+        vocabulary = self.vocabulary
+        unknown = None if vocabulary is None else vocabulary.unknown_id
+        if vocabulary is None or unknown is None or not bool((batch.x == unknown).any()):
+            return ""
+        if float(self.log_prob(batch.x.new_full((1, 1), unknown))) > -math.inf:
+            return ""
+        words = (word for row in x for word in (self._split(row) if isinstance(row, str) else row)) if holds_words(x) else ()
+        new = [*dict.fromkeys(word for word in words if word is not None and word not in vocabulary)]
+        named = f"the words {checks.shown(new[:5])} are new, and" if new else "words that are new"
+        return (
+            f"x: {named} read as {vocabulary.unknown!r}, which the model has never seen: its probability is 0, and the score "
+            f"-inf. Make the vocabulary of the training text with min_count=2, so that rare words of it become "
+            f"{vocabulary.unknown!r}, or fit with priors (priors=True), which give every word a probability"
+        )
 
     @property
     def num_free_parameters(self) -> int:

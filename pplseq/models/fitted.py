@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from pplseq import checks
+from pplseq.data.text import Text
 from pplseq.models.base import SequenceModel
 from pplseq.models.forms import Form, Sequences, by_names, column_names, holds_texts, in_form, splitting, states_in_form
 from pplseq.models.row_labels import check_rows_together, in_steps, labels_ahead
@@ -37,6 +38,11 @@ class FittedState(SequenceModel):
     def in_form(self, x: Any, lengths: Any = None) -> Form:
         """Observations as :func:`pplseq.models.forms.in_form` reads them, a frame's columns by the names of the fit, and
         sentences as lists of words, in the units of the vocabulary."""
+        if isinstance(x, Text) and self.vocabulary is not None and self.vocabulary.words != x.vocabulary.words:
+            raise ValueError(
+                f"x: {x.name!r} is encoded with other words ({len(x.vocabulary)}) than the model's ({len(self.vocabulary)}); "
+                "read it with those, load_corpus(..., vocabulary=model.vocabulary), or give its sentences as lists"
+            )
         if self.num_features is not None or not holds_texts(x):
             x, lengths = in_steps(x, lengths)  # rows of text are sequences, and not steps
         rows, ends = in_form(by_names(x, self.column_names), lengths, num_features=self.num_features, split=self._split)

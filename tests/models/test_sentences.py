@@ -111,3 +111,25 @@ def test_a_space_in_a_list_of_characters_is_one(units, tmp_path):
         model = VLHMM(num_states=8, hidden_size=4).fit([list(text) for text in texts], epochs=1, num_blocks=2, seed=0)
         assert model.vocabulary.units == units and model.vocabulary.unknown_id is None
         assert model.score([list(texts[0])]) == model.score(texts[:1])
+
+
+def test_a_new_word_that_is_impossible_is_named():
+    vocabulary = Vocabulary.build([["a", "b"], ["b", "c", "b"], ["a"]], min_count=2)
+    for priors in (None, True):
+        model = HMM(2, len(vocabulary), priors=priors)
+        model.vocabulary = vocabulary
+        model.fit([["a", "b"], ["b", "a"]], **EM)
+        if priors:
+            assert math.isfinite(model.score([["a", "zebra"]]))
+            continue
+        with pytest.warns(RuntimeWarning, match=r"x: the words \['zebra'\] are new, .* '<unk>'.*min_count=2.*priors=True"):
+            assert model.score([["a", "zebra"], ["b"]]) == -math.inf
+
+
+def test_the_vocabulary_of_a_corpus_stays(corpus, tmp_path):
+    model = HMM(2, len(corpus.train.vocabulary)).fit(corpus.train, **EM)
+    assert model.vocabulary is corpus.train.vocabulary
+    assert pplseq.load(model.save(tmp_path / "model")).score(["the cat sat"]) == model.score(["the cat sat"])
+    other = Text.from_lines([["x", "y"]], Vocabulary.build([["x", "y"]]))
+    with pytest.raises(ValueError, match="is encoded with other words .* than the model's"):
+        model.score(other)

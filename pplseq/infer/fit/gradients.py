@@ -152,7 +152,7 @@ def maximize_by_lbfgs(
         if math.isnan(wall):
             if not math.isfinite(total):
                 has_em = "em" in getattr(model, "methods", ("em",))
-                other = "use method 'em' first" if has_em else "start elsewhere: another seed, or set_parameters and warm_start=True"
+                other = "use method 'em' first" if has_em else "start elsewhere: another seed, or warm_start=True"
                 raise ArithmeticError(f"the loss is {total} where the fit starts; {other}")
             wall = total + 1e6 * (1 + abs(total))
         if math.isfinite(total):
