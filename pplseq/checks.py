@@ -283,10 +283,17 @@ def shape(name: str, value: Any, expected: Sequence[int]) -> Any:
     return value
 
 
+def is_masked_tensor(value: Any) -> bool:
+    """Whether a value is a ``torch.masked.MaskedTensor``."""
+    return type(value).__name__ == "MaskedTensor" and hasattr(value, "get_mask")
+
+
 def dense(name: str, value: Tensor) -> Tensor:
-    """The tensor, whose numbers are there to be read: no sparse one, and none on the device "meta"."""
+    """The tensor, whose numbers are there to be read: no sparse one, no masked one, and none on the device "meta"."""
     import torch
 
+    if is_masked_tensor(value):
+        raise TypeError(f"{name}: got a MaskedTensor of shape {tuple(value.shape)}; give its numbers, ....to_tensor(...)")
     is_meta = value.is_meta and type(value) in (torch.Tensor, torch.nn.Parameter)  # a subclass may have numbers elsewhere
     if value.layout is not torch.strided or is_meta:
         kind = "on the device meta" if is_meta else "sparse"

@@ -14,7 +14,17 @@ from torch import Tensor
 from pplseq import checks
 from pplseq.data.text import Text
 from pplseq.models.base import SequenceModel
-from pplseq.models.forms import Form, Sequences, by_names, column_names, holds_texts, in_form, splitting, states_in_form
+from pplseq.models.forms import (
+    Form,
+    Sequences,
+    by_names,
+    column_names,
+    holds_texts,
+    in_form,
+    rows_of,
+    splitting,
+    states_in_form,
+)
 from pplseq.models.row_labels import check_rows_together, in_steps, labels_ahead
 from pplseq.models.state_labels import names_of_states, numbers_of_states
 
@@ -38,6 +48,7 @@ class FittedState(SequenceModel):
     def in_form(self, x: Any, lengths: Any = None) -> Form:
         """Observations as :func:`pplseq.models.forms.in_form` reads them, a frame's columns by the names of the fit, and
         sentences as lists of words, in the units of the vocabulary."""
+        x = rows_of(x)
         if isinstance(x, Text) and self.vocabulary is not None and self.vocabulary.words != x.vocabulary.words:
             raise ValueError(
                 f"x: {x.name!r} is encoded with other words ({len(x.vocabulary)}) than the model's ({len(self.vocabulary)}); "

@@ -152,12 +152,14 @@ def refuse_texts(x: Any, what: str, name: str) -> None:
 
 
 def unmasked(x: Any, *, words: bool = False) -> Any:
-    """What numpy masks, alone or in lists, as missing: NaN, -1 in words, None among texts; anything else as it is."""
+    """What numpy or torch masks, alone or in lists, as missing: NaN, -1 in words, None among texts; anything else as it is."""
     if isinstance(x, (list, tuple)):
-        if not any(isinstance(row, (np.ma.MaskedArray, list, tuple)) for row in x):
+        if not any(isinstance(row, (np.ma.MaskedArray, list, tuple)) or checks.is_masked_tensor(row) for row in x):
             return x
         rows = [unmasked(row, words=words) for row in x]
         return rows if any(row is not own for row, own in zip(rows, x, strict=True)) else x
+    if checks.is_masked_tensor(x):
+        x = np.ma.array(x.get_data().numpy(force=True), mask=~x.get_mask().numpy(force=True))
     if not isinstance(x, np.ma.MaskedArray):
         return x
     if x is np.ma.masked:
@@ -299,6 +301,14 @@ def _check_there(names: tuple[str, ...], there: tuple[str, ...], name: str, with
             f"{name}: no column {missing[0]!r}, and the model was fitted to {', '.join(names)}; there are {', '.join(there)}. "
             f"Rename them, or give numbers without names: {without}"
         )
+
+
+def rows_of(x: Any) -> Any:
+    """A series that holds a sequence of numbers in each row as a list of these; anything else as it is."""
+    if not is_frame(x) or hasattr(x, "columns") or getattr(getattr(x, "dtype", None), "kind", "O") != "O":
+        return x
+    rows = list(x)
+    return rows if rows and all(np.ndim(row) > 0 for row in rows) else x
 
 
 def holds_texts(x: Any) -> bool:

@@ -57,6 +57,7 @@ def numbers_of_states(states: Any, names: Sequence[str] | None) -> Any:
     Raises:
         ValueError: for a name that is not among them, and names beside numbers. TypeError: for True and False.
     """
+    states = unmasked(states, words=True)
     names_of_states(states)
     return _as_numbers(states, names)
 

@@ -95,6 +95,6 @@ def steps_to_come(
 
 def as_tensor(values) -> Tensor:
     if isinstance(values, Tensor):
-        return values
+        return checks.dense("matrices", values)
     array = np.asarray(unmasked(values))
     return torch.as_tensor(array if array.flags.writeable else array.copy())  # a frame's may not be written to

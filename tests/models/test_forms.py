@@ -375,3 +375,25 @@ def test_masks_in_an_array_of_objects_are_heard():
     assert model.score(held) == model.score([row.filled(np.nan) for row in rows]) == model.score(rows)
     single = np.array([5.1, np.ma.masked, 4.9], dtype=object)
     assert model.score(single) == model.score(np.array([5.1, np.nan, 4.9]))
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of MaskedTensors")
+def test_what_torch_masks_and_rows_of_a_series_are_missing():
+    pandas = pytest.importorskip("pandas")
+
+    def masked(values, seen):
+        return torch.masked.masked_tensor(torch.tensor(values), torch.tensor(seen))
+
+    hidden = np.ma.array([1.0, 9999.0, 3.0], mask=[0, 1, 0])
+    model = HMM(1, num_features=1).set_parameters(loc=[[0.0]], covariance=[[1.0]])
+    wanted = model.score([[1.0, np.nan, 3.0]])
+    row = masked([1.0, 9999.0, 3.0], [True, False, True])
+    for x in (masked([[[1.0], [9999.0], [3.0]]], [[[True], [False], [True]]]), [row], pandas.Series([hidden])):
+        assert model.score(x) == pytest.approx(wanted)
+    days = pandas.DatetimeIndex(["2024-01-01", "2024-01-09", "2024-01-05"])  # of sequences
+    assert model.score(pandas.Series([hidden] * 3, index=days)) == pytest.approx(3 * wanted)
+    assert WORDS.score(masked([[1, 2]], [[True, False]])) == WORDS.score([[1, -1]])
+    states = masked([[0, 1]], [[True, False]])
+    assert WORDS.score([[1, 2]], states=states) == pytest.approx(WORDS.score([[1, 2]], states=[[0, -1]]))
+    with pytest.raises(TypeError, match=r"x: got a MaskedTensor of shape \(1, 2, 1\)"):
+        model.log_prob(masked([[[1.0], [2.0]]], [[[True], [False]]]))

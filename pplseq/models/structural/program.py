@@ -548,7 +548,12 @@ def _seasons(seasonal: Any, harmonics: Any) -> tuple[list[float], list[int] | No
         return [], None
     alone = not isinstance(seasonal, (list, tuple))
     if alone and harmonics is None:
-        return [checks.count("seasonal", seasonal, 2)], None
+        if checks.number("seasonal", seasonal) % 1:
+            raise ValueError(
+                f"seasonal must be a whole number of steps, one state each, got {seasonal}; make such a season of waves, "
+                "harmonics=3 or another small number"
+            )
+        return [checks.count("seasonal", int(seasonal), 2)], None
     seasons = [seasonal] if alone else list(seasonal)
     for season in seasons:
         if checks.number("seasonal", season) < 2:

@@ -110,3 +110,9 @@ def test_what_does_not_fit_into_memory_is_refused_beforehand(monkeypatch):
         StructuralModel(seasonal=365).fit(x)
     with pytest.raises(ValueError, match="x must vary"):  # which fits
         StructuralModel(seasonal=365, harmonics=5).fit(x)
+
+
+def test_a_season_of_broken_steps_is_made_of_waves():
+    with pytest.raises(ValueError, match="seasonal must be a whole number .*365.25; make such a season of waves, harmonics="):
+        StructuralModel(seasonal=365.25)
+    assert StructuralModel(seasonal=365.25, harmonics=2).num_states == 5
