@@ -24,7 +24,7 @@ from pplseq.infer.discrete.chain import Chain
 from pplseq.infer.discrete.mixtures import step_of
 from pplseq.infer.discrete.results import MissingWords, NextDistribution, StateMarginals
 from pplseq.infer.fit.em import Batch
-from pplseq.infer.fit.held import Slot, any_held, frozen, held, holding, kept
+from pplseq.infer.fit.held import Slot, frozen, held, holding, kept
 from pplseq.models.base import SequenceModel, first_parameter, in_training
 from pplseq.models.batch import (
     as_given,
@@ -308,11 +308,6 @@ class Estimator(FittedState, SequenceModel):
 
     def check_held(self, method: str) -> None:
         """Raises ValueError where a method cannot hold what is held."""
-        if method in ("svi", "nuts") and any_held(self):
-            raise ValueError(
-                f"fixed: {method!r} draws all parameters from their priors; hold some by 'em', 'lbfgs' or 'sgd', or give these "
-                "narrow priors"
-            )
         if not any(parameter.requires_grad for parameter in self.parameters()):
             raise ValueError("fixed: every parameter is held, so there is nothing to fit")
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyro
 import torch
+from pyro import poutine
 from torch import Tensor
 
 from pplseq import checks
@@ -22,6 +23,7 @@ from pplseq.data.text_parts import TextFiles, TextPart, read_part
 from pplseq.data.vocabulary import Vocabulary
 from pplseq.infer.fit.em import Batch, FitHistory, expectation_maximization
 from pplseq.infer.fit.gradients import fit_variationally, maximize_by_gradient, maximize_by_lbfgs, sample_parameters
+from pplseq.infer.fit.held import held
 from pplseq.models.batch import to_batch
 from pplseq.runs.cluster import connected
 from pplseq.runs.fits import DescentTraining, EMTraining, FitTraining
@@ -68,17 +70,44 @@ def fit_parameters(model: Any, batches: Sequence[Batch], method: str, options: d
     """Fits from the parameters as they are, and leaves the model at the best ones found, a median, or the best draw."""
     if method in ("em", "sgd", "lbfgs"):
         return FITTERS[method](model, batches, **options)
+    free, kept, names = _held_sites(model)
+    program = poutine.condition(model, data=kept) if kept else model
+
+    def parameters(sites: dict[str, Tensor], shape: tuple[int, ...] = ()) -> dict[str, Tensor]:
+        """Those that were learned, of their sites and of those that were held."""
+        found = model.from_sites({**{name: value.expand(*shape, *value.shape) for name, value in kept.items()}, **sites})
+        return {name: value for name, value in found.items() if name not in names}
+
     if method == "svi":
-        history = fit_variationally(model, batches, initial=model.sites(), **options)
+        history = fit_variationally(program, batches, initial=free, **options)
         with pyro.get_param_store().scope():  # a guide's median puts its parameters there
-            _set(model, model.from_sites(history.guide.median()))
+            _set(model, parameters(history.guide.median()))
         return history
     if len(batches) > 1:
         raise ValueError("batch_size: NUTS sees all sequences at once; leave it out, or use method 'svi'")
-    history = sample_parameters(model, batches[0], initial=model.sites(), **options)
-    samples = history.samples = model.from_sites(history.samples)
+    history = sample_parameters(program, batches[0], initial=free, **options)
+    samples = history.samples = parameters(history.samples, (len(next(iter(history.samples.values()))),))
     _set(model, _best_draw(model, samples, batches))
     return history
+
+
+def _held_sites(model: Any) -> tuple[dict[str, Tensor], dict[str, Tensor], set[str]]:
+    """Sites of parameters that are drawn, and of those that are held, with their values, and the names of these parameters.
+
+    Raises:
+        ValueError: for parameters that are held in part, or drawn together with others.
+    """
+    sites = model.sites()
+    names = {name for name, slot in model.slots.items() if held(slot.raw) is not None}
+    # the parts of one parameter, as of a matrix of precision, are sites of their own
+    of = {name: [site for site in sites if site == name or site.startswith(f"{name}_")] for name in names}
+    if odd := [name for name in sorted(names) if not of[name] or model.slots[name].raw.requires_grad]:
+        raise ValueError(
+            f"fixed: {odd[0]!r} is not drawn whole and by itself, so that 'svi' and 'nuts' cannot hold it; use 'em', 'lbfgs' "
+            "or 'sgd', or give it a narrow prior"
+        )
+    kept = {site: sites[site] for name in names for site in of[name]}
+    return {site: value for site, value in sites.items() if site not in kept}, kept, names
 
 
 def run_fit(
@@ -300,7 +329,11 @@ def _log_posterior(model: Any, batches: Sequence[Batch]) -> float:
 
 
 def _set(model: Any, values: dict[str, Tensor]) -> None:
+    still = [(own, own.detach().clone()) for own in model.parameters() if not own.requires_grad]
     model.set_parameters(**{name: value.detach() for name, value in values.items()})
+    with torch.no_grad():
+        for own, value in still:  # which are set along with others, and come back but for their last digits
+            own.copy_(value)
 
 
 def _best_draw(model: Any, samples: dict[str, Tensor], batches: Sequence[Batch]) -> dict[str, Tensor]:

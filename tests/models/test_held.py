@@ -199,8 +199,9 @@ def test_what_cannot_be_held():
         gaussian("full")().fit(VECTORS, fixed={"covariance": np.eye(2, dtype=bool)[None].repeat(2, 0)})
     with pytest.raises(ValueError, match="every parameter is held"):
         HMM(2, 3).fit(WORDS, fixed=["initial", "transition", "emission"])
-    with pytest.raises(ValueError, match="'svi' draws all parameters"):
-        HMM(2, 3, priors=True).fit(WORDS, method="svi", fixed="emission")
+    model = HMM(2, 3, priors=True).set_parameters(emission=[[0.2, 0.3, 0.5], [0.5, 0.3, 0.2]])
+    with pytest.raises(ValueError, match="'emission' is not drawn whole and by itself, so that 'svi' and 'nuts' cannot"):
+        model.fit(WORDS, method="svi", fixed={"emission": [[True, False, False], [False, False, False]]})
     with pytest.raises(ValueError, match="ConstrainedLDS"):
         LDS(1, 2).fit(VECTORS, fixed={"emission": [[True], [False]]})
     with pytest.raises(ValueError, match="no part 'noise'. There are: initial, transition, emission"):
@@ -214,3 +215,32 @@ def test_standard_errors_of_what_is_free():
     model = HMM(2, emission="normal").fit(NUMBERS, seed=0).fit(NUMBERS, warm_start=True, fixed={"loc": FIRST}, method="lbfgs")
     summary = model.summary(NUMBERS)
     assert summary.fixed == ("loc[0][0]",) and "fixed in the fit" in str(summary)
+
+
+@pytest.mark.parametrize("fixed", ["emission", ["transition", "initial"]])
+def test_draws_are_of_what_is_free(fixed):
+    """A guide of a point ends where EM does."""
+    known = {"initial": [0.6, 0.4], "transition": [[0.9, 0.1], [0.2, 0.8]], "emission": [[0.7, 0.2, 0.1], [0.1, 0.2, 0.7]]}
+    words = np.array([0, 1, 0, 0, 2, 2, 1, 2] * 2)
+    models = [HMM(2, 3, priors={"initial": 2.0, "transition": 2.0, "emission": 2.0}).set_parameters(**known) for _ in range(3)]
+    common = {"fixed": fixed, "warm_start": True, "seed": 0}
+    models[0].fit(words, method="em", max_iterations=500, tolerance=1e-10, **common)
+    models[1].fit(words, method="svi", guide="delta", num_steps=150, lr=0.2, **common)
+    models[2].fit(words, method="nuts", num_samples=4, warmup_steps=2, max_tree_depth=2, **common)
+    names = [fixed] if isinstance(fixed, str) else fixed
+    start = HMM(2, 3).set_parameters(**known)
+    for model in models:
+        for name in names:
+            assert torch.equal(model.slots[name].raw, start.slots[name].raw)
+        assert model.num_free_parameters < 7
+    for name, slot in models[0].slots.items():
+        torch.testing.assert_close(models[1].slots[name].raw.softmax(-1), slot.raw.softmax(-1), atol=1e-2, rtol=0.0)
+    assert models[2].history.samples.keys() == {"initial", "transition", "emission"} - set(names)
+
+
+def test_draws_of_gaussians_hold_matrices_of_precision():
+    known = {"loc": [[0.0, 0.0], [4.0, 4.0]], "covariance": np.stack([[[1.0, 0.3], [0.3, 2.0]]] * 2)}
+    model = HMM(2, num_features=2, covariance="full", priors=True).set_parameters(**known)
+    before = model.slots["precision"].raw.clone()
+    model.fit(VECTORS, method="svi", num_steps=3, fixed=["covariance"], seed=0)
+    assert torch.equal(model.slots["precision"].raw, before) and not torch.equal(model.loc, torch.tensor(known["loc"]).double())
