@@ -334,6 +334,9 @@ def numbers_of(frame: Any, num_features: int | None = None, name: str = "x") -> 
     for column in columns or [None]:
         values = frame if column is None else frame[column]
         where = name if column is None else f"{name}: column {column!r}"
+        if isinstance(getattr(values, "dtype", None), np.dtype) and values.dtype.kind in "fiub":
+            found.append(np.asarray(values, dtype=float))  # as a whole, where no cell can be anything else
+            continue
         texts = [value for value in values if isinstance(value, (str, bytes))]
         if texts and column is None and isinstance(texts[0], str):
             if len(texts) < len(values):
