@@ -21,6 +21,7 @@ from pplseq import checks
 from pplseq.baselines.sgd import SGDSettings, SGDTraining, State
 from pplseq.data.text import Text
 from pplseq.data.vocabulary import Vocabulary
+from pplseq.distributions.drawing import seeded
 from pplseq.folder import sound
 from pplseq.runs.loop import run_training
 from pplseq.runs.settings import perplexity
@@ -341,8 +342,7 @@ class TiedNetwork(NeuralLanguageModel):
             setattr(self, name, checks.count(name, size))
         dropout = checks.share("dropout", dropout, "[0, 1)")
         self._check_memory(dropout)
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
+        with seeded(seed):
             self.embedding = nn.Parameter(torch.randn(len(vocabulary), hidden_size) / hidden_size**0.5)
             self.make_layers(dropout)
         self.output_bias = nn.Parameter(torch.zeros(len(vocabulary)))
@@ -415,9 +415,11 @@ class MaximumLikelihood(nn.Module):
 @contextlib.contextmanager
 def _evaluating(model: nn.Module):
     """Without dropout, whatever the mode was."""
-    training = model.training
+    if not model.training:
+        yield
+        return
     model.eval()
     try:
         yield
     finally:
-        model.train(training)
+        model.train()

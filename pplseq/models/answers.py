@@ -19,11 +19,11 @@ from torch import Tensor
 from pplseq import checks
 from pplseq.data.sources import NUL_BYTE
 from pplseq.data.vocabulary import Vocabulary, split_words
+from pplseq.distributions.drawing import seeded
 from pplseq.distributions.state import MISSING
 from pplseq.files import json_line
 from pplseq.infer.discrete.chain import Chain
 from pplseq.infer.discrete.results import StateMarginals
-from pplseq.models.batch import seeded
 from pplseq.runs.settings import perplexity
 from pplseq.runs.training import model_device
 

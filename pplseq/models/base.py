@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self, TypedDict
 
@@ -18,6 +19,7 @@ from pplseq.distributions.state import MISSING, Belief, Emission, Transition
 from pplseq.infer.discrete.build import build_chain
 from pplseq.infer.discrete.chain import Chain
 from pplseq.infer.programs.blocked_enum import BlockedEnum
+from pplseq.threads import alone
 
 if TYPE_CHECKING:
     from pplseq.data.clusters import Clusters
@@ -119,13 +121,21 @@ class Given:
     def steps(self) -> range:
         return range(self.shape[1])
 
+    def is_step(self, t) -> Tensor | None:
+        """(B,) whether a row has step t; None where all have."""
+        return None if self.lengths is None else t < self.lengths
+
+    def is_seen(self, t) -> Tensor | None:
+        """(B,) whether there is an observation; None where there is one everywhere."""
+        return None if self._seen is None else self._seen[:, t]
+
     def valid(self, t):
         """A context in which padded steps are masked: neither their state nor their observation counts."""
-        return _masked(None if self.lengths is None else t < self.lengths)
+        return _masked(self.is_step(t))
 
     def seen(self, t):
         """A context in which missing observations are masked."""
-        return _masked(None if self._seen is None else self._seen[:, t])
+        return _masked(self.is_seen(t))
 
     def state(self, t) -> Tensor | None:
         """(B,) known states, negative where unknown; None where none is known."""
@@ -166,6 +176,22 @@ class Given:
             emission_inputs=emission_inputs,
         )  # fmt: skip
 
+    def draw(self, move: Callable[..., Any], emit: Callable[..., Any], start: Any = None) -> tuple[Tensor, Tensor]:
+        """States and observations (B, T, ...), as a program like the example draws them; nothing of Pyro is asked.
+
+        Args:
+            move: (state before, step, observation before) -> the distribution of the state. emit: (state, step, observation
+                before) -> that of the observation. start: what stands for the state before the first one.
+        """
+        z, x, found = start, None, []
+        for t in self.steps:
+            known = self.state(t)
+            now = move(z, t, x).expand(self.shape[:1]).sample() if known is None else known
+            z, x = now, emit(now, t, x).expand(self.shape[:1]).sample()
+            found.append((z, x))
+        states, observations = (torch.stack(parts, 1) for parts in zip(*found, strict=True))
+        return states, observations
+
 
 def one_chain(program):
     """Marks a ``model()`` that is the example of :class:`Given`, so that its chain can be built without running it.
@@ -194,12 +220,35 @@ def in_training(module: nn.Module) -> list[nn.Module]:
     return [part for part in module.modules() if part.training]
 
 
-def set_mode(part: nn.Module, training: bool) -> None:
-    """Sets whether a part alone is in training: a question must not cost a walk through all modules and their attributes."""
+def _looks_at_mode(part: nn.Module) -> bool:
+    """Whether a part may do something else in training: parts of this library ask :attr:`SequenceModel.is_learning`."""
+    kind, forward = type(part), getattr(type(part).forward, "__code__", None)
+    if kind.__module__.startswith("pplseq."):
+        return False
+    return not kind.__module__.startswith(("torch.nn.", "pyro.nn.")) or forward is None or "training" in forward.co_names
+
+
+def _set_mode(part: nn.Module, training: bool) -> None:
+    """Sets whether a part alone is in training."""
     if type(part).train is nn.Module.train:
         vars(part)["training"] = training
     else:
         part.train(training)
+
+
+AT_POINT: ContextVar[bool] = ContextVar("parameters as they stand, instead of drawn from their priors", default=False)
+AT_TEST: ContextVar[bool] = ContextVar("without dropout, for a question", default=False)
+
+
+@contextlib.contextmanager
+def said(*of: ContextVar[bool]) -> Iterator[None]:
+    """A block, of this thread alone, in which these are True."""
+    tokens = [(each, each.set(True)) for each in of]
+    try:
+        yield
+    finally:
+        for each, token in tokens:
+            each.reset(token)
 
 
 def _masked(mask: Any):
@@ -318,10 +367,14 @@ class SequenceModel(checks.NamedArguments, PyroModule):
 
     def forward(self, *args, **kwargs):
         # the handler is entered inside the module's call: see BlockedEnum.__call__
-        handler = self.messenger(vectorize=self.vectorize, factor=not vars(self).get("_queried", False))
+        handler = self.messenger(vectorize=self.vectorize, factor=not AT_TEST.get())
         frozen = [parameter for parameter in self.parameters() if not parameter.requires_grad]
-        with handler:
-            result = self.model(*args, **kwargs)
+
+        def run() -> Any:
+            with handler:
+                return self.model(*args, **kwargs)
+
+        result = alone(run, own_store=False)
         for parameter in frozen:  # Pyro's store has made them learn
             parameter.requires_grad_(False)
         vars(self)["_chains"] = handler.chains
@@ -339,17 +392,10 @@ class SequenceModel(checks.NamedArguments, PyroModule):
             raise NoChain("no chain yet: call the model (or posterior) on observations first")
         return next(iter(chains.values()))
 
-    @contextlib.contextmanager
-    def _at_point(self):
-        """The program with its parameters as they stand, instead of drawn from their priors."""
-        before = vars(self).get("_fixed", False)
-        vars(self)["_fixed"] = True
-        try:
-            # queries leave nothing in Pyro's parameter store, where another model's names may be the same
-            with pyro.get_param_store().scope():
-                yield
-        finally:
-            vars(self)["_fixed"] = before
+    @property
+    def is_learning(self) -> bool:
+        """Whether it is in training, and this is no question: what is left out in training is left out."""
+        return self.training and not AT_TEST.get()
 
     def posterior(self, x: Tensor, lengths: Tensor | None = None, start: Belief | None = None, **known) -> Chain:
         """The chain of observations under the model at test: no dropout, no gradients.
@@ -362,23 +408,30 @@ class SequenceModel(checks.NamedArguments, PyroModule):
         """
         if x is None:
             raise checks.no_sequences("x", x)
-        training = in_training(self) if self.training else []
-        for part in training:
-            set_mode(part, False)
+        at = x, lengths, start
+        with said(AT_POINT, AT_TEST), torch.no_grad():
+            parts = [part for part in in_training(self) if _looks_at_mode(part)] if self.training else []
+            chain: Any = None if parts else self.direct_chain(*at, **known)  # a Chain, but where a model says otherwise
+            if chain is None:
+                return alone(lambda: self._chain_at_test(parts, *at, **known))
+            chain.prepare()  # parameters are read here, without their gradients
+            return chain
+
+    def _chain_at_test(self, parts: list[nn.Module], *at, **known) -> Any:
+        """The chain by running the program; parts: those in training that do something else then."""
         try:
-            with self._at_point(), torch.no_grad():
-                chain: Any = self.direct_chain(x, lengths, start, **known)  # a Chain, but where a model says otherwise
-                if chain is not None:
-                    chain.prepare()  # parameters are read here, without their gradients
-                    return chain
-                vars(self)["_queried"] = True
-                with poutine.block():
-                    self(x, lengths, start, **known)
+            for part in parts:
+                _set_mode(part, False)
+            chain: Any = self.direct_chain(*at, **known) if parts else None
+            if chain is not None:
+                chain.prepare()
+                return chain
+            with poutine.block():
+                self(*at, **known)
+            return vars(self).pop("_chains").popitem()[1]
         finally:
-            vars(self)["_queried"] = False
-            for part in training:
-                set_mode(part, True)
-        return vars(self).pop("_chains").popitem()[1]
+            for part in parts:
+                _set_mode(part, True)
 
     @property
     def is_one_chain(self) -> bool:
@@ -410,6 +463,20 @@ class SequenceModel(checks.NamedArguments, PyroModule):
         given = self.given(x, lengths, start, **known)
         return given.chain(*self.specs_given(given), start, given.before(slice(None)), given.inputs)
 
+    def direct_draw(self, **known) -> tuple[Tensor, Tensor] | None:
+        """States and observations (B, T, ...) as the program draws them, without running it; None where it has to be run.
+
+        Args:
+            **known: as the program takes them, among them how much is drawn.
+        """
+        if not self.is_one_chain:
+            return None
+        given = self.given(None, **known)
+        transition, emission = self.specs_given(given)
+        return given.draw(
+            lambda z, t, x: transition(z, inputs=given.before(t, x)), lambda z, t, x: emission(z, inputs=given.input(t))
+        )
+
     def short_chain(self, batch: Batch) -> Any:
         """What :meth:`posterior` returns for a batch that was checked, by a shorter way; None where there is none."""
         return None
@@ -424,7 +491,7 @@ class SequenceModel(checks.NamedArguments, PyroModule):
 
     def chain_of(self, batch: Batch) -> Any:
         """The chain of a batch that was checked, for EM; a model may have a shorter way to it than running its program."""
-        with checks.trusted():  # Pyro's validation would report a NaN first, and less clearly
+        with checks.trusted():
             chain = self.short_chain(batch)
             return self.posterior(batch.x, batch.lengths, **batch.known) if chain is None else chain
 

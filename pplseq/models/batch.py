@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -172,15 +171,3 @@ def as_given(value: Tensor, x):
     if not isinstance(x, (list, tuple)):
         return value
     return [row[: len(sequence)] for row, sequence in zip(value, x, strict=True)]
-
-
-@contextlib.contextmanager
-def seeded(seed: int | None) -> Iterator[None]:
-    """A block whose random numbers a seed fixes, and which leaves torch's generator as it was; nothing for None."""
-    if seed is None:
-        yield
-        return
-    checks.count("seed", seed, 0)
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
-        yield

@@ -10,12 +10,12 @@ from torch import Tensor
 
 from pplseq import checks
 from pplseq.data.vocabulary import Vocabulary
+from pplseq.distributions.drawing import seeded
 from pplseq.infer.discrete.constrained.build import constrain
 from pplseq.infer.discrete.constrained.chain import ConstrainedChain
 from pplseq.infer.discrete.constrained.moves import WordMoves
 from pplseq.infer.discrete.constrained.steps import KEPT_BYTES
 from pplseq.models.base import SequenceModel
-from pplseq.models.batch import seeded
 from pplseq.models.estimator import Estimator, Sample
 
 if TYPE_CHECKING:

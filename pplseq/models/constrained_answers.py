@@ -9,8 +9,8 @@ import torch
 
 from pplseq import checks
 from pplseq.data.vocabulary import Vocabulary
+from pplseq.distributions.drawing import seeded
 from pplseq.models.answers import Words, observe, top_words
-from pplseq.models.batch import seeded
 from pplseq.models.constrained import Bounds, Constrainable
 from pplseq.models.constraints.constraint import Constraint
 from pplseq.models.constraints.patterns import escaped

@@ -19,20 +19,20 @@ from torch import Tensor
 from pplseq import checks
 from pplseq.data.text import Text
 from pplseq.data.text_parts import TextFiles
+from pplseq.distributions.drawing import seeded
 from pplseq.distributions.state import MISSING, Belief
 from pplseq.infer.discrete.chain import Chain
 from pplseq.infer.discrete.mixtures import step_of
 from pplseq.infer.discrete.results import MissingWords, NextDistribution, StateMarginals
 from pplseq.infer.fit.em import Batch
 from pplseq.infer.fit.held import Slot, frozen, held, holding, kept
-from pplseq.models.base import SequenceModel, first_parameter, in_training
+from pplseq.models.base import AT_POINT, AT_TEST, SequenceModel, first_parameter, in_training, said
 from pplseq.models.batch import (
     as_given,
     holds_words,
     in_ids,
     is_batch,
     padded_states,
-    seeded,
     split_rows,
     to_batch,
     with_ends,
@@ -52,6 +52,7 @@ from pplseq.models.fitting import (
 from pplseq.models.forms import is_table
 from pplseq.models.information import Summary, criterion, observed_tokens, summarize
 from pplseq.runs.loop import digest
+from pplseq.threads import alone, undisturbed
 
 
 class Sample(NamedTuple):
@@ -129,6 +130,7 @@ class Estimator(FittedState, SequenceModel):
         return self.in_form(x)[0] if isinstance(x, (list, tuple, Text)) else x
 
     # ---------------------------------------------------------------- fit
+    @undisturbed
     def fit(
         self,
         x,
@@ -337,11 +339,15 @@ class Estimator(FittedState, SequenceModel):
     def log_joint(self, x: Tensor, lengths: Tensor | None = None, *, share: float = 1.0, **known) -> Tensor:
         """log p(x) summed over rows plus ``share`` of the log prior, nats; differentiable in the parameters."""
         checks.number("share", share)
-        with self._at_point(), poutine.block():
-            chain = self.direct_chain(x, lengths, **known)
-            if chain is None:
+
+        def by_program() -> Any:
+            with poutine.block():
                 self(x, lengths, **known)
-                chain = vars(self).pop("_chains").popitem()[1]
+            return vars(self).pop("_chains").popitem()[1]
+
+        with said(AT_POINT):
+            chain: Any = self.direct_chain(x, lengths, **known)
+            chain = alone(by_program) if chain is None else chain
         return chain.log_prob().sum() + float(share) * self.log_prior()
 
     # ---------------------------------------------------------------- likelihood
@@ -536,17 +542,28 @@ class Estimator(FittedState, SequenceModel):
             num_steps, num_sequences: T and B. seed: makes the draw repeatable; None draws from torch's generator.
         """
         self.check_fitted()
+        with seeded(seed):
+            states, x = self.draws(num_sequences=num_sequences, num_steps=num_steps, **known)
+        known = None if self.vocabulary is None else self.vocabulary.words
+        return Sample(x, states, None if known is None else [[known[word] for word in row] for row in x.tolist()])
+
+    def draws(self, **known) -> tuple[Tensor, Tensor]:
+        """States and observations (B, T, ...), as :meth:`direct_draw`; by running the program where that has to be."""
+        with said(AT_POINT, AT_TEST):
+            found = self.direct_draw(**known)
+            return alone(lambda: self._by_program(**known)) if found is None else found
+
+    def _by_program(self, **known) -> tuple[Tensor, Tensor]:
         training = self.training
         self.eval()
         try:
-            with seeded(seed), self._at_point(), poutine.block():
-                trace = poutine.trace(self.model).get_trace(num_sequences=num_sequences, num_steps=num_steps, **known)
+            with poutine.block():
+                sites = dict(poutine.trace(self.model).get_trace(**known).nodes)
         finally:
             self.train(training)
-        sites: Any = trace.nodes
-        x, states = (torch.stack([sites[f"{name}_{t}"]["value"] for t in range(num_steps)], 1) for name in "xz")
-        known = None if self.vocabulary is None else self.vocabulary.words
-        return Sample(x, states, None if known is None else [[known[word] for word in row] for row in x.tolist()])
+        steps = [name[2:] for name in sites if name.startswith("x_")]  # in their order
+        states, x = (torch.stack([sites[f"{name}_{t}"]["value"] for t in steps], 1) for name in "zx")
+        return states, x
 
     # ---------------------------------------------------------------- arguments
     def get_params(self, deep: bool = True) -> dict[str, Any]:

@@ -13,7 +13,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import pyro
 import torch
 from pyro import poutine
 from torch import Tensor
@@ -28,6 +27,7 @@ from pplseq.models.batch import to_batch
 from pplseq.runs.cluster import connected
 from pplseq.runs.fits import DescentTraining, EMTraining, FitTraining
 from pplseq.runs.loop import Step, digest, run_training
+from pplseq.threads import alone, filtering
 
 if TYPE_CHECKING:
     from pplseq.models.estimator import Estimator
@@ -80,8 +80,7 @@ def fit_parameters(model: Any, batches: Sequence[Batch], method: str, options: d
 
     if method == "svi":
         history = fit_variationally(program, batches, initial=free, **options)
-        with pyro.get_param_store().scope():  # a guide's median puts its parameters there
-            _set(model, parameters(history.guide.median()))
+        _set(model, parameters(alone(history.guide.median)))
         return history
     if len(batches) > 1:
         raise ValueError("batch_size: NUTS sees all sequences at once; leave it out, or use method 'svi'")
@@ -278,8 +277,7 @@ def start_anew(
         values = []
         for start in starts:
             model.load_state_dict(start)
-            with warnings.catch_warnings():  # what is remarkable is said of the start that wins
-                warnings.simplefilter("ignore", RuntimeWarning)
+            with filtering("ignore", RuntimeWarning):  # what is remarkable is said of the start that wins
                 values.append(_run(model, batches, cluster))
             start.update(copy.deepcopy(model.state_dict()))
         order = sorted(range(len(starts)), key=values.__getitem__, reverse=True)

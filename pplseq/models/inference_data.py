@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import Any
 
 import numpy as np
-import pyro
 import torch
 
 from pplseq import __version__, checks
-from pplseq.models.batch import seeded
+from pplseq.distributions.drawing import seeded
+from pplseq.threads import alone, filtering
 
 
 def to_arviz(model: Any, *, num_draws: int = 1000, seed: int = 0) -> Any:
@@ -41,8 +40,7 @@ def to_arviz(model: Any, *, num_draws: int = 1000, seed: int = 0) -> Any:
             f"model: expected one that was fitted by method='nuts' or 'svi', which have a posterior of parameters, got {came}"
         )
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of its own imports
+        with filtering("ignore"):  # of its own imports
             import arviz
     except ImportError:
         raise ImportError('posterior draws for ArviZ need it: pip install "pplseq[arviz]"') from None
@@ -75,7 +73,7 @@ def _stats(diagnostics: dict[str, Any] | None, num_chains: int, num_draws: int) 
 def _of_guide(model: Any, guide: Any, num_draws: int, seed: int) -> dict[str, np.ndarray]:
     """(draws, ...) of each table."""
     checks.count("num_draws", num_draws)
-    with torch.no_grad(), seeded(seed), pyro.get_param_store().scope():
-        drawn = [guide() for _ in range(num_draws)]
+    with torch.no_grad(), seeded(seed):
+        drawn = alone(lambda: [guide() for _ in range(num_draws)])
         sites = {name: torch.stack([draw[name] for draw in drawn]) for name in drawn[0] if name in model.sites()}
         return {name: value.detach().cpu().numpy() for name, value in model.from_sites(sites).items()}

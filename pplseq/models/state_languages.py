@@ -10,11 +10,12 @@ from torch import Tensor
 
 from pplseq import checks
 from pplseq.data.vocabulary import Vocabulary
+from pplseq.distributions.drawing import seeded
 from pplseq.infer.discrete.chain import Chain
 from pplseq.infer.discrete.constrained.moves import WordMoves
 from pplseq.infer.discrete.constrained.states import constrain_states
 from pplseq.infer.discrete.results import StateMarginals
-from pplseq.models.batch import as_given, seeded
+from pplseq.models.batch import as_given
 from pplseq.models.estimator import Estimator
 
 if TYPE_CHECKING:

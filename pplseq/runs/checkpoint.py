@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pplseq.distributions.drawing import random_state, set_random_state
 from pplseq.files import locked, make_folder
 from pplseq.folder import FolderError, FolderKind, check_finite
 from pplseq.runs.settings import Progress
@@ -128,19 +129,19 @@ def restore_weights(module: torch.nn.Module, tensors: dict[str, Tensor], prefix:
 
 
 def random_states(device: torch.device) -> dict[str, Tensor]:
-    """Torch's random generators, as tensors of a checkpoint."""
-    states = {"random.cpu": torch.get_rng_state()}
-    if device.type == "cuda":
-        states["random.cuda"] = torch.cuda.get_rng_state(device)
-    return states
+    """The random generators that this thread draws from, as tensors of a checkpoint."""
+    return {f"random.{kind}": random_state(place) for kind, place in _places(device).items()}
 
 
 def restore_random_states(tensors: dict[str, Tensor], device: torch.device) -> None:
     """Inverse of `random_states`."""
-    if "random.cpu" in tensors:
-        torch.set_rng_state(tensors["random.cpu"])
-    if device.type == "cuda" and "random.cuda" in tensors:
-        torch.cuda.set_rng_state(tensors["random.cuda"], device)
+    for kind, place in _places(device).items():
+        if f"random.{kind}" in tensors:
+            set_random_state(place, tensors[f"random.{kind}"])
+
+
+def _places(device: torch.device) -> dict[str, torch.device]:
+    return {"cpu": torch.device("cpu")} | ({"cuda": device} if device.type == "cuda" else {})
 
 
 def is_held_here(folder: Path) -> bool:

@@ -26,6 +26,7 @@ from pplseq.runs import checkpoint, processes
 from pplseq.runs.loop import Step, Training, run_training
 from pplseq.runs.memory import release_freed_memory
 from pplseq.runs.settings import History, NonFiniteLoss, Progress, TrainSettings, perplexity
+from pplseq.threads import alone
 
 
 def train(
@@ -67,8 +68,7 @@ def train(
     training.about = about or {}
     # Pyro's validation would meet a NaN first, with a message that names no step; and on a GPU it waits for the device at
     # every site.
-    with checks.trusted(), matmul_precision(settings.matmul_precision), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Encountered NaN")
+    with checks.trusted(), matmul_precision(settings.matmul_precision):
         return run_training(
             training, folder=folder, resume=resume, max_time=settings.max_time, early_stop=settings.early_stop,
             checkpoint_interval=settings.checkpoint_interval, on_record=on_record, began=began,
@@ -98,9 +98,10 @@ class GradientTraining(Training):
         self.elbo = elbo(model, guide or (lambda *args, **kwargs: None))
         if guide is not None:
             # An autoguide makes its parameters at its first call; the optimizer has to see them.
-            with torch.random.fork_rng(), torch.no_grad():
-                batch = next(iter(batches))
-                self.elbo(batch.x.to(self.device), _to(batch.lengths, self.device), None)
+            batch, before = next(iter(batches)), checkpoint.random_states(self.device)
+            with torch.no_grad():
+                _by_program(self.elbo, batch.x.to(self.device), _to(batch.lengths, self.device), None)
+            checkpoint.restore_random_states(before, self.device)
         self.parameters = list(self.elbo.parameters())
         self.together = processes.current()
         self.loss: torch.nn.Module = _Loss(self.elbo, model, self.direct_chain)
@@ -322,17 +323,34 @@ class _Loss(torch.nn.Module):
         last, direct = self.chain_of
         if direct is not None:
             before = None if self.known else checkpoint.random_states(x.device)
-            with _Sites() as sites:
-                chain = direct(x, lengths, start)
+            if before is None:
+                chain, has_sites = direct(x, lengths, start), False
+            else:
+                chain, has_sites = alone(lambda: _with_sites(direct, x, lengths, start))
             self.known = True
-            if sites.found:  # the program is run from now on, with the random numbers that it would have had
+            if has_sites and before is not None:  # the program is run from now on, with the numbers that it would have drawn
                 self.chain_of = last, None
-                if before is not None:
-                    checkpoint.restore_random_states(before, x.device)
+                checkpoint.restore_random_states(before, x.device)
             elif chain is not None:
                 return chain, -chain.log_prob().sum()
-        loss = self.elbo(x, lengths, start)
-        return last(), loss
+        return alone(lambda: (_by_program(self.elbo, x, lengths, start), last())[::-1])
+
+
+def _by_program(elbo: torch.nn.Module, *batch: Any) -> Tensor:
+    """The loss of a batch by running programs."""
+
+    def run() -> Tensor:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Encountered NaN")
+            return elbo(*batch)
+
+    return alone(run)
+
+
+def _with_sites(chain_of: Callable[..., Any], *batch: Any) -> tuple[Any, bool]:
+    """The chain of a batch, and whether parameters were drawn for it."""
+    with _Sites() as sites:
+        return chain_of(*batch), sites.found
 
 
 class _Sites(Messenger):

@@ -13,6 +13,7 @@ from pplseq import checks
 from pplseq.baselines.loading import load_text_model
 from pplseq.baselines.neural import NeuralLanguageModel
 from pplseq.data.vocabulary import EOS, Vocabulary
+from pplseq.distributions.drawing import seeded
 
 AT_ONCE = 256  # texts that are drawn together
 
@@ -134,8 +135,7 @@ def draw_texts(model: LanguageModel, number: int, longest: int, seed: int = 0) -
     checks.count("longest", longest)
     end = model.vocabulary.eos_id
     texts: list[list[int]] = []
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
+    with seeded(seed):
         while len(texts) < number:
             for row in model.draw(min(AT_ONCE, number - len(texts)), longest).tolist():
                 texts.append(row[: row.index(end) + 1] if end in row else row[:longest])

@@ -9,6 +9,7 @@ from support.model_cases import DISCRETE, LENGTHS
 from pplseq import HMM, LDS
 from pplseq.distributions.linear_gaussian import LinearGaussian
 from pplseq.infer.programs.blocked_enum import BlockedEnum
+from pplseq.models.base import AT_POINT, said
 
 close = torch.testing.assert_close
 CASES = {name: case for name, case in DISCRETE.items() if case.model().is_one_chain} | {"hmm, priors": DISCRETE["hmm, vectors"]}
@@ -19,7 +20,7 @@ def both(model, *args, **known):
     found = []
     for way in ("program", "direct"):
         torch.manual_seed(3)
-        with model._at_point():
+        with said(AT_POINT):
             if way == "program":
                 model(*args, **known)
                 found.append(model.chain)

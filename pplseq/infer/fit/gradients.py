@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 
-import pyro
 import torch
 from pyro.infer import MCMC, NUTS, Trace_ELBO
 from pyro.infer.autoguide import AutoDelta, AutoNormal, init_to_median, init_to_value
@@ -14,6 +13,7 @@ from torch import Tensor
 from pplseq import checks
 from pplseq.infer.fit.em import Batch, FitHistory
 from pplseq.infer.fit.held import settle
+from pplseq.threads import alone
 
 GUIDES = {"normal": AutoNormal, "delta": AutoDelta}
 
@@ -209,15 +209,16 @@ def fit_variationally(
         guide = guide(model, init_loc_fn=_start_at(initial))
     history = FitHistory("svi", sum(batch.num_tokens for batch in batches), guide=guide)
     num_total = sum(batch.x.shape[0] for batch in batches)
-    # an empty parameter store: in the common one, another guide's parameters may lie under the same names
-    with pyro.get_param_store().scope():
-        elbo = Trace_ELBO(num_particles=num_particles)(model, guide)
+    elbo = Trace_ELBO(num_particles=num_particles)(model, guide)
 
-        def loss(batch: Batch) -> Tensor:
-            return elbo(batch.x, batch.lengths, **batch.known, num_total=num_total) / history.num_tokens
+    def loss(batch: Batch) -> Tensor:
+        return elbo(batch.x, batch.lengths, **batch.known, num_total=num_total) / history.num_tokens
 
+    def fit() -> FitHistory:
         loss(batches[0])  # autoguides make their parameters now
         return Descent(loss, guide.parameters(), batches, history, num_steps, lr).run()
+
+    return alone(fit)
 
 
 def sample_parameters(
@@ -246,7 +247,16 @@ def sample_parameters(
     history = FitHistory("nuts", batch.num_tokens)
     kernel = NUTS(model, init_strategy=_start_at(initial), **kernel_options)
     mcmc = MCMC(kernel, num_samples, warmup_steps, num_chains=num_chains, disable_progbar=not progress)
-    mcmc.run(batch.x, batch.lengths, **batch.known)
+    # chains in processes of their own draw from torch's generator
+    seed = int(torch.randint(1 << 62, ())) if num_chains > 1 else None
+
+    def draw() -> None:
+        with torch.random.fork_rng(enabled=seed is not None):
+            if seed is not None:
+                torch.manual_seed(seed)
+            mcmc.run(batch.x, batch.lengths, **batch.known)
+
+    alone(draw)
     history.samples = {name: value.detach() for name, value in mcmc.get_samples().items()}
     history.diagnostics = mcmc.diagnostics()
     history.reason = f"{num_samples} samples drawn"

@@ -19,6 +19,7 @@ from pyro.poutine.util import site_is_subsample
 from torch import Tensor
 
 from pplseq import checks
+from pplseq.distributions.drawing import seeded
 from pplseq.distributions.state import StateCategorical
 from pplseq.infer.programs.factors.elimination import choose_states, eliminate
 from pplseq.infer.programs.factors.enumeration import Enumeration
@@ -117,7 +118,7 @@ def contract_states(model: Callable, *args, mode: str = "log_prob", **kwargs) ->
 def _look_ahead(program: Callable, args, kwargs) -> tuple[int, bool]:
     """How many dimensions plates take, and whether there are more sites than dimensions; raises where the program cannot be
     contracted."""
-    with torch.random.fork_rng(), torch.no_grad(), poutine.block(), poutine.trace() as trace:
+    with seeded(0), torch.no_grad(), poutine.block(), poutine.trace() as trace:
         program(*args, **kwargs)
     nodes: list[Any] = list(trace.trace.nodes.values())
     sites = [msg for msg in nodes if msg["type"] == "sample"]

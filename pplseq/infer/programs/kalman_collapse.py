@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from pyro.distributions import MultivariateNormal
 from pyro.infer import Trace_ELBO
+from pyro.poutine.indep_messenger import CondIndepStackFrame
 
 from pplseq.distributions.affine import GaussianVar
 from pplseq.distributions.gaussian_types import GaussianBelief
@@ -13,6 +17,7 @@ from pplseq.infer.gaussian.chain import GaussianChain
 from pplseq.infer.programs.gaussian_lowering import Observation, Recording, Step, chain_steps, lower
 from pplseq.infer.programs.gaussian_sites import AffineSite, covariance_of, read_site
 from pplseq.infer.programs.markov import ChainMessenger, check_place, emit_factor, plates_of
+from pplseq.infer.programs.time_index import TimeIndex
 
 
 class KalmanCollapse(ChainMessenger):
@@ -80,6 +85,22 @@ class KalmanCollapse(ChainMessenger):
         name, is_rest = msg["name"].removesuffix("_unobserved"), msg["name"].endswith("_unobserved")
         return is_rest and any(o.name == f"{name}_observed" for o in var.chain.steps[var.step].observations)
 
+    def record(self, name: str, fn: Any, rows: int, value: torch.Tensor | None, mask: torch.Tensor | None) -> Any:
+        """Records a site of a loop over rows, as in a plate, that nobody but this handler sees; what its value is."""
+        frame = CondIndepStackFrame("rows", -1, rows, 0)
+        msg = {
+            "name": name, "fn": fn.expand((rows,)), "value": value, "is_observed": value is not None, "infer": {},
+            "mask": mask, "scale": 1.0, "cond_indep_stack": (frame,),
+        }  # fmt: skip
+        site = read_site(name, msg["fn"])
+        if site is None:
+            self._record_start(msg)
+        elif value is None:
+            self._record_step(msg, site[0], site[1])
+        else:
+            self._record_observation(msg, *site)
+        return msg["value"]
+
     def _record_start(self, msg):
         fn = msg["fn"]
         self.check_start(msg)
@@ -134,6 +155,30 @@ class KalmanCollapse(ChainMessenger):
             self.state_names[recording.name] = [step.name for step in steps]
             if self.factor:
                 emit_factor(recording.name, recording.frames, recording.scale, chain.log_prob())
+
+
+def collapsed(given: Any, move: Callable[..., Any], emit: Callable[..., Any], start: Any = None) -> GaussianChain:
+    """The chain of a loop that draws z_t from ``move(z, t)`` and x_t from ``emit(z, t)``, without running it as a program.
+
+    Args:
+        given: what it is about, a :class:`~pplseq.models.base.Given`.
+        move, emit: (state before, or state, step) -> distributions affine in the state; called for the first step and, as by
+            :func:`~pplseq.infer.programs.markov.markov`, for all others at once.
+        start: what stands for the state before the first one.
+    """
+    rows, num_steps = given.shape
+    recorder, z, steps = KalmanCollapse(), start, [0, TimeIndex(1, num_steps)]
+    recorder._recordings = []
+    for t in steps[:num_steps]:
+        recorder.time_index = t if isinstance(t, TimeIndex) else None
+        mask, seen = given.is_step(t), given.is_seen(t)
+        z = recorder.record(f"z_{t}", move(z, t), rows, None, mask)
+        seen = seen if mask is None else mask if seen is None else mask & seen
+        recorder.record(f"x_{t}", emit(z, t), rows, given.value(t), seen)
+    (recording,) = recorder._recordings
+    chain = lower(recording, chain_steps(recording), recorder.tol)
+    recording.steps.clear()  # see ChainMessenger.__exit__
+    return chain
 
 
 def _check_dtype(name: str, what: str, value: torch.Tensor, recording: Recording) -> None:

@@ -10,6 +10,7 @@ from pyro import poutine
 from pyro.poutine.util import site_is_subsample
 
 from pplseq import checks
+from pplseq.distributions.drawing import seeded
 from pplseq.infer.programs.blocked_enum import BlockedEnum
 from pplseq.infer.programs.factors.elimination import choose_states
 from pplseq.infer.programs.kalman_collapse import KalmanCollapse
@@ -87,7 +88,7 @@ def check_vectorizable(model: Callable, *args, rtol: float = 1e-4, **kwargs) -> 
     program, results = _program(model), []
     for vectorize in (False, True):
         discrete, gaussian = BlockedEnum(vectorize=vectorize), KalmanCollapse(vectorize=vectorize)
-        with torch.random.fork_rng(), torch.no_grad(), poutine.block(), poutine.trace() as tracer, discrete, gaussian:
+        with seeded(0), torch.no_grad(), poutine.block(), poutine.trace() as tracer, discrete, gaussian:
             program(*args, **kwargs)
         trace = tracer.trace
         trace.compute_log_prob()

@@ -16,7 +16,7 @@ from pplseq.infer.frames import forecast_frame
 from pplseq.infer.programs.markov import markov
 from pplseq.models.arhmm.fit import m_step, regression_statistics, start
 from pplseq.models.arhmm.parameters import ARHMMParameters
-from pplseq.models.base import Given, Sizes
+from pplseq.models.base import Given, Sizes, one_chain
 from pplseq.models.lds.arguments import check_inputs, inputs_ahead, one_to_come, to_come
 
 
@@ -90,6 +90,7 @@ class ARHMM(ARHMMParameters):
     ):
         super().__init__(num_states, num_features, order, num_inputs, dtype)
 
+    @one_chain
     def model(
         self,
         x: Tensor | None = None,
@@ -110,9 +111,7 @@ class ARHMM(ARHMMParameters):
             states: (B, T) known states, negative where unknown.
             **sizes: how much to generate, or what a mini-batch stands for: :class:`~pplseq.models.base.Sizes`.
         """
-        given = self.given(x, lengths, start, states=states, **sizes)
-        see = Lags(self, given, check_inputs(inputs, given.shape, self.num_inputs, lengths))
-        transition, emission = self.specs()
+        given, see, (transition, emission) = self._told(x, lengths, start, inputs, {"states": states, **sizes})
         z = start
         with given.plate:
             for t in markov(given.steps, vectorize=not (given.generates and self.order)):
@@ -121,6 +120,28 @@ class ARHMM(ARHMMParameters):
                     with given.seen(t):
                         see.last = pyro.sample(f"x_{t}", emission(z, inputs=see(t)), obs=given.value(t))
         return x
+
+    def _told(self, x, lengths, start, inputs, known):
+        """What the program was called with, what its steps are regressed on, and the two specs."""
+        given = self.given(x, lengths, start, **known)
+        return given, Lags(self, given, check_inputs(inputs, given.shape, self.num_inputs, lengths)), self.specs()
+
+    def direct_chain(self, x, lengths=None, start=None, *, inputs=None, **known) -> Chain | None:
+        if not self.is_one_chain:
+            return None
+        given, see, specs = self._told(x, lengths, start, inputs, known)
+        return given.chain(*specs, start, emission_inputs=see.values)
+
+    def direct_draw(self, *, start=None, inputs=None, **known) -> tuple[Tensor, Tensor] | None:
+        if not self.is_one_chain:
+            return None
+        given, see, (transition, emission) = self._told(None, None, start, inputs, known)
+
+        def emit(z, t, x):
+            see.last = x
+            return emission(z, inputs=see(t))
+
+        return given.draw(lambda z, t, x: transition(z), emit, start)
 
     def check_start(self, start, num_rows: int) -> None:
         super().check_start(start, num_rows)

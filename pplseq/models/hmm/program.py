@@ -21,7 +21,7 @@ from pplseq.infer.fit.closed_forms import dirichlet_mode
 from pplseq.infer.fit.em import Batch, Statistics
 from pplseq.infer.fit.held import any_held, kept
 from pplseq.infer.programs.markov import markov
-from pplseq.models.base import Given, Sizes, one_chain
+from pplseq.models.base import AT_POINT, Given, Sizes, one_chain
 from pplseq.models.constrained import Constrainable
 from pplseq.models.hmm.emissions import (
     COVARIANCES,
@@ -199,7 +199,7 @@ class HMM(Constrainable, StateLanguages, ShortWays):
     # ---------------------------------------------------------------- the program
     def specs(self):
         """Transition and emission: of the module's parameters, or with priors drawn at their sites."""
-        if self.priors is None or self.__dict__.get("_fixed", False):
+        if self.priors is None or AT_POINT.get():
             remembered = vars(self).get("_remembered")  # a model that was pickled by an earlier version has none
             found = self._point_specs() if remembered is None else remembered.get(self, self._point_specs)
             return found.transition, found.emission

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import warnings
 from collections.abc import Mapping
 from numbers import Real
 from typing import Any, NamedTuple, Self
@@ -13,6 +12,7 @@ import numpy as np
 from pplseq import checks
 from pplseq.checks import nearest
 from pplseq.models.forms import Sequences, as_frame, is_frame, is_table
+from pplseq.threads import filtering
 
 
 class FormulaData(NamedTuple):
@@ -255,8 +255,7 @@ class Formulas:
             raise ImportError('formulas need formulaic: pip install "pplseq[formulas]"') from error
         text = self.terms[part]
         try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("error", DataMismatchWarning)  # a level that is new would be read as the first one
+            with filtering("error", DataMismatchWarning):  # a level that is new would be read as the first one
                 formula: Any = self._spec(part) or Formula(text)  # pyright: ignore[reportAbstractUsage]
                 matrix = formula.get_model_matrix(frame, na_action="ignore", output="pandas")
         except (FormulaicError, DataMismatchWarning, SyntaxError, KeyError, TypeError) as error:

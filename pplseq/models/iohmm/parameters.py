@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from pplseq import checks
 from pplseq.infer.fit.em import Batch, least_variances
+from pplseq.models.base import AT_POINT
 from pplseq.models.estimator import Estimator
 from pplseq.models.forms import is_table
 from pplseq.models.iohmm.data import PARTS, IOFormat
@@ -88,7 +89,7 @@ class IOParameters(Estimator):
 
     def draw_weights(self) -> dict[str, dict[str, Tensor]]:
         """Weights of each part by name: the module's parameters, or with priors drawn at their sites."""
-        if self.priors is None or self.__dict__.get("_fixed", False):
+        if self.priors is None or AT_POINT.get():
             # read as attributes: inside a Pyro program this registers their parameters
             return {name: dict(getattr(self, name).named_parameters()) for name in self.parts}
         return {

@@ -13,13 +13,13 @@ from torch import Tensor, nn
 from pplseq import checks
 from pplseq.distributions.conditional import BernoulliEmission, ConditionalEmission, CoordinateEmission
 from pplseq.distributions.dense import CategoricalEmission, DenseTransition, StepTransition
+from pplseq.distributions.drawing import seeded
 from pplseq.distributions.state import Belief, Emission, Transition
 from pplseq.folder import whole_folder
 from pplseq.infer.discrete.chain import Chain
 from pplseq.infer.fit.held import Slot, holding
 from pplseq.infer.programs.markov import markov
 from pplseq.models.base import Sizes, one_chain
-from pplseq.models.batch import seeded
 from pplseq.models.hmm.emissions import COVARIANCES
 from pplseq.models.hmm.family_table import as_config
 from pplseq.models.hmm.moves import allowed_moves, allowed_starts
@@ -43,6 +43,7 @@ from pplseq.models.iohmm.parameters import SPREAD
 from pplseq.models.iohmm.queries import IOHMMQueries
 from pplseq.models.iohmm.responses import RESPONSES, Dispersions
 from pplseq.models.iohmm.restarts.history import RestartBlock, RestartHistory
+from pplseq.threads import undisturbed
 
 OUTPUTS = ("categorical", "bernoulli", "gaussian", "states")
 INITIAL = ("constant", "inputs", "transition", "stationary")
@@ -351,7 +352,18 @@ class IOHMM(IOHMMQueries):
         seen = (see(part, slice(None), None) for part in ("transition", "emission"))
         return given.chain(*specs, start, *seen)
 
+    def direct_draw(self, *, start=None, inputs=None, states=None, previous=None, **sizes) -> tuple[Tensor, Tensor] | None:
+        if not self.is_one_chain:
+            return None
+        given, see, (transition, emission), z = self._begin(None, None, start, inputs, states, previous, sizes)
+        return given.draw(
+            lambda z, t, x: transition(z, inputs=see("transition", t, x)),
+            lambda z, t, x: emission(z, inputs=see("emission", t, x)),
+            z,
+        )
+
     # ---------------------------------------------------------------- fit
+    @undisturbed
     def fit(
         self, x, lengths=None, *, inputs=None, states=None, method: str | None = None,
         num_restarts: int | RestartBlock | Sequence[RestartBlock | Mapping] = 1, select: str = "likelihood",

@@ -8,7 +8,6 @@ from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
-from pyro import poutine
 from torch import Tensor
 
 from pplseq import checks
@@ -21,6 +20,7 @@ from pplseq.infer.discrete.dense import DenseChain
 from pplseq.infer.discrete.mixtures import Shares
 from pplseq.infer.discrete.results import NextDistribution
 from pplseq.infer.fit.em import Batch
+from pplseq.models.base import AT_POINT, AT_TEST, said
 from pplseq.models.batch import as_given
 from pplseq.models.estimator import Sample
 from pplseq.models.forms import by_names, is_table
@@ -368,7 +368,7 @@ class IOHMMQueries(StateLanguages, IOParameters):
             kind, size = self.sources["initial"]
             first = self.reference.new_zeros(size if kind == "vectors" else ())
             first = first if kind == "vectors" else first.long()
-        with self._at_point(), poutine.block():
+        with said(AT_POINT, AT_TEST):
             return self.specs(first)
 
     def _expected(self, states: Tensor, x, inputs, lengths=None, previous=None) -> Outputs:
@@ -404,11 +404,7 @@ class IOHMMQueries(StateLanguages, IOParameters):
         whole = isinstance(inputs, Mapping)
         inputs = {part: repeat(value) for part, value in inputs.items()} if whole else repeat(inputs)
         start, previous = None if start is None else Belief(*map(repeat, start)), repeat(previous)
-        with self._at_point(), poutine.block():
-            trace = poutine.trace(self.model).get_trace(start=start, inputs=inputs, previous=previous)
-        nodes: dict[str, Any] = dict(trace.nodes)
-        drawn = [node["value"] for name, node in nodes.items() if name.startswith("x_")]  # step by step
-        x = torch.stack(drawn, 1)
+        x = self.draws(start=start, inputs=inputs, previous=previous)[1]
         # of each trajectory its outputs alone are used: the states given them are summed out exactly
         chain = self.posterior(x, start=start, inputs=inputs, previous=previous)
         each = self._expected(predicted(chain), x, inputs, None, previous)

@@ -17,6 +17,7 @@ from pplseq.distributions.partly_observed import PartlyObserved
 from pplseq.infer.fit.em import Batch, Statistics
 from pplseq.infer.fit.held import any_held
 from pplseq.infer.gaussian.chain import GaussianChain
+from pplseq.infer.programs.kalman_collapse import collapsed
 from pplseq.infer.programs.markov import markov
 from pplseq.models.base import Given, Sizes, one_chain
 from pplseq.models.lds import quick_em
@@ -133,13 +134,10 @@ class LDS(AtOnce):
             gaps: (B, T) the time that the move into each step takes, of a model that knows how it moves over any.
             **sizes: how much to generate, or what a mini-batch stands for: :class:`~pplseq.models.base.Sizes`.
         """
-        given = self.given(x, lengths, start, **sizes)
-        given.inputs = check_inputs(inputs, given.shape, self.num_inputs, lengths)
         added = {"state_noises": state_noises, "emission_noises": emission_noises}
         added |= {"transition_offsets": transition_offsets, "emission_offsets": emission_offsets}
         added |= {"transition_controls": transition_controls, "emission_controls": emission_controls, "gaps": gaps}
-        added = {name: value for name, value in added.items() if value is not None}
-        transition, emission = self.specs(given, start, transitions, emissions, **added)
+        given, (transition, emission) = self._told(x, lengths, start, inputs, transitions, emissions, added, sizes)
         z = start
         with given.plate:
             for t in markov(given.steps):
@@ -149,22 +147,47 @@ class LDS(AtOnce):
                         pyro.sample(f"x_{t}", emission(z, t), obs=given.value(t))
         return x
 
-    def direct_chain(self, x, lengths=None, start=None, *, inputs=None, **other) -> GaussianChain | None:
-        """The chain without running the program: but for segments, matrices of single steps and mini-batches."""
-        if not self.is_one_chain or start is not None or other:
-            return None
+    def _told(self, x, lengths, start, inputs, transitions, emissions, added, sizes):
+        """What the program was called with, and the two conditional distributions."""
+        given = self.given(x, lengths, start, **sizes)
+        given.inputs = check_inputs(inputs, given.shape, self.num_inputs, lengths)
+        added = {name: value for name, value in added.items() if value is not None}
+        return given, self.specs(given, start, transitions, emissions, **added)
+
+    @property
+    def _is_own_story(self) -> bool:
+        """Whether the program is the class's own, and its parameters neither constrained nor drawn."""
         own = type(self)
-        if own.specs is not LDS.specs or own.given is not LDS.given or own.observed is not LDS.observed:
-            return None  # which are not asked here
-        if self._modules:  # a parameter is constrained, or has a prior
+        is_own = own.specs is LDS.specs and own.given is LDS.given and own.observed is LDS.observed
+        return self.is_one_chain and is_own and not self._modules
+
+    def _knows(self, added) -> bool:
+        """Whether all of this may be known of single steps; the program says of what is not."""
+        return added.keys() <= self._step_sizes.keys() | {"gaps"}
+
+    def direct_chain(
+        self, x, lengths=None, start=None, *, inputs=None, transitions=None, emissions=None, num_total=None, **added
+    ) -> GaussianChain | None:  # fmt: skip
+        """The chain without running the program: but of mini-batches, and of subclasses that have a story of their own."""
+        if num_total is not None or not self._is_own_story or not self._knows(added):
             return None
         if not self._is_finite:
             return None  # the program says which parameter is not
+        if start is not None or transitions is not None or emissions is not None or added:
+            given, specs = self._told(x, lengths, start, inputs, transitions, emissions, added, {})
+            return collapsed(given, *specs, start)
         given = self.given(x, lengths)
         values = self._written() if torch.is_grad_enabled() else self.values
         emission = LinearEmission(values.emission, as_noise(values.emission_noise, self.num_features))
         inputs = check_inputs(inputs, given.shape, self.num_inputs, lengths)
         return chain_of(values, Batch(x, lengths, None, inputs), emission)
+
+    def direct_draw(self, *, start=None, inputs=None, transitions=None, emissions=None, num_sequences=None, num_steps=None, **added):
+        if not self._is_own_story or not self._is_finite or not self._knows(added):
+            return None
+        sizes = dict(num_sequences=num_sequences, num_steps=num_steps)
+        given, (move, emit) = self._told(None, None, start, inputs, transitions, emissions, added, sizes)
+        return given.draw(lambda z, t, x: move(z, t), lambda z, t, x: emit(z, t), start)
 
     @property
     def _is_finite(self) -> bool:

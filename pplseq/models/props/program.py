@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from pplseq import checks
 from pplseq.distributions.dense import DenseTransition
+from pplseq.distributions.drawing import seeded
 from pplseq.distributions.pinned import PinnedEmission, pinned_tables
 from pplseq.distributions.state import Belief
 from pplseq.infer.discrete.results import NextDistribution
@@ -97,9 +98,7 @@ class PROPS(StateTables):
         real, size = DTYPES[dtype], self.num_states
         self.initial_logits = nn.Parameter(torch.zeros(size, dtype=real))
         self.transition_logits = nn.Parameter(torch.zeros(size, size, dtype=real))
-        with torch.random.fork_rng(devices=[], enabled=seed is not None):
-            if seed is not None:
-                torch.manual_seed(checks.count("seed", seed, 0))
+        with seeded(seed):
             self.emissions = self._make_emissions(num_perturbations, real)
         row = first_states(num_sources, num_perturbations, source_share)
         initial, transition = (row if initial is None else initial), ([row] * size if transition is None else transition)

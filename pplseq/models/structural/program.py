@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
@@ -26,6 +25,7 @@ from pplseq.models.lds.program import LDS
 from pplseq.models.lds.queries import Forecast
 from pplseq.models.lds.times import gaps_ahead, gaps_of, labels_of, times_of, without_index
 from pplseq.models.structural.components import components_of, partial_weights, stationary_weights
+from pplseq.threads import filtering
 
 STARTS = ("wide", "diffuse")
 NEAR = 0.01  # nats between a variance that ended near 0 and one of 0
@@ -464,8 +464,8 @@ class StructuralModel(LDS):
         found = []
         for way in STEPS:
             self._start_at(way, spread)
-            with contextlib.suppress(ValueError, ArithmeticError), warnings.catch_warnings(), torch.enable_grad():
-                warnings.simplefilter("ignore")  # what is remarkable is said of the start that goes on
+            # what is remarkable is said of the start that goes on
+            with contextlib.suppress(ValueError, ArithmeticError), filtering("ignore"), torch.enable_grad():
                 maximize_by_lbfgs(self, [batch], num_steps=FIRST_STEPS)
                 value = float(self.log_prob(batch.x, batch.lengths, **batch.known).sum())
                 found.append((value, {name: part.detach().clone() for name, part in self.named_parameters()}))

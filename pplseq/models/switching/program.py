@@ -89,9 +89,7 @@ class SwitchingRegression(SwitchingQueries):
             states: (B, T) known regimes, negative where unknown.
             **sizes: how much to generate, or what a mini-batch stands for: :class:`~pplseq.models.base.Sizes`.
         """
-        given = self.given(x, lengths, start, states=states, **sizes)
-        see = Regressors(self, given, check_inputs(inputs, given.shape, self.num_inputs, lengths))
-        transition, emission = self.specs()
+        given, see, (transition, emission) = self._told(x, lengths, start, inputs, {"states": states, **sizes})
         z = start
         with given.plate:
             for t in markov(given.steps, vectorize=not (given.generates and self.order)):
@@ -101,14 +99,29 @@ class SwitchingRegression(SwitchingQueries):
                         see.last = pyro.sample(f"x_{t}", emission(z, inputs=see(t)), obs=given.value(t))
         return x
 
+    def _told(self, x, lengths, start, inputs, known):
+        """What the program was called with, what its steps are regressed on, and the two specs."""
+        given = self.given(x, lengths, start, **known)
+        return given, Regressors(self, given, check_inputs(inputs, given.shape, self.num_inputs, lengths)), self.specs()
+
     def direct_chain(
         self, x: Tensor, lengths: Tensor | None = None, start: Belief | None = None, *, inputs: Tensor | None = None, **known,
     ) -> Chain | None:  # fmt: skip
         if not self.is_one_chain:
             return None
-        given = self.given(x, lengths, start, **known)
-        see = Regressors(self, given, check_inputs(inputs, given.shape, self.num_inputs, lengths))
-        return given.chain(*self.specs(), start, emission_inputs=see.values)
+        given, see, specs = self._told(x, lengths, start, inputs, known)
+        return given.chain(*specs, start, emission_inputs=see.values)
+
+    def direct_draw(self, *, start=None, inputs=None, **known) -> tuple[Tensor, Tensor] | None:
+        if not self.is_one_chain:
+            return None
+        given, see, (transition, emission) = self._told(None, None, start, inputs, known)
+
+        def emit(z, t, x):
+            see.last = x
+            return emission(z, inputs=see(t))
+
+        return given.draw(lambda z, t, x: transition(z), emit, start)
 
     def check_start(self, start, num_rows: int) -> None:
         super().check_start(start, num_rows)

@@ -28,6 +28,7 @@ from pplseq.models.lds.fit import check_enough, valid_steps
 from pplseq.models.lds.parameters import covariance_of, scale_of
 from pplseq.models.lds.program import LDS
 from pplseq.models.switching_lds.kim import Collapsed, KimChain, System
+from pplseq.threads import filtering
 
 PARTS = ("transition", "transition_offset", "state_noise", "emission", "emission_offset", "emission_noise")
 NOISES = {"state_noise": "state_scale", "emission_noise": "emission_scale"}
@@ -217,14 +218,22 @@ class ApproximateSwitchingLDS(Estimator):
             for t in markov(given.steps, vectorize=False):
                 with given.valid(t):
                     regime = pyro.sample(f"s_{t}", dist.Categorical(logits=s.first if regime is None else s.moves[regime]))
-                    mean, spread = s.mean, s.covariance
-                    if z is not None:
-                        mean = (s.transition[regime] @ z.unsqueeze(-1)).squeeze(-1) + s.transition_offset[regime]
-                        spread = s.state_noise[regime]
-                    z = pyro.sample(f"z_{t}", dist.MultivariateNormal(mean, spread))
+                    z = pyro.sample(f"z_{t}", _moved(s, regime, z))
                     with given.seen(t):
                         pyro.sample(f"x_{t}", _emitted(s, regime, z, given.coordinates(t)), obs=given.value(t))
         return x
+
+    def direct_draw(self, *, start=None, **sizes) -> tuple[Tensor, Tensor] | None:
+        if type(self).model is not ApproximateSwitchingLDS.model or "model" in vars(self):
+            return None
+        given, s, regime, z, found = self.given(None, None, start, **sizes), self.system(), None, None, []
+        for _ in given.steps:
+            logits = s.first.expand(given.shape[0], -1) if regime is None else s.moves[regime]
+            regime = dist.Categorical(logits=logits).sample()
+            z = _moved(s, regime, z).expand(given.shape[:1]).sample()
+            found.append((z, _emitted(s, regime, z, None).sample()))
+        states, x = (torch.stack(parts, 1) for parts in zip(*found, strict=True))
+        return states, x
 
     def forward(self, *args, **kwargs):
         raise TypeError(
@@ -279,8 +288,7 @@ class ApproximateSwitchingLDS(Estimator):
     def initialize(self, batch: Batch, how: str = "") -> None:
         """A system of one regime, after a few iterations of EM, that regimes depart from a little."""
         single = LDS(self.num_states, self.num_features).to(self.reference)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", RuntimeWarning)
+        with filtering("ignore", RuntimeWarning):
             single.fit(batch.x, batch.lengths, max_iterations=10)
         values, regimes = single.values, self.num_regimes
         widths = torch.linspace(-0.7, 0.7, regimes).to(self.reference).exp() if regimes > 1 else self.reference.new_ones(1)
@@ -376,6 +384,14 @@ def _mixed(probs: Tensor, means: Tensor, covariances: Tensor) -> tuple[Tensor, T
     apart = means - mean.unsqueeze(-2)
     spread = covariances + apart.unsqueeze(-1) * apart.unsqueeze(-2)
     return mean, (probs[..., None, None] * spread).sum(-3)
+
+
+def _moved(system: System, regime: Tensor, z: Tensor | None) -> dist.MultivariateNormal:
+    """p(z_t | regime, state before), or that of the first state."""
+    if z is None:
+        return dist.MultivariateNormal(system.mean, system.covariance)
+    mean = (system.transition[regime] @ z.unsqueeze(-1)).squeeze(-1) + system.transition_offset[regime]
+    return dist.MultivariateNormal(mean, system.state_noise[regime])
 
 
 def _emitted(system: System, regime: Tensor, z: Tensor, observed: Tensor | None) -> dist.MultivariateNormal | PartlyObserved:

@@ -14,6 +14,7 @@ from torch import Tensor
 from pplseq import checks
 from pplseq.data.columns import TaggedSentence
 from pplseq.data.ragged import pad_sequences
+from pplseq.distributions.drawing import seeded
 from pplseq.infer.fit.em import Batch, FitHistory
 from pplseq.models.hmm.program import HMM
 from pplseq.models.taggers.clusters import names_of_clusters, tables_of_clusters
@@ -379,8 +380,7 @@ class DictionaryTraining(TaggerTraining):
         if self.models:  # of a checkpoint
             return
         tagger = self.tagger
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(tagger.seed)
+        with seeded(tagger.seed):
             if self.random:
                 valid = [torch.arange(b.x.shape[1]) < b.lengths[:, None] for b in self.batches]
                 whole = Batch(torch.cat([b.x[rows] for b, rows in zip(self.batches, valid, strict=True)])[None])

@@ -16,6 +16,7 @@ from torch import Tensor
 from pplseq import checks
 from pplseq.data.columns import TaggedSentence
 from pplseq.data.vocabulary import Vocabulary
+from pplseq.distributions.drawing import seeded
 from pplseq.distributions.state import Belief
 from pplseq.infer.discrete.chain import Chain
 from pplseq.infer.discrete.constrained.moves import WordMoves
@@ -309,9 +310,7 @@ class ProbabilisticTagger(Tagger):
             paths = chain.sample(num_samples)  # (S, B, T)
             return [[self.names_of(path, n) for path in paths[:, row]] for row, n in enumerate(lengths)]
 
-        with torch.random.fork_rng(devices=[], enabled=seed is not None):
-            if seed is not None:
-                torch.manual_seed(checks.count("seed", seed, 0))
+        with seeded(seed):
             found = self.each(x, draws, lambda: [()] * num_samples)
         return [[taggings[s] for taggings in found] for s in range(num_samples)]
 

@@ -16,13 +16,15 @@ import torch
 from torch import Tensor, nn
 
 from pplseq import checks
+from pplseq.distributions.drawing import seeded
 from pplseq.distributions.gaussian_types import GaussianBelief
 from pplseq.distributions.linear_gaussian import LinearGaussian
 from pplseq.distributions.word_gaussian import MEASURES, WordEmission, check_probs
 from pplseq.infer.fit.em import Batch
+from pplseq.infer.gaussian.chain import GaussianChain
+from pplseq.infer.programs.kalman_collapse import collapsed
 from pplseq.infer.programs.markov import markov
-from pplseq.models.base import Sizes
-from pplseq.models.batch import seeded
+from pplseq.models.base import Sizes, one_chain
 from pplseq.models.constrained import FROM_VOCABULARY, up_to_end
 from pplseq.models.estimator import Sample
 from pplseq.models.forms import Form
@@ -162,14 +164,14 @@ class TextLDS(GaussianEstimator):
 
     def word_emission(self, dtype: torch.dtype | None = None) -> WordEmission:
         """p(w | z) with the current parameters; at test it is made once for given parameters."""
-        if self.training or torch.is_grad_enabled():
+        if self.is_learning or torch.is_grad_enabled():
             self._cached = None
             return self._build_emission(dtype)
-        tensors = self.probs, self.emission, self.precision_factor
+        tensors, cached = (self.probs, self.emission, self.precision_factor), self._cached
         version = (dtype, *((value.data_ptr(), value._version) for value in tensors))
-        if self._cached is None or self._cached[0] != version:
-            self._cached = version, self._build_emission(dtype)
-        return self._cached[1]
+        if cached is None or cached[0] != version:
+            cached = self._cached = version, self._build_emission(dtype)
+        return cached[1]
 
     def _build_emission(self, dtype: torch.dtype | None) -> WordEmission:
         factor, matrix, probs = (v.to(dtype or v.dtype) for v in (self.precision_factor, self.emission, self.probs))
@@ -238,6 +240,7 @@ class TextLDS(GaussianEstimator):
         self.shrinkage.fill_(shrinkage)
 
     # ---------------------------------------------------------------- the program
+    @one_chain
     def model(
         self,
         x: Tensor | None = None,
@@ -258,16 +261,27 @@ class TextLDS(GaussianEstimator):
             **sizes: how much to generate, or what a mini-batch stands for: :class:`~pplseq.models.base.Sizes`.
         """
         given = self.given(x, lengths, start, **sizes)
-        transition, noise, emission = self.transition, self.state_noise, self.word_emission()
-        first = self._start_covariance(initial or self.initial) if start is None else None
+        transition, emission = self.specs(start, initial)
         z = start
         with given.plate:
             for t in markov(given.steps):
                 with given.valid(t):
-                    z = pyro.sample(f"z_{t}", LinearGaussian(z, transition, first if z is None else noise))
+                    z = pyro.sample(f"z_{t}", transition(z))
                     with given.seen(t):
                         pyro.sample(f"x_{t}", emission(z), obs=given.value(t))
         return x
+
+    def specs(self, start: GaussianBelief | None = None, initial: str | None = None):
+        """The distributions of the next state, a function of the one before, and of what is observed of a state."""
+        matrix, noise = self.transition, self.state_noise
+        first = self._start_covariance(initial or self.initial) if start is None else None
+        return (lambda z: LinearGaussian(z, matrix, first if z is None else noise)), self.word_emission()
+
+    def direct_chain(self, x, lengths=None, start=None, *, initial=None, num_total=None) -> GaussianChain | None:
+        if not self.is_one_chain or num_total is not None:
+            return None
+        transition, emission = self.specs(start, initial)
+        return collapsed(self.given(x, lengths, start), lambda z, t: transition(z), lambda z, t: emission(z), start)
 
     def as_batch(self, x, lengths=None, *, states=None) -> Batch:
         if states is not None:

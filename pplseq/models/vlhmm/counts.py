@@ -16,6 +16,7 @@ from torch import Tensor
 
 from pplseq import checks
 from pplseq.data.text import Text
+from pplseq.models.base import AT_TEST, said
 from pplseq.models.vlhmm.growth import fit_block_scores, least_squares
 
 STARTS = ("random", "counts")
@@ -47,8 +48,8 @@ def start_from_counts(model: Any, text: Text) -> None:
             f"text: the model has {model.num_words} words, and the text {len(text.vocabulary)}; encode it with the vocabulary "
             "of the model"
         )
-    was_training = model.training
-    layout = model.eval().specs()[0].layout
+    with said(AT_TEST):
+        layout = model.specs()[0].layout
     words, bigrams, first = (torch.as_tensor(value) for value in _counts(model, text, layout.num_blocks))
     block = layout.block_of_kept
     parameters = dict(model.named_parameters())
@@ -70,7 +71,6 @@ def start_from_counts(model: Any, text: Text) -> None:
             found |= {"start_score.weight": weight, "start_score.bias": bias, "word_score.bias": log_words}
         for name, value in found.items():
             parameters[name].copy_(value)
-    model.train(was_training)
 
 
 def check_start(start: str, transition: str) -> None:

@@ -25,6 +25,7 @@ from pplseq.data.clusters import Clusters
 from pplseq.data.text import Text
 from pplseq.data.vocabulary import Vocabulary
 from pplseq.distributions.blocks import share_states
+from pplseq.distributions.drawing import seeded
 from pplseq.folder import write_with_sum
 from pplseq.infer.fit.held import frozen
 from pplseq.models.storage import read_model
@@ -128,7 +129,7 @@ def fit(
         seed = 0
     batch_size, rate = batching(train_text.num_tokens, protocol, batch_size, segment_length, settings.get("lr"))
     schedule = replace(schedule, lr=rate)
-    batch_seed = int(torch.randint(2**31, ())) if seed is None else seed
+    batch_seed = int(torch.randint(2**31, ())) if seed is None else checks.count("seed", seed, 0)
     device = checks.device(device or ("cpu" if fresh else model.block_of_word.device))
     batches = make_batches(
         train_text, protocol, shuffle=shuffle, batch_size=batch_size, segment_length=segment_length,
@@ -143,7 +144,7 @@ def fit(
         sizes: dict[str, Any] = {name: model.config[name] for name in names} | {"num_words": len(vocabulary)}
         tokens = batch_size * segment_length if protocol == "carried" else batch_tokens
         check_fits(vlhmm_cost(**sizes, num_blocks=1 if blocks == "none" else num_blocks, num_tokens=tokens), device)
-    with _run_folder(folder, resume) as place, torch.random.fork_rng(enabled=seed is not None):
+    with _run_folder(folder, resume) as place, seeded(seed):
         if place is not None:
             check_same_text(place, train_text, resume)
         clusters = None
@@ -153,8 +154,6 @@ def fit(
                 train_text, blocks, num_blocks, eos_block=eos_block, exchange_passes=exchange_passes, seed=batch_seed,
                 progress=progress,
             )  # fmt: skip
-        if seed is not None:
-            torch.manual_seed(checks.count("seed", seed, 0))
         if fresh:
             lay_out(model, vocabulary, clusters, block_sizes=block_sizes, reset=reset)
         elif not warm_start:

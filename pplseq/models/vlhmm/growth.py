@@ -13,6 +13,7 @@ from torch import Tensor
 
 from pplseq import checks
 from pplseq.distributions.block import BlockTransition
+from pplseq.models.base import AT_TEST, said
 
 RIDGE = 1e-3  # penalty of least squares, in squares of features: those of a normalised layer are about 1
 ROWS_AT_ONCE = 1 << 24  # cells of the scores between states that are held at once
@@ -68,9 +69,8 @@ def split(model: Any, factor: int, *, noise: float = 0.01, transition: str | Non
 
 def _block_scores(model: Any) -> dict[str, Tensor]:
     """Parameters of p(block | state) that come next to those of a softmax over states."""
-    was_training = model.training
-    spec: BlockTransition = model.eval().specs()[0]
-    model.train(was_training)
+    with said(AT_TEST):
+        spec: BlockTransition = model.specs()[0]
     layout, parts = spec.layout, []
     every = torch.arange(layout.num_kept, device=spec.device)
     for rows in every.split(max(1, ROWS_AT_ONCE // layout.num_kept)):
@@ -86,9 +86,8 @@ def fit_block_scores(model: Any, wanted: Tensor, ridge: float = RIDGE) -> dict[s
     temperature = model.config["temperature"]
     if model.config["parameterization"] == "scalar":
         return {"block_table": wanted * temperature}
-    was_training = model.training
-    out = model.eval().specs()[0].out
-    model.train(was_training)
+    with said(AT_TEST):
+        out = model.specs()[0].out
     weight, bias = least_squares(out, wanted, ridge)
     return {"block_score.weight": weight, "block_score.bias": bias}
 

@@ -276,14 +276,14 @@ class VLHMM(Constrainable):
         """Transition and emission with the current parameters, over the states kept in this step."""
         self.check_words_known()
         layout, words = self._index()
-        if self.training or torch.is_grad_enabled():
+        if self.is_learning or torch.is_grad_enabled():
             self._cached_specs = None
-            return self._build_specs(layout.dropped(self.state_dropout if self.training else 0.0), words)
+            return self._build_specs(layout.dropped(self.state_dropout if self.is_learning else 0.0), words)
         # at test the row normalisers, Z numbers, are computed once for given parameters
-        version = tuple((p.data_ptr(), p._version) for p in self.parameters())
-        if self._cached_specs is None or self._cached_specs[0] != version:
-            self._cached_specs = version, self._build_specs(layout, words)
-        return self._cached_specs[1]
+        version, cached = tuple((p.data_ptr(), p._version) for p in self.parameters()), self._cached_specs
+        if cached is None or cached[0] != version:
+            cached = self._cached_specs = version, self._build_specs(layout, words)
+        return cached[1]
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "_cached_specs": None}  # those of this model's parameters
@@ -315,7 +315,7 @@ class VLHMM(Constrainable):
                 return HierarchicalTables(layout, initial, table, self.block_table / temperature, **options), emission
             return TableTransition(layout, initial, table, **options), emission
         out, into = self._out(kept["out"]), kept["into"]
-        product_dtype = PRODUCT_DTYPES[self._config["normalizer_dtype"]] if self.training else None
+        product_dtype = PRODUCT_DTYPES[self._config["normalizer_dtype"]] if self.is_learning else None
         options |= dict(out_of=lambda ids: self._out(self.embeddings("out", ids, layout)), product_dtype=product_dtype)
         if self._config["transition"] == "hierarchical":
             blocks = self.block_score.weight, self.block_score.bias
@@ -337,7 +337,7 @@ class VLHMM(Constrainable):
 
     def _thinned(self, features: Tensor) -> Tensor:
         """Features (..., h) with some of them left out in training."""
-        return dropout(features, self.feature_dropout, self.training) if self.feature_dropout else features
+        return dropout(features, self.feature_dropout, self.is_learning) if self.feature_dropout else features
 
     def _out(self, embedding: Tensor) -> Tensor:
         out = self._thinned(self.out_layer(embedding))

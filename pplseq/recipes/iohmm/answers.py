@@ -17,6 +17,7 @@ from pplseq.data.labelled_strings import LabelledStrings, read_labelled_strings
 from pplseq.data.sources import available_lines, existing_path, listing
 from pplseq.data.tables import MissingColumn
 from pplseq.data.vocabulary import split_words
+from pplseq.distributions.drawing import seeded
 from pplseq.files import write_text
 from pplseq.models import IOHMM
 from pplseq.models.answers import answer_sequences, why
@@ -317,7 +318,7 @@ def _answers_about(run: Run, question: str, strings: list[tuple[str, ...] | dict
 
 def _table_answers(run: Run, question: str, data: str, options: Any) -> Iterator[dict[str, Any]]:
     model, columns = run.model, run.columns
-    torch.manual_seed(options.seed)  # where outputs are fed back, answers are averages of draws
+    draws = seeded(options.seed)  # where outputs are fed back, answers are averages of draws
     # what the inputs alone say needs no outputs
     asked = columns._replace(outputs=[]) if question in ("produce", "classify") else columns
     try:
@@ -341,7 +342,8 @@ def _table_answers(run: Run, question: str, data: str, options: Any) -> Iterator
             steps, ahead = rows_ahead(options, future, table.ids[n])
             return model.forecast([x[n]], steps, inputs=given, future_inputs=None if inputs is None else ahead)
 
-        return _answer(model, columns.expected_names, question, [x[n]], given, forecast, options, n)
+        with draws:
+            return _answer(model, columns.expected_names, question, [x[n]], given, forecast, options, n)
 
     yield from answer_sequences(table, ask)
 
@@ -363,7 +365,7 @@ def _formula_answers(model: IOHMM, question: str, data: str, options: Any) -> It
         raise ValueError(f"{question} is about runs of `pplseq train iohmm`; of a saved model ask effect_curves in Python")
     if question in ("produce", "classify") and not formulas.terms:
         raise ValueError(f"this model has no inputs, so {question} has no answer; ask predict")
-    torch.manual_seed(options.seed)
+    draws = seeded(options.seed)
     table = read_formulas(formulas, data, outputs=question not in ("produce", "classify"))
     future = {}
     if question == "forecast" and formulas.terms:
@@ -382,7 +384,8 @@ def _formula_answers(model: IOHMM, question: str, data: str, options: Any) -> It
             parts = future.get(table.ids[n]) or {}
             return model.forecast(x, steps, inputs=given, future_inputs={p: rows[:steps] for p, rows in parts.items()} or None)
 
-        return _answer(model, expected_names(formulas), question, x, given, forecast, options, n)
+        with draws:
+            return _answer(model, expected_names(formulas), question, x, given, forecast, options, n)
 
     yield from answer_sequences(table, ask)
 

@@ -16,11 +16,12 @@ from torch import Tensor
 
 from pplseq import checks
 from pplseq.data.tables import MissingColumn, SequenceTable, read_table
+from pplseq.distributions.drawing import seeded
 from pplseq.files import new_file, write_text
 from pplseq.folder import FolderError, sealed, unsealed
 from pplseq.models import LDS
 from pplseq.models.answers import answer_sequences
-from pplseq.models.batch import seeded, split_rows
+from pplseq.models.batch import split_rows
 from pplseq.models.fitting import about_data
 from pplseq.recipes.forecasts import rows_ahead
 from pplseq.recipes.recipe import Job

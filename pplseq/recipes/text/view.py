@@ -10,7 +10,7 @@ import torch
 
 from pplseq.baselines.kneser_ney import KneserNey
 from pplseq.data.text import Corpus, Text, load_corpus, read_text
-from pplseq.models.batch import seeded
+from pplseq.distributions.drawing import seeded
 from pplseq.recipes.run_folder import record_of
 from pplseq.recipes.text.answers import load, reading_of
 from pplseq.report.run import Measure, RunView

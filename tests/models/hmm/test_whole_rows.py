@@ -12,6 +12,7 @@ from pplseq.infer.fit.em import Batch
 from pplseq.kernels import compiled
 from pplseq.kernels.whole_rows import row_loops, tables
 from pplseq.models import HMM
+from pplseq.models.base import AT_POINT, said
 from pplseq.models.hmm.whole_rows import log_prob_of_whole_rows
 
 SIZES = [(1, 1, 1), (2, 1, 10), (3, 2, 1), (4, 3, 300), (16, 2, 13), (17, 3, 9)]
@@ -281,7 +282,7 @@ def test_transforms_and_priors():
 
 
 def plain_at_point(model, x):
-    with model._at_point():
+    with said(AT_POINT):
         return plain(model, x)
 
 

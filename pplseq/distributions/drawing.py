@@ -1,0 +1,109 @@
+"""Random numbers of one call: from a generator of its own, which no other thread draws from.
+
+Distributions of torch, Pyro and users take no generator; they draw from the one of the whole process. So a seeded block is a
+mode of torch, of this thread alone, that hands its own generator to whatever draws: the same numbers as after
+``torch.manual_seed(seed)``, and the process's generator is neither read nor set. Processes that are forked in it draw from
+their own.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
+
+from pplseq import checks, threads
+
+RANDOM = frozenset(
+    """rand randn randint randperm rand_like randn_like randint_like normal bernoulli multinomial poisson binomial
+    _standard_gamma _sample_dirichlet bernoulli_ cauchy_ exponential_ geometric_ log_normal_ normal_ random_ uniform_
+    kaiming_normal_ kaiming_uniform_""".split()
+)
+# these take none, in whatever they call: they borrow torch's, one at a time
+WITHOUT = frozenset(
+    """alpha_dropout dropout1d dropout2d dropout3d feature_alpha_dropout gru gumbel_softmax lstm multi_head_attention_forward
+    pca_lowrank rnn_relu rnn_tanh rrelu scaled_dot_product_attention svd_lowrank""".split()
+)
+
+
+class _Draws(TorchFunctionMode):
+    """Gives generators, one a device, to the functions of torch that draw."""
+
+    def __init__(self, seed: int):
+        super().__init__()
+        self.seed, self.process, self.generators = seed, os.getpid(), dict[torch.device, torch.Generator]()
+
+    def generator(self, device: torch.device) -> torch.Generator:
+        if device.type == "cuda" and device.index is None:
+            device = torch.device("cuda", torch.cuda.current_device())
+        if device not in self.generators:
+            self.generators[device] = torch.Generator(device).manual_seed(self.seed)
+        return self.generators[device]
+
+    def __torch_function__(self, func: Callable, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs, name = kwargs or {}, getattr(func, "__name__", None)
+        if name in RANDOM and kwargs.get("generator") is None and self.process == os.getpid():
+            return func(*args, **kwargs | {"generator": self.generator(_device_of(args, kwargs))})
+        if func is functional.dropout:
+            return self._dropout(*args, **kwargs)
+        if name in WITHOUT and (device := _device_of(args, kwargs)).type == "cpu":
+            own = self.generator(device)
+            with threads.LOCK, torch.random.fork_rng(devices=[]):
+                torch.set_rng_state(own.get_state())
+                found = func(*args, **kwargs)
+                own.set_state(torch.get_rng_state())
+            return found
+        return func(*args, **kwargs)
+
+    def _dropout(self, input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
+        if not training or not 0 < p < 1:
+            return functional.dropout(input, p, training, inplace)
+        keep = torch.empty_like(input).bernoulli_(1 - p, generator=self.generator(input.device)).div_(1 - p)
+        return input.mul_(keep) if inplace else input * keep
+
+
+def _device_of(args: Any, kwargs: dict[str, Any]) -> torch.device:
+    """Where a function of torch draws."""
+    if kwargs.get("device") is not None:
+        return torch.device(kwargs["device"])
+    given = next((value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)), None)
+    return torch.get_default_device() if given is None else given.device
+
+
+def seeded(seed: int | None) -> AbstractContextManager[Any]:
+    """A block whose random numbers a seed fixes, whatever other threads draw; entered again it goes on where it was. For None
+    the numbers are those of the block around it, or of torch's generator.
+
+    Raises:
+        TypeError, ValueError: for what is no seed.
+    """
+    return nullcontext() if seed is None else _Draws(checks.count("seed", seed, 0))
+
+
+def _current() -> _Draws | None:
+    return next((mode for mode in reversed(_get_current_function_mode_stack()) if isinstance(mode, _Draws)), None)
+
+
+def random_state(device: torch.device) -> Tensor:
+    """The state of the generator that this thread draws from on a device."""
+    draws = _current()
+    if draws is not None:
+        return draws.generator(device).get_state()
+    return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
+
+
+def set_random_state(device: torch.device, state: Tensor) -> None:
+    """Puts the generator that this thread draws from where it was."""
+    draws = _current()
+    if draws is not None:
+        draws.generator(device).set_state(state)
+    elif device.type == "cuda":
+        torch.cuda.set_rng_state(state, device)
+    else:
+        torch.set_rng_state(state)

@@ -1,0 +1,194 @@
+"""What the threads of a process share: values made once, and the one lock under which Pyro's programs are run.
+
+Pyro keeps its handlers, its parameters and whether it checks for the whole process, not for a thread. Questions to models do
+without it; what has to run a program does so :func:`alone`.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import functools
+import os
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Generic, ParamSpec, Self, TypeVar, overload
+
+from pplseq import checks
+
+Value = TypeVar("Value")
+Given = ParamSpec("Given")
+
+
+class once(Generic[Value]):  # noqa: N801  (it is written as a decorator)
+    """A property that is computed when it is first asked for, and kept.
+
+    ``functools.cached_property`` of Python 3.11 holds one lock for all instances of a class while it computes: threads wait for
+    each other, and a process that was forked meanwhile waits for ever. Here threads that ask at once may compute the same
+    value, of which one is kept.
+    """
+
+    def __init__(self, function: Callable[[Any], Value]):
+        self.function, self.name, self.__doc__ = function, function.__name__, function.__doc__
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
+
+    @overload
+    def __get__(self, instance: None, owner: Any = None) -> Self: ...
+    @overload
+    def __get__(self, instance: object, owner: Any = None) -> Value: ...
+    def __get__(self, instance: Any, owner: Any = None) -> Any:
+        if instance is None:
+            return self
+        return vars(instance).setdefault(self.name, self.function(instance))
+
+
+# ------------------------------------------------------------------------------------------------ what is put back
+class _OfThread:
+    """How torch stood for this thread: gradients, and modes that change its functions."""
+
+    def __init__(self) -> None:
+        import torch
+
+        self.grad, self.modes = torch.is_grad_enabled(), torch._C._len_torch_function_stack()
+
+    def put_back(self) -> None:
+        import torch
+
+        if torch.is_grad_enabled() != self.grad:
+            torch.set_grad_enabled(self.grad)
+        while torch._C._len_torch_function_stack() > self.modes:
+            torch._C._pop_torch_function_stack()
+
+
+class _OfProcess:
+    """How Pyro and torch stood for all threads: handlers, checks, the default type and, where asked for, parameters."""
+
+    def __init__(self, own_store: bool) -> None:
+        import pyro
+        import torch
+
+        self.stack, self.dtype, self.checks = list(_stack()), torch.get_default_dtype(), _validations()
+        self.is_back = False
+        self.store = pyro.get_param_store().get_state() if own_store else None
+
+    def put_back(self) -> None:
+        import pyro
+        import torch
+
+        if self.is_back:
+            return
+        if _stack() != self.stack:
+            _stack()[:] = self.stack
+        if _validations() != self.checks:
+            for part, was in zip(_checking(), self.checks, strict=True):
+                part.enable_validation(was)
+        if torch.get_default_dtype() != self.dtype:
+            torch.set_default_dtype(self.dtype)
+        if self.store is not None:
+            pyro.get_param_store().clear()
+            pyro.get_param_store().set_state(self.store)
+        self.is_back = True
+
+
+def _stack() -> list[Any]:
+    from pyro.poutine.runtime import _PYRO_STACK
+
+    return _PYRO_STACK
+
+
+def _checking() -> tuple[Any, ...]:
+    """What of Pyro can be told not to look."""
+    import pyro
+
+    return pyro.distributions, pyro.infer, pyro.poutine
+
+
+def _validations() -> list[bool]:
+    return [part.is_validation_enabled() for part in _checking()]
+
+
+def undisturbed(function: Callable[Given, Value]) -> Callable[Given, Value]:
+    """A function that leaves torch, for its thread, and context variables as they were, wherever Ctrl-C or an error ends it."""
+
+    @functools.wraps(function)
+    def inside(*args: Given.args, **kwargs: Given.kwargs) -> Value:
+        before = _OfThread()
+        try:
+            try:
+                return contextvars.copy_context().run(function, *args, **kwargs)
+            finally:
+                before.put_back()
+        finally:
+            before.put_back()  # Ctrl-C may end the first one
+
+    return inside
+
+
+# ------------------------------------------------------------------------------------------------ one at a time
+LOCK = threading.RLock()
+_outermost: tuple[int, _OfProcess] | None = None  # the thread that holds the lock, and how things were before
+
+
+def alone(function: Callable[[], Value], *, own_store: bool = True) -> Value:
+    """What a function returns that runs a program of Pyro, while no other thread does; nothing of Pyro's state is left changed.
+
+    Inside of :func:`pplseq.checks.trusted` Pyro checks nothing.
+
+    Args:
+        own_store: whether the program has a parameter store of its own, which is empty, as the names of another model's
+            parameters may be the same.
+    """
+    global _outermost
+    with LOCK:
+        outer, before = _outermost, (_OfThread(), _OfProcess(own_store))
+        try:
+            try:
+                _outermost = outer or (threading.get_ident(), before[1])
+                if own_store:
+                    _empty_store()
+                if checks.TRUSTED.get():
+                    for part in _checking():
+                        part.enable_validation(False)
+                return function()
+            finally:
+                _put_back(before, outer)
+        finally:
+            _put_back(before, outer)  # Ctrl-C may end the first one
+
+
+@contextmanager
+def filtering(action: str, category: type[Warning] = Warning) -> Iterator[None]:
+    """A block in which warnings of a kind are ignored, or raised. Filters are the process's: one thread at a time sets them."""
+    with LOCK, warnings.catch_warnings():
+        warnings.simplefilter(action, category)  # pyright: ignore[reportArgumentType]
+        yield
+
+
+def _empty_store() -> None:
+    import pyro
+
+    pyro.get_param_store().clear()
+
+
+def _put_back(before: tuple[_OfThread, _OfProcess], outer: Any) -> None:
+    global _outermost
+    for part in before:
+        part.put_back()
+    _outermost = outer
+
+
+def _forked() -> None:
+    """In a child, where the thread that held the lock is not."""
+    global LOCK, _outermost
+    if not LOCK._is_owned():  # pyright: ignore[reportAttributeAccessIssue]
+        LOCK = threading.RLock()
+        if _outermost is not None:
+            _outermost[1].put_back()
+            _outermost = None
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forked)
