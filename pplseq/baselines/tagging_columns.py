@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from pplseq.threads import once
 
 if TYPE_CHECKING:
     from pplseq.models.taggers.columns import Columns, ColumnSource, Sentences
@@ -46,7 +47,7 @@ class SavedColumns:
         """What a tagger keeps of it: where it is, and what it holds."""
         return {"kind": self.kind, "path": str(self.path), "sha256": self.fingerprint}
 
-    @cached_property
+    @once
     def fingerprint(self) -> str:
         """Of the vectors, or of the weights of the model (a run's best), when they are opened, or asked for before."""
         places = [self.path / name / "model.safetensors" for name in ("best", "last", "")]
@@ -56,7 +57,7 @@ class SavedColumns:
         with weights.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
 
-    @cached_property
+    @once
     def source(self) -> ColumnSource:
         """What computes them."""
         from pplseq.models.taggers.columns import EmbeddingColumns, PosteriorColumns, TypeColumns

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from functools import cached_property
-
 import torch
 from torch import Tensor
 
 from pplseq.distributions.timed import Timed, all_steps
+from pplseq.threads import once
 
 
 class FullNoise:
@@ -16,7 +15,7 @@ class FullNoise:
     def __init__(self, covariance: Tensor, source: tuple[str, Tensor] | None = None):
         self.covariance, self.source = covariance, source
 
-    @cached_property
+    @once
     def factor(self) -> Tensor:
         factor, failed = torch.linalg.cholesky_ex(self.covariance)
         if bool(failed.any()):

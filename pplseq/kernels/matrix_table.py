@@ -6,13 +6,12 @@ steady state, which nearly all steps share. No matrix is stored per step here, n
 
 from __future__ import annotations
 
-from functools import cached_property
-
 import torch
 from torch import Tensor
 
 from pplseq.kernels import linear_recursion
 from pplseq.kernels.kalman import runs_of
+from pplseq.threads import once
 
 GATHERED = 2**22  # numbers of gathered matrices at a time
 LONG = 8  # steps with one matrix that are worth a product of their own
@@ -36,7 +35,7 @@ class MatrixIndex:
         """All rows agree."""
         return self.index.dim() == 1
 
-    @cached_property
+    @once
     def runs(self) -> list[tuple[int, int, int | None]]:
         """(start, stop, matrix) of steps that agree; the matrix is None where rows differ."""
         index = self.index
@@ -45,19 +44,19 @@ class MatrixIndex:
             index = torch.where(same, index[:, 0], torch.full_like(index[:, 0], -1))
         return [(start, stop, None if node < 0 else node) for start, stop, node in runs_of(index)]
 
-    @cached_property
+    @once
     def main(self) -> int:
         """The matrix most often taken."""
         return int(torch.bincount(self.index.reshape(-1), minlength=1).argmax())
 
-    @cached_property
+    @once
     def others(self) -> Tensor:
         """Flat positions that do not take the main matrix, by matrix."""
         flat = self.index.reshape(-1)
         other = (flat != self.main).nonzero().squeeze(-1)
         return other[flat[other].argsort(stable=True)]
 
-    @cached_property
+    @once
     def short_steps(self) -> Tensor:
         """Steps, where rows agree, outside of long runs."""
         keep = torch.ones(len(self.index), dtype=torch.bool)
@@ -65,7 +64,7 @@ class MatrixIndex:
             keep[start:stop] = False
         return keep.nonzero().squeeze(-1).to(self.index.device)
 
-    @cached_property
+    @once
     def long_runs(self) -> list[tuple[int, int, int | None]]:
         return [run for run in self.runs if run[1] - run[0] >= LONG]
 

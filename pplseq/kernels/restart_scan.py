@@ -21,7 +21,6 @@ HMM architecture, eqs. 10-12 (their beta contains f(x_t); here it does not).
 from __future__ import annotations
 
 import copy
-import functools
 import math
 from typing import NamedTuple
 
@@ -31,6 +30,7 @@ from torch import Tensor
 
 from pplseq.kernels import compiled, compiled_chain
 from pplseq.kernels.compiled import array
+from pplseq.threads import once
 
 FEW = 12  # entries of the pair table up to which sums over steps go entry by entry, as matrix products
 STEP_CELLS = 1 << 17  # numbers in one step's matrices up to which restarts go together on a CPU: what its cache holds
@@ -77,7 +77,7 @@ class Lattice:
         step, self.row = self.mask.nonzero(as_tuple=True)  # of each packed position
         self.before = (starts[step - 1] + self.row)[self.sizes[0] :]  # the position one step earlier, from step 2 on
 
-    @functools.cached_property
+    @once
     def slices(self) -> list[slice]:
         """Of each step, its packed positions."""
         return [slice(s, s + n) for s, n in zip(self.starts.tolist(), self.sizes, strict=False)]

@@ -20,7 +20,6 @@ step t is log p(x_t | x_<t).
 from __future__ import annotations
 
 import math
-from functools import cached_property
 from typing import Protocol, TypeGuard
 
 import torch
@@ -30,6 +29,7 @@ from pplseq.kernels import compiled_chain, shared_matrix, twice
 from pplseq.kernels.compiled_chain import Kept
 from pplseq.kernels.log_semiring import logsumexp
 from pplseq.kernels.triton import scans as device
+from pplseq.threads import once
 
 
 def log_normalise(score: Tensor) -> tuple[Tensor, Tensor]:
@@ -70,7 +70,7 @@ class StepMatrices:
         self.log, self.shared, self.restart, self.restart_to = log, shared, restart, restart_to
         self.reach = 500.0 if log.dtype == torch.float64 else 60.0
 
-    @cached_property
+    @once
     def _parts(self) -> tuple[Tensor, Tensor, bool]:
         """Made on first use: the compiled loops have their own."""
         row_max = self.log.amax(-1, keepdim=True).clamp_min(torch.finfo(self.log.dtype).min)
@@ -160,7 +160,7 @@ class Forward:
         if isinstance(messages, Tensor):
             self.messages = messages
 
-    @cached_property
+    @once
     def messages(self) -> Tensor:
         assert self.kept is not None, "given, unless they can be made again"
         return compiled_chain.messages(self.kept).reshape(*self.step_log_prob.shape, -1)

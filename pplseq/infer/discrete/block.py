@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import cached_property
-
 import torch
 from torch import Tensor
 
@@ -14,6 +12,7 @@ from pplseq.infer.discrete.gap_sums import GAP_CELLS
 from pplseq.infer.discrete.results import ExpectedCounts, Factors
 from pplseq.kernels import scan
 from pplseq.kernels.log_semiring import logsumexp
+from pplseq.threads import once
 
 
 class BlockChain(Chain):
@@ -43,7 +42,7 @@ class BlockChain(Chain):
     def layout(self):
         return self.transition.layout
 
-    @cached_property
+    @once
     def _block(self) -> Tensor:
         """(T, B) the block open at each step (of the observed state, where there is one)."""
         block = self.emission.support(self.obs if self.seen is None else self.obs.where(self.narrow, 0))
@@ -53,7 +52,7 @@ class BlockChain(Chain):
             block = torch.where(known & (own >= 0), own, block)
         return block
 
-    @cached_property
+    @once
     def narrow(self) -> Tensor:
         """(T, B) steps that open one block: a word or a state was seen."""
         seen = self.seen if self.seen is not None else torch.ones_like(self.obs, dtype=torch.bool)

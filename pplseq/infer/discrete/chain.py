@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Iterator
-from functools import cached_property
 from typing import TYPE_CHECKING
 
 import torch
@@ -25,6 +24,7 @@ from pplseq.infer.discrete.results import (
     StateMarginals,
 )
 from pplseq.kernels import path_scan, scan, twice
+from pplseq.threads import once
 
 if TYPE_CHECKING:
     from pplseq.infer.discrete.constrained.chain import ConstrainedChain
@@ -151,7 +151,7 @@ class Chain(PathExpectations):
     def _lower(self) -> Factors:
         raise NotImplementedError
 
-    @cached_property
+    @once
     def factors(self) -> Factors:
         """The chain in numbers, computed once."""
         return self._lower()
@@ -160,17 +160,17 @@ class Chain(PathExpectations):
         """Reads all parameters that queries need."""
         _ = self.factors
 
-    @cached_property
+    @once
     def _forward(self) -> scan.Forward:
         return scan.chain_log_prob(*self.factors)
 
-    @cached_property
+    @once
     def _matrices(self) -> scan.LogMatrices:
         f = self.factors
         restart_to = None if f.restart_to is None else f.restart_to.detach()
         return scan.StepMatrices(f.pair.detach(), f.shared, f.restart, restart_to)
 
-    @cached_property
+    @once
     def _beta(self) -> Tensor:
         return scan.backward_pass(self._matrices, self.factors.emit.detach(), self.factors.valid)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import cached_property
 from typing import Any
 
 import torch
@@ -15,6 +14,7 @@ from pplseq.infer.discrete.results import Factors, StateMarginals
 from pplseq.kernels import scan
 from pplseq.kernels.log_semiring import log_matmul
 from pplseq.kernels.parallel import time_scan
+from pplseq.threads import once
 
 
 class DenseChain(Chain):
@@ -28,7 +28,7 @@ class DenseChain(Chain):
         super().__init__(*args, **options)
         self.in_parallel = time_scan.ACTIVE.get()
 
-    @cached_property
+    @once
     def _forward(self) -> scan.Forward:
         if not self.in_parallel:
             return scan.chain_log_prob(*self.factors)

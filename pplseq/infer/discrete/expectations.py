@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
@@ -12,6 +11,7 @@ from pplseq import checks
 from pplseq.infer.discrete.results import Factors, StateMarginals
 from pplseq.kernels import scan
 from pplseq.kernels.path_expectation import filtered_twin, fixed_lag, path_divergence
+from pplseq.threads import once
 
 
 class Steps(NamedTuple):
@@ -31,7 +31,7 @@ class Steps(NamedTuple):
 class PathExpectations:
     """What every chain offers; each names the steps that it consists of."""
 
-    factors: cached_property[Factors]
+    factors: once[Factors]
     two_widths = False  # whether some steps open a block of states, and some all
 
     def _possible(self) -> Any:

@@ -8,7 +8,6 @@ words inside the runs are found from the messages at both ends.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cached_property
 from typing import Any
 
 import torch
@@ -22,6 +21,7 @@ from pplseq.infer.discrete.dense import DenseChain
 from pplseq.infer.discrete.gap_paths import GapPaths
 from pplseq.infer.discrete.results import Factors, MissingWords, PairMarginals, StateMarginals
 from pplseq.kernels import path_scan, scan
+from pplseq.threads import once
 
 DENSE_STATES = 2048  # up to here a query that needs Z x Z may build it
 
@@ -29,7 +29,7 @@ DENSE_STATES = 2048  # up to here a query that needs Z x Z may build it
 class GapChain(GapPaths):
     """See :class:`~pplseq.infer.discrete.chain.Chain`; made by ``build_chain`` where a token is missing."""
 
-    @cached_property
+    @once
     def gaps(self) -> gap.Gaps:
         """Where tokens are missing."""
         valid = torch.ones_like(self.narrow) if self.valid is None else self.valid
@@ -40,11 +40,11 @@ class GapChain(GapPaths):
         index = self.gaps.time.reshape(*self.gaps.time.shape, *(1,) * (value.dim() - 2))
         return value.gather(0, index.expand(*self.gaps.time.shape, *value.shape[2:]))
 
-    @cached_property
+    @once
     def _seen_block(self) -> Tensor:
         return self._at_seen(self._block)
 
-    @cached_property
+    @once
     def _live(self) -> Tensor:
         """(S, B) False at slots behind a row's last seen step."""
         return torch.arange(len(self.gaps.time), device=self.obs.device).unsqueeze(-1) < self.gaps.num_seen

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import cached_property
-
 import torch
 from torch import Tensor
 
@@ -14,6 +12,7 @@ from pplseq.infer.discrete.block import BlockChain
 from pplseq.kernels import scan
 from pplseq.kernels.pair_scan import normalised_gates, pair_chain_log_prob, pair_gates, plan_pairs
 from pplseq.kernels.triton import pair_chain
+from pplseq.threads import once
 
 GATE_CELLS = 1 << 26  # scores of the next block for all states, up to which a device makes all of them at once
 
@@ -23,7 +22,7 @@ class HierarchicalChain(BlockChain):
 
     transition: HierarchicalTransition  # pyright: ignore[reportIncompatibleVariableOverride]
 
-    @cached_property
+    @once
     def _forward(self) -> scan.Forward:
         forward = self._over_pairs() if self._has_pairs else None
         return super()._forward if forward is None else forward

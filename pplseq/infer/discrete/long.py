@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Mapping, Sequence
-from functools import cached_property
 from typing import Any
 
 import torch
@@ -17,6 +16,7 @@ from pplseq.infer.discrete.dense import DenseChain
 from pplseq.infer.discrete.results import ExpectedCounts
 from pplseq.kernels import compiled_chain, long_scan, scan, twice
 from pplseq.kernels.parallel import time_scan
+from pplseq.threads import once
 
 LONG = 1 << 22  # numbers in all emissions, 32 MB, from which on they are not kept
 
@@ -78,7 +78,7 @@ class LongForward(scan.Forward):
         self.chain, self.found, self.log_prob, self.step_log_prob = chain, found, log_prob, steps
         self.in_logs, self.kept = True, None
 
-    @cached_property
+    @once
     def messages(self) -> Tensor:
         with torch.no_grad():
             return scan.chain_log_prob(*self.chain.factors).filtered
@@ -92,7 +92,7 @@ class LongDenseChain(DenseChain):
     """A :class:`DenseChain` whose likelihood, its gradient, posteriors of states, expected counts and best path need memory for
     their results and a few megabytes beside them; other queries make the emissions of all steps."""
 
-    @cached_property
+    @once
     def _parts(self) -> tuple[long_scan.LongChain, Tensor, Tensor, list[Tensor]]:
         """The chain, p(z_1) (N, K), the matrix, and the tensors that emissions depend on."""
         found = {path: value for path, value in tensors_of(self.emission) if value.requires_grad and torch.is_grad_enabled()}
@@ -112,7 +112,7 @@ class LongDenseChain(DenseChain):
     def prepare(self) -> None:
         _ = self._parts
 
-    @cached_property
+    @once
     def _forward(self) -> scan.Forward:
         log_prob, found, steps = long_scan.LongLogProb.apply(*self._parts[:3], *self._parts[3])
         return LongForward(self, log_prob.reshape(self.batch_shape), found, steps.reshape(-1, *self.batch_shape))

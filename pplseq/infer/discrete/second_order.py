@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import cached_property
 from types import ModuleType
 from typing import Any, ClassVar
 
@@ -17,6 +16,7 @@ from pplseq.infer.discrete.expectations import Steps
 from pplseq.infer.discrete.results import ExpectedCounts, Factors
 from pplseq.kernels.higher_order import second_order
 from pplseq.kernels.scan import Forward, forward_in_log_space
+from pplseq.threads import once
 
 
 class HigherOrderChain(DenseChain):
@@ -70,11 +70,11 @@ class SecondOrderChain(HigherOrderChain):
             init = moves.forward(1, self.start.dense(self.transition.num_states))
         return Factors(init.expand(emit.shape[1:]), self.transition.table, emit, self.valid)
 
-    @cached_property
+    @once
     def _matrices(self) -> second_order.SecondOrderMatrices:
         return second_order.SecondOrderMatrices(self.transition.table.detach())
 
-    @cached_property
+    @once
     def _forward(self):
         f = self.factors
         parts = (f.init, f.pair, f.emit)

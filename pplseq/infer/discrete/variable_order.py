@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import cached_property
-
 import torch
 from torch import Tensor
 
@@ -13,6 +11,7 @@ from pplseq.infer.discrete.expectations import Steps
 from pplseq.infer.discrete.results import ExpectedCounts, Factors
 from pplseq.infer.discrete.second_order import HigherOrderChain
 from pplseq.kernels.higher_order import variable_order
+from pplseq.threads import once
 
 
 class VariableOrderChain(HigherOrderChain):
@@ -35,16 +34,16 @@ class VariableOrderChain(HigherOrderChain):
     def _steps(self, table: Tensor) -> variable_order.ContextSteps:
         return variable_order.ContextSteps(table, self.transition.successor, self.transition.symbol)
 
-    @cached_property
+    @once
     def _matrices(self) -> variable_order.ContextSteps:  # pyright: ignore[reportIncompatibleVariableOverride]
         return self._steps(self.transition.table.detach())
 
-    @cached_property
+    @once
     def _forward(self):
         f = self.factors
         return variable_order.forward_pass(f.init, self._steps(f.pair), f.emit, f.valid)
 
-    @cached_property
+    @once
     def _beta(self) -> Tensor:
         f = self.factors
         return variable_order.backward_pass(self._possible().filtered.detach(), self._matrices, f.emit.detach(), f.valid)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import cached_property
-
 import numpy as np
 import torch
 from torch import Tensor
@@ -14,6 +12,7 @@ from pplseq.infer.discrete.dense import DenseChain
 from pplseq.infer.discrete.long import LongDenseChain
 from pplseq.infer.discrete.results import ExpectedCounts, Factors, StateMarginals
 from pplseq.kernels.whole_rows import tables
+from pplseq.threads import once
 
 MOST_POINTERS = 1 << 26  # bytes that a best path may take on the way
 
@@ -31,7 +30,7 @@ class LongWordsChain(LongDenseChain):
         self._begin_whole(transition, emission, obs)
         self._chain, self._words_known = chain, words
 
-    @cached_property
+    @once
     def _index(self) -> np.ndarray:
         return np.ascontiguousarray(self.obs.T.numpy())
 
@@ -73,7 +72,7 @@ class WholeRowsChain(DenseChain):
         self._likelihoods: np.ndarray | None = None
         self._fails = False  # whether these loops do not do
 
-    @cached_property
+    @once
     def factors(self) -> Factors:
         transition = self.transition
         assert isinstance(transition, DenseTransition), "what it was made with"
@@ -89,7 +88,7 @@ class WholeRowsChain(DenseChain):
                 self._rows = np.arange(self.num_steps * self.obs.shape[1]).reshape(self.num_steps, -1).T.copy()
         return self._rows
 
-    @cached_property
+    @once
     def _densities(self) -> tables.Emissions | None:
         return tables.emissions_of(self.factors.emit.flatten(0, 1))
 

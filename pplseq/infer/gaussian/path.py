@@ -14,7 +14,6 @@ import itertools
 import math
 import warnings
 from collections.abc import Callable
-from functools import cached_property
 from operator import attrgetter
 from typing import Any
 
@@ -27,6 +26,7 @@ from pplseq.infer.gaussian.given import PathInput, pick
 from pplseq.kernels import kalman
 from pplseq.kernels.gaussian import compiled_kalman
 from pplseq.kernels.kalman import DOUBLE, Convergence, check_density, precisions, scaled_size, size_of, symmetric
+from pplseq.threads import once
 
 LOST = 1e-5  # rounding errors above this, relative, are worth a warning
 CAREFUL = 1e-9  # and above this, a dearer formula, where there is one
@@ -323,19 +323,19 @@ class CovariancePath:
             return matrix[0]
         return pick(matrix, [max(step - behind, 0) for _, step, _ in self._place], [row for _, _, row in self._place])
 
-    @cached_property
+    @once
     def matrix(self) -> Tensor:
         return self._out_of(self.given.matrix)
 
-    @cached_property
+    @once
     def noise(self) -> Tensor:
         return self._out_of(self.given.noise)
 
-    @cached_property
+    @once
     def _into(self) -> Tensor:
         return self._out_of(self.given.matrix, 1)
 
-    @cached_property
+    @once
     def steady(self) -> frozenset[int]:
         return frozenset(n for n, later in self._next.items() if later == self.parent[n] and later in self._fixed)
 
@@ -374,80 +374,80 @@ class CovariancePath:
         return torch.cat([self.closed_loop, self.gain.mT], 2)
 
     # ---------------------------------------------------------------- all nodes at once, made when they are asked for
-    @cached_property
+    @once
     def _identity(self) -> Tensor:
         return torch.eye(self.given.start.shape[-1], dtype=DOUBLE, device=self.device)
 
-    @cached_property
+    @once
     def kinds(self) -> Tensor:
         """(N,) what each node observes."""
         return torch.tensor([kind for part in self._parts for kind in part.kinds], device=self.device)
 
-    @cached_property
+    @once
     def observed(self) -> Tensor:
         """Information (N, h, h), or loadings (N, n, h), zero for what is not seen."""
         return self.given.observed[0][self.kinds]
 
-    @cached_property
+    @once
     def normalizer(self) -> Tensor:
         """(N,) log density of numbers that are as expected."""
         loadings, _, seen = self.given.observed
         size = loadings.shape[1] if seen is None else seen.sum(-1)[self.kinds]
         return -self.half_log_det - size / 2 * LOG_2PI
 
-    @cached_property
+    @once
     def surprising(self) -> Tensor:
         """(N, h, n) M' L^-T: what white innovations say about the state beyond the past."""
         return (self.whitener @ self.observed).mT
 
-    @cached_property
+    @once
     def weighted_loadings(self) -> Tensor:
         """(N, n, h) S^-1 M."""
         return (self.surprising @ self.whitener).mT
 
-    @cached_property
+    @once
     def filtered(self) -> Tensor:
         return self._all("filtered")
 
-    @cached_property
+    @once
     def predicted(self) -> Tensor:
         return torch.stack([self._predicted[p] for p in self.parent])
 
-    @cached_property
+    @once
     def kalman_gain(self) -> Tensor:
         """(N, h, n) K."""
         return self._all("gain")
 
-    @cached_property
+    @once
     def whitener(self) -> Tensor:
         """(N, n, n) L^-1, zero in columns of what is not seen."""
         return self._all("whitener")
 
-    @cached_property
+    @once
     def carry(self) -> Tensor:
         if not self._by_numbers:
             return self._all("carry")
         return self._identity - self.kalman_gain @ self.observed
 
-    @cached_property
+    @once
     def forward(self) -> Tensor:
         return self.carry @ self._into
 
-    @cached_property
+    @once
     def information(self) -> Tensor:
         """(N, h, h) Lam W, what the node's observation says beyond the past."""
         if not self._by_numbers:
             return symmetric(self.observed @ self.carry)
         return self.surprising @ self.surprising.mT
 
-    @cached_property
+    @once
     def closed_loop(self) -> Tensor:
         """(N, h, h) A W, the step of means out of the node."""
         if not self._by_numbers:
             return self.matrix @ self.carry
         return self.matrix - (self.matrix @ self.kalman_gain) @ self.observed
 
-    @cached_property
+    @once
     def gain(self) -> Tensor:
         """(N, h, h) Sigma A'."""
         return (self._parts[0].moved if len(self._parts) == 1 else torch.cat([part.moved for part in self._parts])).mT

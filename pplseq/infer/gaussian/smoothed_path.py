@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import bisect
-from functools import cached_property
 
 import numpy as np
 import torch
@@ -13,6 +12,7 @@ from pplseq.infer.gaussian.path import BLOCK, CAREFUL, CovariancePath
 from pplseq.kernels import kalman
 from pplseq.kernels.gaussian import compiled_kalman
 from pplseq.kernels.kalman import DOUBLE, Convergence, size_of
+from pplseq.threads import once
 
 
 class SmoothedPath:
@@ -180,7 +180,7 @@ class SmoothedPath:
     def lag_one(self) -> Tensor:
         return self._tables[1]
 
-    @cached_property
+    @once
     def _tables(self) -> tuple[Tensor, Tensor]:
         # made when asked for: gradients of the likelihood go without
         path, nodes = self.path, self.of[1:]

@@ -182,7 +182,9 @@ class LDS(AtOnce):
         inputs = check_inputs(inputs, given.shape, self.num_inputs, lengths)
         return chain_of(values, Batch(x, lengths, None, inputs), emission)
 
-    def direct_draw(self, *, start=None, inputs=None, transitions=None, emissions=None, num_sequences=None, num_steps=None, **added):
+    def direct_draw(
+        self, *, start=None, inputs=None, transitions=None, emissions=None, num_sequences=None, num_steps=None, **added
+    ) -> tuple[Tensor, Tensor] | None:  # fmt: skip
         if not self._is_own_story or not self._is_finite or not self._knows(added):
             return None
         sizes = dict(num_sequences=num_sequences, num_steps=num_steps)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import cached_property, partial
+from functools import partial
 from itertools import chain as chained
 from itertools import groupby
 from typing import Any, NamedTuple
@@ -14,6 +14,7 @@ import numpy as np
 from pplseq import checks
 from pplseq.kernels import compiled
 from pplseq.models.taggers.spans.word_lists import Gazetteers
+from pplseq.threads import once
 
 BEGIN, END, FIRST_VALUE = 0, 1, 2  # values beyond a sentence's ends, and the first of an attribute's own
 ABSENT = -1
@@ -257,7 +258,7 @@ class TagFeatures:
         feature_loops.encode(records, begins, *plan, found)
         return found
 
-    @cached_property
+    @once
     def _plan(self) -> _Plan:
         numbers, count = {name: i for i, name in enumerate(self._values)}, len(self._templates)
         shape = count, max(len(template.parts) for template in self._templates)
@@ -272,7 +273,7 @@ class TagFeatures:
         ends = np.repeat([[BEGIN], [END]], len(numbers), 1)
         return plan._replace(edges=np.ascontiguousarray(plan.records(ends)[:, len(numbers) :]))
 
-    @cached_property
+    @once
     def _lookups(self) -> list[tuple[Callable[[str], str | None], Callable[[Any, int], int]]]:
         """For each attribute what gives its value of a word, and what gives the number of a value."""
         none = dict[str, int]().get  # of attributes of tokens, which are no word's own

@@ -6,13 +6,13 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from pplseq.data.columns import TaggedSentence
 from pplseq.data.tag_formats import NO_TAG
+from pplseq.threads import once
 
 RESAMPLED_CELLS = 1 << 22  # counts of sentences drawn at a time by the bootstrap
 
@@ -92,7 +92,7 @@ class TagScores:
     def num_tokens(self) -> int:
         return len(self.words)
 
-    @cached_property
+    @once
     def correct(self) -> np.ndarray:
         """(N,) bool."""
         return self.gold == self.predicted
@@ -124,7 +124,7 @@ class TagScores:
     def _share(self, among: np.ndarray) -> Share:
         return Share(int(self.correct[among].sum()), int(among.sum()))
 
-    @cached_property
+    @once
     def sentence_counts(self) -> tuple[np.ndarray, np.ndarray]:
         """(right tokens, tokens) of every sentence that has any with a gold tag."""
         _, place = np.unique(self.sentence_of, return_inverse=True)
@@ -136,7 +136,7 @@ class TagScores:
         right, tokens = self.sentence_counts
         return Share(int((right == tokens).sum()), len(tokens))
 
-    @cached_property
+    @once
     def confusion(self) -> np.ndarray:
         """(K, K) tokens by [gold, predicted]."""
         size = len(self.tags)

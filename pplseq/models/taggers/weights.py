@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,6 +13,7 @@ from torch.nn.functional import embedding_bag
 
 from pplseq import checks
 from pplseq.runs.checkpoint import flatten_optimizer, restore_optimizer
+from pplseq.threads import once
 
 BUCKET_CELLS = 1 << 21  # steps x rows x states of one bucket
 BUCKET_SPREAD = 1.5  # longest over shortest sentence of a bucket
@@ -41,7 +41,7 @@ class SparseRows:
     def __len__(self) -> int:
         return len(self.offsets) - 1
 
-    @cached_property
+    @once
     def transposed(self) -> SparseRows:
         order = self.columns.argsort(stable=True)
         rows = torch.repeat_interleave(torch.arange(len(self)), self.offsets.diff())
@@ -131,16 +131,16 @@ class TagData:
     def num_sentences(self) -> int:
         return len(self.lengths)
 
-    @cached_property
+    @once
     def starts(self) -> Tensor:
         return self.lengths.cumsum(0) - self.lengths
 
-    @cached_property
+    @once
     def complete(self) -> bool:
         """Every word has a tag."""
         return self.tags is not None and not bool((self.tags < 0).any())
 
-    @cached_property
+    @once
     def buckets(self) -> list[Bucket]:
         """All sentences, by length."""
         order = self.lengths.argsort(stable=True)

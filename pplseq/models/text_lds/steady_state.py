@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -13,6 +12,7 @@ from torch import Tensor
 
 from pplseq.kernels.kalman import symmetric
 from pplseq.kernels.matrix_equations import check_stable, predicted_covariance, stationary_covariance
+from pplseq.threads import once
 
 
 def on_arrays(function: Callable[..., Tensor], *matrices: np.ndarray) -> np.ndarray:
@@ -166,16 +166,16 @@ class SteadyState:
         self.innovation_weight = symmetric(np.linalg.solve(inner.T, excess).T)
         self.log_det = float(np.linalg.slogdet(inner)[1])
 
-    @cached_property
+    @once
     def smoothed(self) -> np.ndarray:
         rest = symmetric(self.filtered - self.smoother @ self.predicted @ self.smoother.T)
         return on_arrays(stationary_covariance, self.smoother, rest)
 
-    @cached_property
+    @once
     def smoothed_lag_one(self) -> np.ndarray:
         return self.smoothed @ self.smoother.T
 
-    @cached_property
+    @once
     def stationary(self) -> np.ndarray:
         return on_arrays(stationary_covariance, self.transition, self.state_noise)
 

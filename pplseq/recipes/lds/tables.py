@@ -6,7 +6,6 @@ import csv
 import math
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +28,7 @@ from pplseq.runs.fits import train_em
 from pplseq.runs.progress import Watch
 from pplseq.runs.settings import TrainSettings
 from pplseq.runs.signals import TimeOver
+from pplseq.threads import once
 
 COLUMNS = "columns.json"  # how a run reads tables
 SHOWN = 6  # steps of the past that are drawn for each of the steps to come
@@ -107,7 +107,7 @@ class Columns:
         deviations = covariances.diagonal(dim1=-2, dim2=-1).clamp_min(0).sqrt().numpy()
         return means.numpy() * np.array(self.scale) + np.array(self.mean), deviations * np.array(self.scale)
 
-    @cached_property
+    @once
     def log_scale(self) -> np.ndarray:
         """(n,) by which a density changes with the units."""
         return np.log(np.array(self.scale))

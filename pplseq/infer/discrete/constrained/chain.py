@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import cached_property
-
 import torch
 from torch import Tensor
 
@@ -19,6 +17,7 @@ from pplseq.infer.discrete.constrained.table import BackwardTable
 from pplseq.infer.discrete.constrained.words import CELLS, ClassEmission
 from pplseq.kernels.log_semiring import logsumexp
 from pplseq.kernels.path_scan import sample_log
+from pplseq.threads import once
 
 
 class ConstrainedChain:
@@ -72,7 +71,7 @@ class ConstrainedChain:
             f"{self.moves.num_states} states of the automaton and {self.num_steps} words; a smaller automaton, or fewer words",
         )  # fmt: skip
 
-    @cached_property
+    @once
     def _table(self) -> BackwardTable:
         return self._make_table()
 
@@ -236,7 +235,7 @@ class ConstrainedChain:
             worth[:, self.words.reset_id] = again[row[:, self.moves.classes[self.words.reset_id]]]
         return self.words.word_rows(state) + worth
 
-    @cached_property
+    @once
     def _best_table(self) -> BackwardTable:
         return self._make_table(maximum=True)
 

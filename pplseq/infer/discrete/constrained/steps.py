@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import cached_property
 from typing import Protocol
 
 import torch
@@ -14,6 +13,7 @@ from pplseq.distributions.second_order import SecondOrderTransition
 from pplseq.distributions.state import Transition
 from pplseq.kernels.higher_order.second_order import SecondOrderMatrices
 from pplseq.kernels.log_semiring import ScaledMatrix, log_matmul, logsumexp, max_matmul
+from pplseq.threads import once
 
 KEPT_BYTES = 1 << 30  # of transition probabilities that are kept between steps, by default
 
@@ -68,7 +68,7 @@ class TiledSteps:
             return self.transition.matrix[states]
         return self.transition.wide_rows(states.unsqueeze(0)).squeeze(0)
 
-    @cached_property
+    @once
     def _tiles(self) -> tuple[Tensor, ...]:
         if isinstance(self.transition, BlockTransition):
             return self.transition.column_tiles()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from functools import cached_property
 from typing import Any
 
 import torch
@@ -16,6 +15,7 @@ from pplseq.infer.programs.factors.elimination import Component, Elimination
 from pplseq.infer.programs.factors.enumeration import Variable
 from pplseq.infer.programs.factors.lowering import Steps, find_steps, lower
 from pplseq.infer.programs.markov import emit_factor
+from pplseq.threads import once
 
 MISSING = "a chain of marked sites has tables of one program's run, and nothing that says what comes behind it"
 
@@ -55,7 +55,7 @@ class MarkedChain(FactorChain):
         self.obs, self.check, self.missing = torch.zeros(len(self.sites), *shape), check, MISSING
         self.ids = self.start = self.seen = self.states = self.inputs = self.emission_inputs = None
 
-    @cached_property
+    @once
     def factors(self) -> Factors:  # type: ignore[override]
         """The chain in numbers, computed once: tables with their gradients."""
         found = lower(self._component.problem, self._component.stacks(), always=True)
@@ -70,7 +70,7 @@ class MarkedChain(FactorChain):
         emit = found.emit.reshape(len(found.emit), *batch, states)
         return Factors(found.init.reshape(*batch, states), pair, emit, self.valid, found.shared)
 
-    @cached_property
+    @once
     def valid(self) -> Tensor | None:  # type: ignore[override]
         """(T, *B) False where a step's states are masked; or None."""
         own = {table.site.own.number: table.site.mask for table in self._component.tables if table.site and table.site.own}

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from functools import cached_property
 from pathlib import Path
 
 from pplseq.data.sources import read_lines
 from pplseq.data.vocabulary import split_words
+from pplseq.threads import once
 
 
 def read_clusters(path: str | Path) -> dict[str, str]:
@@ -52,7 +52,7 @@ class Gazetteers:
     def __init__(self, lists: Mapping[str, Sequence[str]]):
         self.lists = {name: list(names) for name, names in lists.items()}
 
-    @cached_property
+    @once
     def _known(self) -> dict[str, dict[tuple[str, ...], str]]:
         """First word -> the names that begin with it, and the lists they are in."""
         found: dict[str, dict[tuple[str, ...], str]] = {}
