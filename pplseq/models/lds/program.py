@@ -171,9 +171,8 @@ class LDS(AtOnce):
         """The chain without running the program: but of mini-batches, and of subclasses that have a story of their own."""
         if num_total is not None or not self._is_own_story or not self._knows(added):
             return None
-        if not self._is_finite:
-            return None  # the program says which parameter is not
-        if start is not None or transitions is not None or emissions is not None or added:
+        of_steps = transitions is not None or emissions is not None or bool(added)
+        if start is not None or of_steps or not self._is_finite:  # the distributions say what is not
             given, specs = self._told(x, lengths, start, inputs, transitions, emissions, added, {})
             return collapsed(given, *specs, start)
         given = self.given(x, lengths)
@@ -185,7 +184,7 @@ class LDS(AtOnce):
     def direct_draw(
         self, *, start=None, inputs=None, transitions=None, emissions=None, num_sequences=None, num_steps=None, **added
     ) -> tuple[Tensor, Tensor] | None:  # fmt: skip
-        if not self._is_own_story or not self._is_finite or not self._knows(added):
+        if not self._is_own_story or not self._knows(added):
             return None
         sizes = dict(num_sequences=num_sequences, num_steps=num_steps)
         given, (move, emit) = self._told(None, None, start, inputs, transitions, emissions, added, sizes)

@@ -253,16 +253,19 @@ class StructuralModel(LDS):
         count = self.num_free_parameters + len(batch.x) * wandering
         if self.initial == "diffuse":
             return log_prob, count
-        options: dict[str, Any] = self.config | {"initial": "diffuse"}
-        model = type(self)(**options).to(self.reference.device)
-        model.load_state_dict(self.state_dict())
         try:
-            return float(model.log_prob(batch.x, batch.lengths, **batch.known).sum()), count
+            return float(self._copied(initial="diffuse").log_prob(batch.x, batch.lengths, **batch.known).sum()), count
         except ValueError as error:
             raise ValueError(
                 f"aic and bic are those of a diffuse start, and {str(error).split(';')[0]}; leave such rows out, or compare "
                 "scores of models with the same components"
             ) from None
+
+    def _copied(self, **options: Any) -> Self:
+        """A model of the same parameters; options: what is otherwise."""
+        model = type(self)(**(self.config | options)).to(self.reference.device)
+        model.load_state_dict(self.state_dict())
+        return model
 
     def unidentified(self) -> tuple[frozenset[str], str]:
         return frozenset(), ""
@@ -278,14 +281,15 @@ class StructuralModel(LDS):
     @torch.no_grad()
     def at_bounds(self, batch: Batch) -> dict[str, float]:
         """Variances that are 0 but for what the search left of them: without them the likelihood is no smaller."""
-        whole = {f"variance of {name}": (self.log_scales, k) for k, name in enumerate(self.variances)}
-        whole["variance of noise"] = (self.log_noise, 0)
+        other = self._copied()
+        whole = {f"variance of {name}": (other.log_scales, k) for k, name in enumerate(self.variances)}
+        whole["variance of noise"] = (other.log_noise, 0)
         now, found = float(self.log_prob(batch.x, batch.lengths, **batch.known).sum()), {}
         for name, (parameter, k) in whole.items():
             kept = float(parameter[k])
             try:
                 parameter[k] = -math.inf
-                gain = float(self.log_prob(batch.x, batch.lengths, **batch.known).sum()) - now
+                gain = float(other.log_prob(batch.x, batch.lengths, **batch.known).sum()) - now
             except (ValueError, ArithmeticError, torch.linalg.LinAlgError):  # pyright: ignore[reportPrivateImportUsage]
                 continue  # without this one nothing would be random
             finally:
