@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextvars
 import functools
 import os
+import random
 import threading
 import warnings
 from collections.abc import Callable, Iterator
@@ -165,6 +166,28 @@ def filtering(action: str, category: type[Warning] = Warning) -> Iterator[None]:
     with LOCK, warnings.catch_warnings():
         warnings.simplefilter(action, category)  # pyright: ignore[reportArgumentType]
         yield
+
+
+def one_at_a_time(function: Callable[Given, Value]) -> Callable[Given, Value]:
+    """A function about programs that runs them :func:`alone`, with the parameters of whoever calls."""
+
+    @functools.wraps(function)
+    def inside(*args: Given.args, **kwargs: Given.kwargs) -> Value:
+        return alone(lambda: function(*args, **kwargs), own_store=False)
+
+    return inside
+
+
+@contextmanager
+def from_shared_generator(seed: int) -> Iterator[None]:
+    """A block for a library that draws from the generator of the module ``random``: seeded, and put back behind it."""
+    with LOCK:
+        before = random.getstate()
+        random.seed(seed)
+        try:
+            yield
+        finally:
+            random.setstate(before)
 
 
 def _empty_store() -> None:

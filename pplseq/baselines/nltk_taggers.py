@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Sequence
@@ -14,6 +13,7 @@ from torch import Tensor
 
 from pplseq import checks
 from pplseq.baselines.adapters import Adapter, library_of
+from pplseq.threads import from_shared_generator
 
 BRILL_TEMPLATES = ("fntbl37", "brill24", "nltkdemo18plus", "nltkdemo18")
 
@@ -258,12 +258,8 @@ class PerceptronTagger(NLTKTagger):
         from nltk.tag import perceptron
 
         tagger = perceptron.PerceptronTagger(load=False)
-        before = random.getstate()
-        random.seed(self.seed)  # NLTK draws from the common generator
-        try:
+        with from_shared_generator(self.seed):
             tagger.train(pairs, nr_iter=self.num_passes)
-        finally:
-            random.setstate(before)
         return tagger
 
     def _nltk_state(self):

@@ -23,6 +23,7 @@ from pplseq.distributions.drawing import seeded
 from pplseq.distributions.state import StateCategorical
 from pplseq.infer.programs.factors.elimination import choose_states, eliminate
 from pplseq.infer.programs.factors.enumeration import Enumeration
+from pplseq.threads import one_at_a_time
 
 MODES = ("log_prob", "map", "sample")
 BACKENDS = {mode: f"pyro.ops.einsum.torch_{name}" for mode, name in zip(MODES, ("log", "map", "sample"), strict=True)}
@@ -76,6 +77,7 @@ class _Step:
     plates: str
 
 
+@one_at_a_time
 def contract_states(model: Callable, *args, mode: str = "log_prob", **kwargs) -> Contraction:
     """Sums out, maximises over or samples all unobserved discrete sites of a program, jointly and exactly.
 

@@ -14,6 +14,7 @@ from pplseq.distributions.drawing import seeded
 from pplseq.infer.programs.blocked_enum import BlockedEnum
 from pplseq.infer.programs.factors.elimination import choose_states
 from pplseq.infer.programs.kalman_collapse import KalmanCollapse
+from pplseq.threads import one_at_a_time
 
 MODES = ("viterbi", "sample")
 
@@ -41,6 +42,7 @@ def infer_states(model: Callable, mode: str = "viterbi") -> Callable:
     checks.choice("mode", mode, MODES)
     program = _program(model)
 
+    @one_at_a_time
     def with_states(*args, **kwargs):
         handler = BlockedEnum(vectorize=False)
         # other latent sites (parameters, subsampled rows) keep the values that the states were inferred from
@@ -76,6 +78,7 @@ def _is_said(node) -> bool:
     return node["type"] == "sample" and not site_is_subsample(node)
 
 
+@one_at_a_time
 def check_vectorizable(model: Callable, *args, rtol: float = 1e-4, **kwargs) -> None:
     """Runs the program step by step and vectorised, and compares the log-likelihoods of every chain and of all other sites.
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, cast
@@ -12,6 +11,7 @@ import numpy as np
 from pplseq import checks
 from pplseq.models.automata.automaton import LABELS, Automaton, String
 from pplseq.models.automata.ttt import TTT, Hypothesis
+from pplseq.threads import from_shared_generator
 
 METHODS = ("lstar", "kearns_vazirani", "ttt")
 
@@ -122,9 +122,7 @@ def learn_by_asking(
             return None
 
     kind = "dfa" if isinstance(ask(()), bool) else "moore"
-    state = random.getstate()
-    random.seed(seed)  # AALpy draws from the generator that all share
-    try:
+    with from_shared_generator(seed):  # of AALpy
         asked = Asked()
         oracle = Compared(list(symbols), asked, walks_per_state, walk_length)
         if method == "ttt":
@@ -136,8 +134,6 @@ def learn_by_asking(
                 list(symbols), asked, oracle, kind, cex_processing="rs", max_learning_rounds=max_rounds,
                 cache_and_non_det_check=False, print_level=0,
             )  # fmt: skip
-    finally:
-        random.setstate(state)
     if not oracle.agreed:
         warnings.warn(
             f"max_rounds = {max_rounds} ran out before a comparison with the answers found no difference: the language may be "

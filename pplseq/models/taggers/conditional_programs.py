@@ -18,6 +18,7 @@ from pplseq.infer.discrete.chain import Chain
 from pplseq.infer.programs.linear_chain import LinearChain
 from pplseq.infer.programs.markov import markov
 from pplseq.models.taggers.weights import Bucket, TagData, ranges, sparse_product
+from pplseq.threads import alone
 
 FEW = 4  # words with less than a fourth as many features as there are do without the table of all weights
 
@@ -92,7 +93,7 @@ class FeatureWeights(PyroModule):
 
     def loss(self, data: TagData, l2: float = 0.0, share: float = 1.0) -> Tensor:
         """-log p(tags | words) - log prior (up to its constant), nats."""
-        trace = pyro.poutine.trace(self).get_trace(data, l2, share)
+        trace = alone(lambda: poutine.trace(self).get_trace(data, l2, share))
         return -torch.as_tensor(trace.log_prob_sum())
 
 
