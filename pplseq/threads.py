@@ -52,16 +52,21 @@ class _OfThread:
 
     def __init__(self) -> None:
         import torch
+        from torch.overrides import _get_current_function_mode_stack
 
-        self.grad, self.modes = torch.is_grad_enabled(), torch._C._len_torch_function_stack()
+        self.grad, self.modes = torch.is_grad_enabled(), _get_current_function_mode_stack()
 
     def put_back(self) -> None:
         import torch
+        from torch import overrides
 
         if torch.is_grad_enabled() != self.grad:
             torch.set_grad_enabled(self.grad)
-        while torch._C._len_torch_function_stack() > self.modes:
-            torch._C._pop_torch_function_stack()
+        if (now := overrides._get_current_function_mode_stack()) != self.modes:
+            for _ in now:
+                overrides._pop_mode()
+            for mode in self.modes:
+                overrides._push_mode(mode)
 
 
 class _OfProcess:

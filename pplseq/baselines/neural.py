@@ -23,8 +23,10 @@ from pplseq.data.text import Text
 from pplseq.data.vocabulary import Vocabulary
 from pplseq.distributions.drawing import seeded
 from pplseq.folder import sound
+from pplseq.kernels.precision import exact_products
 from pplseq.runs.loop import run_training
 from pplseq.runs.settings import perplexity
+from pplseq.threads import undisturbed
 
 
 class Carried(NamedTuple):
@@ -145,6 +147,7 @@ class NeuralLanguageModel(checks.NamedArguments, nn.Module):
 
     # ---- learning
 
+    @undisturbed
     def fit(
         self,
         text: Text,
@@ -206,7 +209,7 @@ class NeuralLanguageModel(checks.NamedArguments, nn.Module):
     @torch.no_grad()
     def posterior(self, x: Tensor, lengths: Tensor | None = None, start: Carried | None = None) -> Reading:
         """Log-probabilities of the tokens of a batch of segments, without dropout; arguments as for `loss`."""
-        with _evaluating(self):
+        with _evaluating(self), exact_products():
             features, carried = self._read(x, lengths, start)
             # a row at a time: (B, T, V) at once would be the largest tensor of all
             log_probs = torch.stack(

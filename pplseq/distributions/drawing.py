@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from contextvars import ContextVar, Token
 from typing import Any
 
 import torch
@@ -32,12 +33,16 @@ WITHOUT = frozenset(
 )
 
 
+DRAWING = RANDOM | WITHOUT | {"dropout"}
+
+
 class _Draws(TorchFunctionMode):
     """Gives generators, one a device, to the functions of torch that draw."""
 
     def __init__(self, seed: int):
         super().__init__()
         self.seed, self.process, self.generators = seed, os.getpid(), dict[torch.device, torch.Generator]()
+        self.tokens: list[Token] = []
 
     def generator(self, device: torch.device) -> torch.Generator:
         if device.type == "cuda" and device.index is None:
@@ -46,9 +51,20 @@ class _Draws(TorchFunctionMode):
             self.generators[device] = torch.Generator(device).manual_seed(self.seed)
         return self.generators[device]
 
+    def __enter__(self) -> _Draws:
+        self.tokens.append(_OPEN.set((*_OPEN.get(), self)))
+        return super().__enter__()
+
+    def __exit__(self, *raised: Any) -> None:
+        _OPEN.reset(self.tokens.pop())
+        if self in _get_current_function_mode_stack()[-1:]:  # Ctrl-C may have found it put aside
+            super().__exit__(*raised)
+
     def __torch_function__(self, func: Callable, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs, name = kwargs or {}, getattr(func, "__name__", None)
-        if name in RANDOM and kwargs.get("generator") is None and self.process == os.getpid():
+        if name not in DRAWING or self not in _OPEN.get() or self.process != os.getpid() or kwargs.get("generator") is not None:
+            return func(*args, **kwargs)
+        if name in RANDOM:
             return func(*args, **kwargs | {"generator": self.generator(_device_of(args, kwargs))})
         if func is functional.dropout:
             return self._dropout(*args, **kwargs)
@@ -76,6 +92,10 @@ def _device_of(args: Any, kwargs: dict[str, Any]) -> torch.device:
     return torch.get_default_device() if given is None else given.device
 
 
+# those that this thread is in: a mode that is not among them, as Ctrl-C may leave one, does nothing
+_OPEN: ContextVar[tuple[_Draws, ...]] = ContextVar("draws with generators of their own", default=())
+
+
 def seeded(seed: int | None) -> AbstractContextManager[Any]:
     """A block whose random numbers a seed fixes, whatever other threads draw; entered again it goes on where it was. For None
     the numbers are those of the block around it, or of torch's generator.
@@ -86,23 +106,17 @@ def seeded(seed: int | None) -> AbstractContextManager[Any]:
     return nullcontext() if seed is None else _Draws(checks.count("seed", seed, 0))
 
 
-def _current() -> _Draws | None:
-    return next((mode for mode in reversed(_get_current_function_mode_stack()) if isinstance(mode, _Draws)), None)
-
-
 def random_state(device: torch.device) -> Tensor:
     """The state of the generator that this thread draws from on a device."""
-    draws = _current()
-    if draws is not None:
-        return draws.generator(device).get_state()
+    if draws := _OPEN.get():
+        return draws[-1].generator(device).get_state()
     return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
 
 
 def set_random_state(device: torch.device, state: Tensor) -> None:
     """Puts the generator that this thread draws from where it was."""
-    draws = _current()
-    if draws is not None:
-        draws.generator(device).set_state(state)
+    if draws := _OPEN.get():
+        draws[-1].generator(device).set_state(state)
     elif device.type == "cuda":
         torch.cuda.set_rng_state(state, device)
     else:

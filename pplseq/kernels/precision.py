@@ -15,6 +15,9 @@ from typing import Any
 
 import torch
 
+from pplseq import threads
+
+_has_rounded = False  # whether this process ever asked for rounded factors: else nobody has to wait for anybody
 MATMUL_PRECISIONS = ("auto", "float32", "bfloat16", "tf32")
 
 
@@ -33,7 +36,7 @@ def has_bfloat16_products() -> bool:
 
 @contextlib.contextmanager
 def matmul_precision(name: str) -> Iterator[None]:
-    """How products of float32 matrices are made inside.
+    """How products of float32 matrices are made inside, where no other thread makes exact ones: the setting is the process's.
 
     Args:
         name: "float32" everywhere; "bfloat16" of a CPU; "tf32" of a GPU, float32 on a CPU; "auto" is bfloat16 on a CPU that has
@@ -47,7 +50,9 @@ def matmul_precision(name: str) -> Iterator[None]:
     if name == "auto":
         name = "bfloat16" if has_bfloat16_products() or has_bfloat16_tensors() else "float32"
     on_gpu = "tf32" if name == "tf32" else "ieee"
-    with _oned_nn("bf16" if name == "bfloat16" else "ieee"), _set(torch.backends.cuda.matmul, on_gpu):
+    global _has_rounded
+    _has_rounded = _has_rounded or name != "float32"
+    with threads.LOCK, _oned_nn("bf16" if name == "bfloat16" else "ieee"), _set(torch.backends.cuda.matmul, on_gpu):
         yield
 
 
@@ -71,8 +76,13 @@ def has_bfloat16_tensors() -> bool:
 
 @contextlib.contextmanager
 def exact_products() -> Iterator[None]:
-    """Products of float32 matrices are float32 here, whatever is set around: for messages, which are multiplied T times."""
-    with _oned_nn("ieee"), _set(torch.backends.cuda.matmul, "ieee"):
+    """Products of float32 matrices are float32 here, whatever is set around: for messages, which are multiplied T times, and
+    for answers, beside which another thread may train."""
+    settings = torch.backends.mkldnn.matmul, torch.backends.cuda.matmul  # pyright: ignore[reportAttributeAccessIssue]
+    if not _has_rounded and all(setting.fp32_precision in ("none", "ieee") for setting in settings):
+        yield
+        return
+    with threads.LOCK, _set(settings[0], "ieee"), _set(settings[1], "ieee"):
         yield
 
 

@@ -19,6 +19,7 @@ from pplseq.distributions.state import MISSING, Belief, Emission, Transition
 from pplseq.infer.discrete.build import build_chain
 from pplseq.infer.discrete.chain import Chain
 from pplseq.infer.programs.blocked_enum import BlockedEnum
+from pplseq.kernels.precision import exact_products
 from pplseq.threads import alone
 
 if TYPE_CHECKING:
@@ -409,7 +410,7 @@ class SequenceModel(checks.NamedArguments, PyroModule):
         if x is None:
             raise checks.no_sequences("x", x)
         at = x, lengths, start
-        with said(AT_POINT, AT_TEST), torch.no_grad():
+        with said(AT_POINT, AT_TEST), torch.no_grad(), exact_products():
             parts = [part for part in in_training(self) if _looks_at_mode(part)] if self.training else []
             chain: Any = None if parts else self.direct_chain(*at, **known)  # a Chain, but where a model says otherwise
             if chain is None:

@@ -68,7 +68,7 @@ def train(
     training.about = about or {}
     # Pyro's validation would meet a NaN first, with a message that names no step; and on a GPU it waits for the device at
     # every site.
-    with checks.trusted(), matmul_precision(settings.matmul_precision):
+    with checks.trusted():
         return run_training(
             training, folder=folder, resume=resume, max_time=settings.max_time, early_stop=settings.early_stop,
             checkpoint_interval=settings.checkpoint_interval, on_record=on_record, began=began,
@@ -145,7 +145,9 @@ class GradientTraining(Training):
     def step(self) -> Step:
         p, settings = self.progress, self.settings
         assert self.epoch is not None
-        self._learn(next(self.epoch))
+        batch = next(self.epoch)
+        with matmul_precision(settings.matmul_precision):
+            self._learn(batch)
         records = [self._window()] if p.step % settings.log_interval == 0 else []
         times = settings.validate_per_epoch
         due = [math.ceil(self.num_steps * k / times) for k in range(1, times + 1)]

@@ -11,6 +11,7 @@ from pplseq import checks
 from pplseq.distributions.state import MISSING, Belief
 from pplseq.models import HMM, LDS, VLHMM, TextLDS
 from pplseq.models.base import Given
+from pplseq.threads import alone
 
 close = torch.testing.assert_close
 NAN = float("nan")
@@ -120,8 +121,9 @@ def test_no_sequences_are_not_one():
 
 def test_a_loop_that_has_looked_is_trusted():
     with checks.trusted():
-        assert checks.TRUSTED.get() and not is_validation_enabled()
+        assert checks.TRUSTED.get() and is_validation_enabled()  # which is that of all threads
         HMM(2, 3).log_prob(torch.tensor([[0, -2]]))
+        assert not alone(is_validation_enabled)
     assert not checks.TRUSTED.get() and is_validation_enabled()
 
 

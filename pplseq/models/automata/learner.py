@@ -26,6 +26,7 @@ from pplseq.models.automata.training import AutomatonTraining, Told, TriedSize
 from pplseq.models.iohmm.program import IOHMM
 from pplseq.models.iohmm.restarts.history import RestartBlock
 from pplseq.runs.loop import run_training
+from pplseq.threads import undisturbed
 
 SAVED_EVERY = 60.0  # seconds between two checkpoints, beside those of a size that is done and of a stop
 
@@ -202,6 +203,7 @@ class AutomatonLearner(checks.NamedArguments):
         self._tried: tuple | None = None
         self._pos_label: str | None = None
 
+    @undisturbed
     def fit(
         self,
         strings: Sequence[String],

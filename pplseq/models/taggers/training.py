@@ -16,6 +16,7 @@ from pplseq.models.taggers.tagger import Tagger
 from pplseq.runs.loop import Step, Training, digest, run_training
 from pplseq.runs.progress import TrainingBar, Watch
 from pplseq.runs.settings import History, Progress
+from pplseq.threads import undisturbed
 
 SAVED_EVERY = 60.0  # seconds between two checkpoints, beside those of a stop and of the end
 
@@ -105,6 +106,7 @@ class IterativeTagger(Tagger, Generic[Learning]):
     def training(self, x: Sequence[TaggedSentence], dev: Sequence[TaggedSentence] | None = None) -> Learning:
         """What :func:`run_tagger_training` runs; arguments as of :meth:`fit`."""
 
+    @undisturbed
     def fit(
         self,
         x: Sequence[TaggedSentence],

@@ -37,6 +37,7 @@ from pplseq.models.text_lds.next_word import NextWords, forecast_words, sample_w
 from pplseq.models.text_lds.parameters import expected_moments, free_parameters, rewritten, start_covariance, word_forms
 from pplseq.models.text_lds.rnn_export import rnn_weights
 from pplseq.models.texts import held_out_text
+from pplseq.threads import undisturbed
 
 if TYPE_CHECKING:
     from pplseq.data.vocabulary import WordForms
@@ -415,6 +416,7 @@ class TextLDS(GaussianEstimator):
         ).eval()  # fmt: skip
 
     # ---------------------------------------------------------------- fit
+    @undisturbed
     def fit(
         self, x, lengths=None, *, held_out=None, folder=None, resume: bool = False, seed: int | None = None,
         initial: Any = None, on_record: Callable[[dict[str, Any]], None] | None = None, began: float | None = None, **settings,

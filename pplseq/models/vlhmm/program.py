@@ -27,6 +27,7 @@ from pplseq.models.base import Given, Sizes, one_chain
 from pplseq.models.batch import as_given
 from pplseq.models.constrained import Constrainable
 from pplseq.models.vlhmm.layers import ResidualLayer, dropout
+from pplseq.threads import undisturbed
 
 PARAMETERIZATIONS = ("independent", "factored", "scalar")
 TRANSITIONS = ("softmax", "hierarchical")
@@ -346,6 +347,7 @@ class VLHMM(Constrainable):
     # ---------------------------------------------------------------- learning
     methods = ("sgd",)
 
+    @undisturbed
     def fit(
         self,
         x: Any,
