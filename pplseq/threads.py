@@ -76,7 +76,7 @@ class _OfProcess:
         import pyro
         import torch
 
-        self.stack, self.dtype, self.checks = list(_stack()), torch.get_default_dtype(), _validations()
+        self.stacks, self.dtype, self.checks = [list(each) for each in _stacks()], torch.get_default_dtype(), _validations()
         self.is_back = False
         self.store = pyro.get_param_store().get_state() if own_store else None
 
@@ -86,8 +86,8 @@ class _OfProcess:
 
         if self.is_back:
             return
-        if _stack() != self.stack:
-            _stack()[:] = self.stack
+        for stack, was in zip(_stacks(), self.stacks, strict=True):
+            stack[:] = was
         if _validations() != self.checks:
             for part, was in zip(_checking(), self.checks, strict=True):
                 part.enable_validation(was)
@@ -99,10 +99,11 @@ class _OfProcess:
         self.is_back = True
 
 
-def _stack() -> list[Any]:
-    from pyro.poutine.runtime import _PYRO_STACK
+def _stacks() -> tuple[list[Any], ...]:
+    """Handlers, and the dimensions that plates take."""
+    from pyro.poutine.runtime import _DIM_ALLOCATOR, _PYRO_STACK
 
-    return _PYRO_STACK
+    return _PYRO_STACK, _DIM_ALLOCATOR._stack
 
 
 def _checking() -> tuple[Any, ...]:
