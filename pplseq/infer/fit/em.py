@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from pplseq import checks
+from pplseq.distributions.drawing import undrawn
 
 Statistics = dict[str, Tensor]  # expected sufficient statistics: sums over tokens, so they add up over batches
 
@@ -358,6 +359,10 @@ def batch_iteration(
         return expect()
 
     def iterate(history: FitHistory, tolerance: float) -> bool:
+        with undrawn(model):
+            return go_on(history, tolerance)
+
+    def go_on(history: FitHistory, tolerance: float) -> bool:
         ahead = acceleration is not None and acceleration.is_ahead
         total, log_likelihood = expect_ahead(history.log_posteriors[-1]) if ahead else expect()
         gain = _record(history, model, log_likelihood)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import torch
 from pyro.infer import MCMC, NUTS, Trace_ELBO
@@ -11,6 +12,7 @@ from pyro.infer.autoguide import AutoDelta, AutoNormal, init_to_median, init_to_
 from torch import Tensor
 
 from pplseq import checks
+from pplseq.distributions.drawing import undrawn
 from pplseq.infer.fit.em import Batch, FitHistory
 from pplseq.infer.fit.held import settle
 from pplseq.threads import alone
@@ -31,7 +33,10 @@ class Descent:
 
     Attributes:
         order: numbers of the batches that come before all are drawn again.
+        model: whose loss it is, where this loss draws nothing.
     """
+
+    model: Any = None
 
     def __init__(
         self, loss: Callable[[Batch], Tensor], parameters: Iterable[Tensor], batches: Sequence[Batch],
@@ -59,20 +64,23 @@ class Descent:
         parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         if not parameters:
             raise ValueError("fixed: every parameter is held, so there is nothing to fit")
-        return cls(loss, parameters, batches, history, num_steps, lr)
+        found = cls(loss, parameters, batches, history, num_steps, lr)
+        found.model = model
+        return found
 
     def step(self) -> float:
         """The loss of the next batch, before the step that it makes."""
         self.order = self.order or torch.randperm(len(self.batches)).tolist()
         self.optimizer.zero_grad()
-        loss = self.loss(self.batches[self.order.pop()])
-        if bool(loss.isnan()):
-            raise ArithmeticError(f"the loss is NaN at step {len(self.history.losses)}; use a smaller lr")
-        loss.backward()
-        self.optimizer.step()
-        settle(self.parameters)
-        self.schedule.step()
-        self.history.losses.append(float(loss.detach()))
+        with undrawn(self.model):
+            loss = self.loss(self.batches[self.order.pop()])
+            if bool(loss.isnan()):
+                raise ArithmeticError(f"the loss is NaN at step {len(self.history.losses)}; use a smaller lr")
+            loss.backward()
+            self.optimizer.step()
+            settle(self.parameters)
+            self.schedule.step()
+            self.history.losses.append(float(loss.detach()))
         return self.history.losses[-1]
 
     def run(self) -> FitHistory:
@@ -168,7 +176,8 @@ def maximize_by_lbfgs(
 
     optimizer, along_gradient = anew(), False
     for step in range(num_steps):
-        history.losses.append(float(optimizer.step(closure)))  # before the step
+        with undrawn(model):
+            history.losses.append(float(optimizer.step(closure)))  # before the step
         put()
         gain = history.losses[-2] - history.losses[-1] if step else math.inf
         if gain <= tolerance and along_gradient:

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from pplseq.distributions.drawing import undrawn
 from pplseq.distributions.stationary import stationary_log_probs
 from pplseq.kernels.restart_scan import Lattice, expectation
 from pplseq.models.switching.fit import best_weights, left_variances, shares
@@ -34,6 +35,7 @@ def held_variances(variance: Tensor, weight: Tensor, prior: tuple[float, float])
     return (variance.nan_to_num(0.0) * weight + count * value) / (weight + count)
 
 
+@undrawn()
 def race(
     drawn: Sequence[tuple[Tensor, Tensor, Tensor]], rows: Tensor, target: Tensor, seen: Tensor, lengths: Tensor, places: Tensor,
     *, shared: bool,

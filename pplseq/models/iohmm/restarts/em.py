@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from pplseq.distributions.drawing import undrawn
 from pplseq.infer.fit.em import ROUNDING
 from pplseq.kernels.restart_scan import Expectation
 from pplseq.models.iohmm.restarts.history import RestartBlock, RestartRun, Restarts
@@ -74,6 +75,7 @@ class EMRun(RestartRun):
     def ended(self) -> bool:
         return not len(self.active)
 
+    @undrawn()
     def step(self) -> Tensor:
         problem, prior, result, iteration = self.problem, self.prior, self.result, self.iteration
         expected = problem.expect(self.parameters)
