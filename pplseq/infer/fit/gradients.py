@@ -33,16 +33,15 @@ class Descent:
 
     Attributes:
         order: numbers of the batches that come before all are drawn again.
-        model: whose loss it is, where this loss draws nothing.
+        whose: the model whose loss it is, where this loss draws nothing; else the loss.
     """
-
-    model: Any = None
 
     def __init__(
         self, loss: Callable[[Batch], Tensor], parameters: Iterable[Tensor], batches: Sequence[Batch],
         history: FitHistory, num_steps: int, lr: float,
     ):  # fmt: skip
         self.loss, self.batches, self.history = loss, batches, history
+        self.whose: Any = loss
         self.num_steps, self.order = checks.count("num_steps", num_steps), list[int]()
         self.parameters = list(parameters)
         self.optimizer = torch.optim.Adam(self.parameters, lr=checks.positive("lr", lr))
@@ -65,14 +64,14 @@ class Descent:
         if not parameters:
             raise ValueError("fixed: every parameter is held, so there is nothing to fit")
         found = cls(loss, parameters, batches, history, num_steps, lr)
-        found.model = model
+        found.whose = model
         return found
 
     def step(self) -> float:
         """The loss of the next batch, before the step that it makes."""
         self.order = self.order or torch.randperm(len(self.batches)).tolist()
         self.optimizer.zero_grad()
-        with undrawn(self.model):
+        with undrawn(self.whose):
             loss = self.loss(self.batches[self.order.pop()])
             if bool(loss.isnan()):
                 raise ArithmeticError(f"the loss is NaN at step {len(self.history.losses)}; use a smaller lr")
