@@ -9,7 +9,9 @@ from typing import Any, NamedTuple
 import torch
 from pyro.distributions.torch_distribution import TorchDistribution
 from torch import Tensor
-from torch.distributions import constraints
+from torch.distributions import Distribution, constraints
+
+from pplseq import checks
 
 
 def broadcast_shapes(*shapes: torch.Size) -> torch.Size:
@@ -28,6 +30,11 @@ def inside(support: constraints.Constraint, event_shape: tuple[int, ...] = ()) -
         return torch.distributions.transform_to(support)(torch.zeros(event_shape))
     except NotImplementedError:  # of what is discrete
         return torch.full(event_shape, float(getattr(support, "lower_bound", 0)))
+
+
+def looks() -> bool:
+    """Whether numbers are checked: as Pyro's switch says, but in :func:`pplseq.checks.trusted`."""
+    return bool(Distribution._validate_args) and not checks.TRUSTED.get()
 
 
 class Conditional(TorchDistribution):

@@ -14,8 +14,8 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.distributions import Distribution
 
+from pplseq.distributions.state import looks
 from pplseq.kernels import twice
 
 Value = TypeVar("Value")
@@ -87,7 +87,7 @@ class Numbers(NamedTuple):
 
 
 class Kept(NamedTuple):
-    """What follows from numbers of parts, and whether Pyro's checks were on when it was computed."""
+    """What follows from numbers of parts, and whether numbers were checked when it was computed."""
 
     checked: bool
     parts: Parts
@@ -96,7 +96,7 @@ class Kept(NamedTuple):
 
     def holds(self) -> bool:
         """Whether it would be computed as it was, and come out the same."""
-        if self.checked != Distribution._validate_args or torch.is_inference_mode_enabled():
+        if self.checked != looks() or torch.is_inference_mode_enabled():
             return False
         if twice.derivatives_wanted() or torch.is_autocast_enabled("cpu") or not self.parts.stand():
             return False
@@ -130,7 +130,7 @@ class Remembered(Generic[Value]):
         kept = self._kept
         if kept is not None and kept.holds():
             return kept.value
-        numbers, checked = self.plain(module), Distribution._validate_args
+        numbers, checked = self.plain(module), looks()
         if numbers is None:
             return compute()
         parts, copies = self._parts, []
