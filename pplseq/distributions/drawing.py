@@ -68,14 +68,13 @@ class _Draws(TorchFunctionMode):
             return func(*args, **kwargs | {"generator": self.generator(_device_of(args, kwargs))})
         if func is functional.dropout:
             return self._dropout(*args, **kwargs)
-        if name in WITHOUT and (device := _device_of(args, kwargs)).type == "cpu":
-            own = self.generator(device)
-            with threads.LOCK, torch.random.fork_rng(devices=[]):
-                torch.set_rng_state(own.get_state())
-                found = func(*args, **kwargs)
-                own.set_state(torch.get_rng_state())
-            return found
-        return func(*args, **kwargs)
+        device = _device_of(args, kwargs)
+        own = self.generator(device)
+        with threads.LOCK, torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+            _set_torchs_state(device, own.get_state())
+            found = func(*args, **kwargs)
+            own.set_state(_torchs_state(device))
+        return found
 
     def _dropout(self, input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
         if not training or not 0 < p < 1:
@@ -127,16 +126,24 @@ def undrawn(model: Any = None) -> Iterator[None]:
 
 def random_state(device: torch.device) -> Tensor:
     """The state of the generator that this thread draws from on a device."""
-    if draws := _OPEN.get():
-        return draws[-1].generator(device).get_state()
-    return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
+    draws = _OPEN.get()
+    return draws[-1].generator(device).get_state() if draws else _torchs_state(device)
 
 
 def set_random_state(device: torch.device, state: Tensor) -> None:
     """Puts the generator that this thread draws from where it was."""
     if draws := _OPEN.get():
         draws[-1].generator(device).set_state(state)
-    elif device.type == "cuda":
+    else:
+        _set_torchs_state(device, state)
+
+
+def _torchs_state(device: torch.device) -> Tensor:
+    return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
+
+
+def _set_torchs_state(device: torch.device, state: Tensor) -> None:
+    if device.type == "cuda":
         torch.cuda.set_rng_state(state, device)
     else:
         torch.set_rng_state(state)

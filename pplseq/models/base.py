@@ -411,19 +411,21 @@ class SequenceModel(checks.NamedArguments, PyroModule):
             raise checks.no_sequences("x", x)
         at = x, lengths, start
         with said(AT_POINT, AT_TEST), torch.no_grad(), exact_products():
-            parts = [part for part in in_training(self) if _looks_at_mode(part)] if self.training else []
-            chain: Any = None if parts else self.direct_chain(*at, **known)  # a Chain, but where a model says otherwise
+            others = _looks_at_mode(self) or self.training and any(map(_looks_at_mode, in_training(self)))
+            chain: Any = None if others else self.direct_chain(*at, **known)  # a Chain, but where a model says otherwise
             if chain is None:
-                return alone(lambda: self._chain_at_test(parts, *at, **known))
+                return alone(lambda: self._chain_at_test(others, *at, **known))
             chain.prepare()  # parameters are read here, without their gradients
             return chain
 
-    def _chain_at_test(self, parts: list[nn.Module], *at, **known) -> Any:
-        """The chain by running the program; parts: those in training that do something else then."""
+    def _chain_at_test(self, others: bool, *at, **known) -> Any:
+        """The chain by running the program, or of a model with parts that may do something else in training: those of others
+        can be told by nothing but the mode that all threads see."""
+        parts = [part for part in in_training(self) if _looks_at_mode(part)]
         try:
             for part in parts:
                 _set_mode(part, False)
-            chain: Any = self.direct_chain(*at, **known) if parts else None
+            chain: Any = self.direct_chain(*at, **known) if others else None
             if chain is not None:
                 chain.prepare()
                 return chain

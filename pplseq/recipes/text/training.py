@@ -10,7 +10,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import pyro
 import torch
 
 from pplseq import checks
@@ -19,6 +18,7 @@ from pplseq.baselines.loading import load_text_model
 from pplseq.data.batches import SentenceBatches
 from pplseq.data.text import Corpus, Text, check_no_table, describe_corpus, load_corpus
 from pplseq.data.vocabulary import Vocabulary
+from pplseq.distributions.drawing import seeded
 from pplseq.models.texts import check_same_text, make_batches, validation
 from pplseq.models.vlhmm.counts import check_start, start_from_counts
 from pplseq.models.vlhmm.fit import batching, cached_clusters, check_blocks, check_divisible, lay_out
@@ -75,22 +75,21 @@ def train(name: str, job: Job) -> dict[str, Any]:
         blocks = settings.blocks if small is None else str(job.settings.grow_from / "clusters.paths")
         with job.preparing(f"clustering {num_words:,} words"), together.one_first():
             clusters = cached_clusters(folder, corpus.train, blocks, settings.num_blocks, **options)
-    with job.preparing("building the model"):
-        pyro.clear_param_store()
-        pyro.set_rng_seed(settings.seed)
-        if small is None:
-            model = build_model(name, settings, corpus.train, clusters).to(device)
-        else:
-            factor = settings.num_states // small.config["num_states"]
-            model = small.split(factor, transition=settings.transition, state_dropout=settings.state_dropout).to(device)
-    size = f"{settings.hidden_size:,} units" if name in NETWORKS else f"{settings.num_states:,} states"
-    job.watch.say(
-        f"{name}: {size}, {len(corpus.vocabulary):,} words, {sum(p.numel() for p in model.parameters()):,} weights, "
-        f"{device}; {corpus.name}: {corpus.train.num_tokens:,} training tokens"
-    )
-    if name not in NETWORKS:  # which have their vocabulary with them
-        model.vocabulary, model.clusters = corpus.vocabulary, clusters
-    history = _fit(name, model, corpus, job)
+    with seeded(settings.seed):
+        with job.preparing("building the model"):
+            if small is None:
+                model = build_model(name, settings, corpus.train, clusters).to(device)
+            else:
+                factor = settings.num_states // small.config["num_states"]
+                model = small.split(factor, transition=settings.transition, state_dropout=settings.state_dropout).to(device)
+        size = f"{settings.hidden_size:,} units" if name in NETWORKS else f"{settings.num_states:,} states"
+        job.watch.say(
+            f"{name}: {size}, {len(corpus.vocabulary):,} words, {sum(p.numel() for p in model.parameters()):,} weights, "
+            f"{device}; {corpus.name}: {corpus.train.num_tokens:,} training tokens"
+        )
+        if name not in NETWORKS:  # which have their vocabulary with them
+            model.vocabulary, model.clusters = corpus.vocabulary, clusters
+        history = _fit(name, model, corpus, job)
     progress = history.progress
     summary = {"stop_reason": history.stop_reason, "steps": progress.step, "seconds": round(progress.seconds, 1)}
     if math.isfinite(progress.best):
