@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import warnings
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
+
+from pplseq.threads import filtering
 
 _ABOUT_SHAPE = {
     "dim", "size", "numel", "nelement", "ndimension", "stride", "is_floating_point", "is_complex", "is_signed", "__len__",
@@ -155,9 +156,8 @@ def _at_every_step(func, args, kwargs):
         args, kwargs = tree_unflatten(given, spec)
         return func(*args, **kwargs)
 
-    with warnings.catch_warnings() if func is torch.isclose else contextlib.nullcontext():
-        if func is torch.isclose:  # it has no batched form, and says so (validation of covariances asks for it)
-            warnings.simplefilter("ignore")
+    # isclose has no batched form, and says so (validation of covariances asks for it)
+    with filtering("ignore") if func is torch.isclose else contextlib.nullcontext():
         found = torch.vmap(one, randomness="different")(*(flat[k].steps for k in places))
     return tree_map_only(Tensor, Timed.of, found)
 
