@@ -14,6 +14,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar, Token
 from typing import Any
 
+import pyro.util
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -21,6 +22,7 @@ from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack,
 
 from pplseq import checks, threads
 
+CPU = torch.device("cpu")
 RANDOM = frozenset(
     """rand randn randint randperm rand_like randn_like randint_like normal bernoulli multinomial poisson binomial
     _standard_gamma _sample_dirichlet bernoulli_ cauchy_ exponential_ geometric_ log_normal_ normal_ random_ uniform_
@@ -43,6 +45,7 @@ class _Draws(TorchFunctionMode):
         super().__init__()
         self.seed, self.process, self.generators = seed, os.getpid(), dict[torch.device, torch.Generator]()
         self.tokens: list[Token] = []
+        self.generator(CPU)
 
     def generator(self, device: torch.device) -> torch.Generator:
         if device.type == "cuda" and device.index is None:
@@ -136,6 +139,21 @@ def set_random_state(device: torch.device, state: Tensor) -> None:
         draws[-1].generator(device).set_state(state)
     else:
         _set_torchs_state(device, state)
+
+
+def generators() -> Any:
+    """Where all stand that a program may draw from: those of this thread, or torch's, and those of numpy and ``random``."""
+    return pyro.util.get_rng_state(), [(own, own.get_state()) for draws in _OPEN.get() for own in draws.generators.values()]
+
+
+def rewind(state: Any) -> None:
+    """Puts what a program may draw from where it was."""
+    process, own = state
+    if own:  # torch's is for other threads
+        process = process | {"torch": torch.get_rng_state()}
+    pyro.util.set_rng_state(process)
+    for generator, was in own:
+        generator.set_state(was)
 
 
 def _torchs_state(device: torch.device) -> Tensor:

@@ -143,7 +143,7 @@ def run_fit(
         ended = run_training(run, folder=folder, resume=resume, max_time=max_time)
     run.history.reason = run.history.reason or ended.stop_reason
     for note in run.history.notes:
-        warnings.warn(note, RuntimeWarning, stacklevel=3)
+        warnings.warn(note, RuntimeWarning, stacklevel=4)
     return run.history
 
 

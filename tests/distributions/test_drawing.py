@@ -8,10 +8,9 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from pplseq.distributions.drawing import random_state, seeded, set_random_state, undrawn
+from pplseq.distributions.drawing import CPU, generators, random_state, rewind, seeded, set_random_state, undrawn
 from pplseq.models import HMM
 
-CPU = torch.device("cpu")
 HALF = torch.full((3,), 0.5, dtype=torch.float64)
 LAWS = [
     dist.Normal(HALF, HALF), dist.StudentT(6 * HALF), dist.Gamma(HALF, HALF), dist.Beta(HALF, HALF), dist.Dirichlet(HALF),
@@ -65,6 +64,11 @@ def test_blocks_in_blocks():
     third = torch.rand(1)
     set_random_state(CPU, state)
     assert torch.equal(torch.rand(1), third)
+    with seeded(3):
+        begin = generators()
+        assert torch.equal(torch.rand(1), first)
+        rewind(begin)
+        assert torch.equal(torch.rand(1), first)
     for seed, error in ((-1, ValueError), (1.5, TypeError)):
         with pytest.raises(error, match="seed"):
             seeded(seed)

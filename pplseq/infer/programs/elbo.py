@@ -11,10 +11,10 @@ from pyro import poutine
 from pyro.infer import Trace_ELBO, TraceEnum_ELBO, traceenum_elbo
 from pyro.infer.util import Dice
 from pyro.poutine.messenger import Messenger
-from pyro.util import get_rng_state, set_rng_state
 from torch import Tensor
 from torch.distributions import Distribution
 
+from pplseq.distributions.drawing import generators, rewind
 from pplseq.infer.programs.blocked_enum import BlockedEnum
 from pplseq.infer.programs.factors.elimination import marginals
 from pplseq.infer.programs.factors.enumeration import GuideSite
@@ -79,7 +79,7 @@ class TraceBlockedEnum_ELBO(Trace_ELBO):
         """(trace of the model, of the guide, the handler that enumerated)"""
         nesting = None if math.isinf(self.max_plate_nesting) else int(self.max_plate_nesting)
         handler = BlockedEnum(vectorize=self.vectorize, max_plate_nesting=nesting)
-        handler.guided, state = True, get_rng_state() if self.vectorize else None
+        handler.guided, state = True, generators() if self.vectorize else None
         try:
             return *super()._get_trace(handler(model), _NoEnumeration()(guide), args, kwargs), handler
         except GuideSite:
@@ -88,17 +88,17 @@ class TraceBlockedEnum_ELBO(Trace_ELBO):
             if not handler.at_once:
                 raise
         self.vectorize = False  # a loop's body cannot stand for all steps at once, or fails step by step as well
-        set_rng_state(state)
+        rewind(state)
         return self._traces(model, guide, args, kwargs)
 
     def _run(self, what: str, model, guide, args, kwargs):
         if self._generic is None:
-            state = get_rng_state()
+            state = generators()
             try:
                 own = getattr(self, f"_{what}", None) or getattr(super(), what)
                 return own(model, guide, *args, **kwargs)
             except GuideSite:
-                set_rng_state(state)
+                rewind(state)
                 self._generic = _TraceEnum(**self._options)
                 if math.isinf(self._generic.max_plate_nesting):
                     self._generic._guess_max_plate_nesting(model, guide, args, kwargs)

@@ -111,7 +111,7 @@ def fit_model(model: IOParameters, batch: Batch, validation: Batch | None, plan:
     if plan.method in ("svi", "nuts") and plan.on_disk:
         raise ValueError(f"folder, max_time: a fit by {plan.method!r} cannot be interrupted; use 'em' or 'sgd'")
     if (note := units_note(model, batch, plan.method)) is not None:  # before the fit, which may take long
-        warnings.warn(note, RuntimeWarning, stacklevel=3)
+        warnings.warn(note, RuntimeWarning, stacklevel=4)
     check_held(model, plan.method)
     if plan.method in ("svi", "nuts"):
         if not plan.warm_start:
@@ -300,7 +300,7 @@ def fit_restarts(model: IOParameters, batch: Batch, validation: Batch | None, pl
 
 def _told(history: RestartHistory | None, loud: list[str]) -> RestartHistory:
     for note in loud:
-        warnings.warn(note, RuntimeWarning, stacklevel=5)
+        warnings.warn(note, RuntimeWarning, stacklevel=6)
     return cast(RestartHistory, history)
 
 

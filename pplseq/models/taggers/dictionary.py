@@ -420,7 +420,7 @@ class DictionaryTraining(TaggerTraining):
     def finish(self) -> None:
         super().finish()
         for note in self.runs[0].history.notes if self.runs else ():
-            warnings.warn(note, RuntimeWarning, stacklevel=5)
+            warnings.warn(note, RuntimeWarning, stacklevel=6)
 
     def learned(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         tensors, states = {}, []

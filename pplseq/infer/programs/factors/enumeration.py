@@ -17,11 +17,11 @@ from pyro.poutine.replay_messenger import ReplayMessenger
 from pyro.poutine.runtime import _PYRO_STACK
 from pyro.poutine.substitute_messenger import SubstituteMessenger
 from pyro.poutine.util import site_is_subsample
-from pyro.util import get_rng_state, set_rng_state
 from torch import Tensor
 from torch.distributions import Distribution
 
 from pplseq.distributions.affine import GaussianVar
+from pplseq.distributions.drawing import generators, rewind
 from pplseq.distributions.state import StateCategorical, StateEmission, StateVar
 from pplseq.infer.programs.factors.lookups import Memo, StateValue
 from pplseq.infer.programs.markov import plates_of
@@ -129,7 +129,7 @@ def log_prob_shape(msg: Any, value: Any, nesting: int) -> tuple[torch.Size, Tens
 
 def _of_any_value(name: str, fn) -> Tensor | None:
     """The log-probability of some value, as if none had been drawn; None where none can be."""
-    state = get_rng_state()
+    state = generators()
     try:
         with torch.no_grad():
             return fn.log_prob(fn.sample())
@@ -142,7 +142,7 @@ def _of_any_value(name: str, fn) -> Tensor | None:
             "observe it, or leave it out where it is missing"
         ) from error
     finally:
-        set_rng_state(state)
+        rewind(state)
 
 
 def outside_value(name: str):

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pplseq.distributions.drawing import CPU, random_state, set_random_state
 from pplseq.models.iohmm.restarts.history import RestartRun, Restarts
 from pplseq.models.iohmm.restarts.outputs import Parameters
 from pplseq.runs.loop import Step, Training
@@ -74,7 +75,7 @@ class RestartTraining(Training):
         self.save(folder)
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        tensors: dict[str, Tensor] = {"random": torch.get_rng_state()}
+        tensors: dict[str, Tensor] = {"random": random_state(CPU)}
         run = None if self.run is None else self.run.state()
         return tensors, {"run": packed(run, "run", tensors), "parts": packed([*map(vars, self.parts)], "parts", tensors)}
 
@@ -84,7 +85,7 @@ class RestartTraining(Training):
         if run is not None:
             self.run = self.begin_group(len(self.parts))
             self.run.restore(run)
-        torch.set_rng_state(tensors["random"])
+        set_random_state(CPU, tensors["random"])
         if len(self.parts) == self.num_groups:
             self.reason = self.conclude(self.parts)
 

@@ -123,7 +123,7 @@ class PartlyTaggedTraining(DictionaryTraining):
         if not self.ended():
             return  # out of time
         for text in self._remarks():
-            warnings.warn(text, RuntimeWarning, stacklevel=5)
+            warnings.warn(text, RuntimeWarning, stacklevel=6)
 
     def _remarks(self) -> list[str]:
         if not self.right:

@@ -182,13 +182,13 @@ class SelfTraining(TaggerTraining):
                 f"sentences that lack tags are not used: with them {with_them:,} words of held-out sentences get their right "
                 f"tag, without them {without:,}",
                 RuntimeWarning,
-                stacklevel=5,
+                stacklevel=6,
             )
         elif not any(self.right.values()):
             warnings.warn(
                 "too few sentences have all tags to check whether those that lack tags help; they are used",
                 RuntimeWarning,
-                stacklevel=5,
+                stacklevel=6,
             )
 
     def learned(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
