@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -27,6 +26,7 @@ from pplseq.distributions.blocks import BlockLayout, WordGroups
 from pplseq.distributions.hierarchical import HierarchicalTransition
 from pplseq.distributions.state import Belief
 from pplseq.kernels.log_semiring import log_matmul
+from pplseq.threads import once
 
 
 def log_sum_of_both(scores: Tensor, own: Tensor) -> Tensor:
@@ -79,7 +79,7 @@ class TopicEmission(BlockEmission):
         self.num_states, self.num_words = layout.num_states, len(block_of_word)
         self.support_constraint = constraints.integer_interval(0, self.num_words - 1)
 
-    @cached_property
+    @once
     def word_log_probs(self) -> Tensor:  # pyright: ignore[reportIncompatibleVariableOverride]
         """(V, C K), of all words: made where a question is about words that were not seen."""
         return self.log_prob_at(torch.arange(self.num_words, device=self.block_of_word.device))

@@ -28,6 +28,7 @@ from numba.core.registry import cpu_target
 from numba.core.serialize import dumps
 
 from pplseq import files
+from pplseq.threads import once
 
 PLAIN = (bool, int, float, str, bytes, type(None))
 PATIENCE = 2.0  # seconds of compiling without a word
@@ -78,7 +79,7 @@ class Kept(_Cache):
             for file in folder.glob(f"{self.name}-*.code"):
                 file.unlink(missing_ok=True)
 
-    @functools.cached_property
+    @once
     def prefix(self) -> str:
         """Name of the files of this version of the loop, on this processor."""
         about = sorted((key, sorted(value) if isinstance(value, set) else value) for key, value in self.options.items())

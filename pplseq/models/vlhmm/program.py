@@ -332,7 +332,7 @@ class VLHMM(Constrainable):
             None if self.reset_id is None else int(self.block_of_word[self.reset_id]), self._out(kept["out"]), kept["into"],
             self.block_score.weight, self.block_score.bias, self.topic_blocks,
             out_of=lambda ids: self._out(self.embeddings("out", ids, layout)),
-            product_dtype=PRODUCT_DTYPES[self._config["normalizer_dtype"]] if self.training else None,
+            product_dtype=PRODUCT_DTYPES[self._config["normalizer_dtype"]] if self.is_learning else None,
         )  # fmt: skip
         return transition, emission
 
