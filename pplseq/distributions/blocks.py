@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from pplseq import checks
+from pplseq.distributions.drawing import drawn
 
 
 class Places(NamedTuple):
@@ -93,7 +94,8 @@ class BlockLayout:
             keep = ((1 - rate) * self.sizes).round().clamp_min(1).to(self.sizes.dtype)
             self._dropped = {rate: (keep, Places.of(keep, int(keep.max()), device))}
         keep, places = self._dropped[rate]
-        score = torch.rand(self.state_ids.shape, device=device)
+        with drawn():
+            score = torch.rand(self.state_ids.shape, device=device)
         if self.filled is not None:
             score = score.masked_fill_(~self.filled, 2.0)
         order = score.argsort(-1)[:, : places.width]

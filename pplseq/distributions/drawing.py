@@ -67,11 +67,13 @@ class _Draws(TorchFunctionMode):
         kwargs, name = kwargs or {}, getattr(func, "__name__", None)
         if name not in DRAWING or self not in _OPEN.get() or self.process != os.getpid() or kwargs.get("generator") is not None:
             return func(*args, **kwargs)
+        device = _device_of(args, kwargs)
+        if device.type == "meta":  # where there are no numbers
+            return func(*args, **kwargs)
         if name in RANDOM:
-            return func(*args, **kwargs | {"generator": self.generator(_device_of(args, kwargs))})
+            return func(*args, **kwargs | {"generator": self.generator(device)})
         if func is functional.dropout:
             return self._dropout(*args, **kwargs)
-        device = _device_of(args, kwargs)
         own = self.generator(device)
         with threads.LOCK, torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
             _set_torchs_state(device, own.get_state())
@@ -113,6 +115,8 @@ def undrawn(model: Any = None) -> Iterator[None]:
     """A block, or a function, in which nothing is drawn, so that nobody has to look at every operation of torch: where an
     iteration takes a thousandth of a second, the mode would cost a third of it.
 
+    What is drawn after all stands in :func:`drawn`.
+
     Args:
         model: whose code runs in it; of classes from elsewhere nobody knows whether they draw. None: only this library's.
     """
@@ -125,6 +129,20 @@ def undrawn(model: Any = None) -> Iterator[None]:
     finally:
         while put_aside:
             _push_mode(put_aside.pop())
+
+
+@contextmanager
+def drawn() -> Iterator[None]:
+    """A block, or a function, that draws inside of :func:`undrawn`."""
+    draws = _OPEN.get()
+    if not draws or draws[-1] in _get_current_function_mode_stack():
+        yield
+        return
+    _push_mode(draws[-1])
+    try:
+        yield
+    finally:
+        _pop_mode()
 
 
 def random_state(device: torch.device) -> Tensor:

@@ -10,6 +10,7 @@ import math
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from pplseq import checks
 from pplseq.data.batches import SentenceBatches, StreamBatches
+from pplseq.distributions.drawing import undrawn
 from pplseq.distributions.state import Belief
 from pplseq.kernels.precision import exact_products, matmul_precision
 from pplseq.runs import checkpoint, processes
@@ -146,7 +148,9 @@ class GradientTraining(Training):
         p, settings = self.progress, self.settings
         assert self.epoch is not None
         batch = next(self.epoch)
-        with matmul_precision(settings.matmul_precision):
+        # what a model with a chain of its own leaves out of a step it draws in blocks of their own
+        quiet = nullcontext() if self.direct_chain is None else undrawn(self.model)
+        with matmul_precision(settings.matmul_precision), quiet:
             self._learn(batch)
         records = [self._window()] if p.step % settings.log_interval == 0 else []
         times = settings.validate_per_epoch

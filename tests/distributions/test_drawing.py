@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from pplseq.distributions.drawing import CPU, generators, random_state, rewind, seeded, set_random_state, undrawn
+from pplseq.distributions.drawing import CPU, drawn, generators, random_state, rewind, seeded, set_random_state, undrawn
 from pplseq.models import HMM
 
 HALF = torch.full((3,), 0.5, dtype=torch.float64)
@@ -74,6 +74,17 @@ def test_blocks_in_blocks():
             seeded(seed)
 
 
+def test_where_there_are_no_numbers():
+    with seeded(3):
+        first = torch.rand(1)
+        with torch.device("meta"):
+            assert torch.rand(2).is_meta and nn.Linear(2, 2).weight.is_meta
+        assert functional.dropout(torch.ones(2, device="meta")).is_meta
+        second = torch.rand(1)
+    with seeded(3):
+        assert torch.equal(torch.rand(1), first) and torch.equal(torch.rand(1), second)
+
+
 def test_of_this_thread_alone():
     found = []
     with seeded(3):
@@ -102,6 +113,6 @@ def test_a_block_that_draws_nothing_is_not_looked_at():
         1 / 0  # noqa: B018
     assert modes() == 0
     with seeded(3):
-        with undrawn():
-            pass
+        with undrawn(), drawn():
+            assert modes() == 1
         assert torch.equal(torch.rand(1), first)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from pplseq.distributions.drawing import drawn
 from pplseq.kernels.precision import network_precision
 
 
@@ -22,6 +23,7 @@ class ResidualLayer(nn.Module):
         return self.norm(v.to(x.dtype))
 
 
+@drawn()
 def dropout(x: Tensor, share: float, training: bool) -> Tensor:
     """``torch.nn.functional.dropout``, with shares in steps of 2^-16 on a CPU: four at a draw, where torch draws one."""
     left_out = round(share * 2**16)
