@@ -121,8 +121,16 @@ MUTANTS = [
     ),
     # ---- models, family by family
     Mutant(
-        "hmm: gaps count as observed", "pplseq/models/hmm/whole_rows.py",
-        "    return not bool((x.isnan() if x.is_floating_point() else x < 0).any())", "    return True", (WAYS,),
+        "hmm: gaps count as observed", "pplseq/models/hmm/rows.py",
+        "    if bool((x.isnan() if x.is_floating_point() else x < 0).any()):", "    if False:", (WAYS,),
+    ),
+    Mutant(
+        "hmm: a gap halves the likelihood", "pplseq/kernels/chain/table_loops.py",
+        "    weights[num_words], shift[num_words] = 1.0, 0.0", "    weights[num_words], shift[num_words] = 0.5, 0.0", (WAYS,),
+    ),
+    Mutant(
+        "hmm: rows go on behind their ends", "pplseq/kernels/chain/loops.py",
+        "    return lengths[n] if len(lengths) else index.shape[1]", "    return index.shape[1]", (WAYS,),
     ),
     Mutant(
         "hmm: EM on arrays in spite of priors", "pplseq/models/hmm/short_ways.py",
@@ -130,7 +138,7 @@ MUTANTS = [
     ),
     Mutant(
         "hmm: ties forgotten in log_joint", "pplseq/models/hmm/short_ways.py",
-        '        remembered = None if self._buffers.get("rows") is not None else self._plain()', "        remembered = self._plain()",
+        '        if self._buffers.get("rows") is not None or not are_rows(batch):', "        if not are_rows(batch):",
         (WAYS,),
     ),
     Mutant(

@@ -54,6 +54,8 @@ def in_form(
     """
     if isinstance(x, Text):
         return list(x.lines()), lengths
+    if lengths is None and are_arrays(x, num_features):
+        return x, None
     if lengths is not None and np.ndim(lengths) == 0:
         raise TypeError(f"lengths: expected the number of steps of each sequence, such as [3, 2], got {checks.shown(lengths)}")
     checks.not_masked("lengths", lengths)
@@ -122,6 +124,14 @@ def in_form(
     return x, lengths
 
 
+def are_arrays(x: Any, num_features: int | None) -> bool:
+    """Whether x is a list of arrays of numbers, (T_i,) words or (T_i, D) vectors, in which there is nothing to be read."""
+    dims = 1 if num_features is None else 2
+    return type(x) is list and len(x) > 0 and all(
+        type(row) is np.ndarray and row.ndim == dims and row.dtype.kind in "iuf" for row in x
+    )  # fmt: skip
+
+
 def states_in_form(states: Any, lengths: Any = None, name: str = "states") -> Any:
     """Observed states as :func:`in_form` reads words: a series, or (N,) of one sequence or of several that ``lengths`` tell.
 
@@ -154,7 +164,8 @@ def refuse_texts(x: Any, what: str, name: str) -> None:
 def unmasked(x: Any, *, words: bool = False) -> Any:
     """What numpy or torch masks, alone or in lists, as missing: NaN, -1 in words, None among texts; anything else as it is."""
     if isinstance(x, (list, tuple)):
-        if not any(isinstance(row, (np.ma.MaskedArray, list, tuple)) or checks.is_masked_tensor(row) for row in x):
+        numbers = set(map(type, x)) <= {int, float}  # most lists in lists: asked at once
+        if numbers or not any(isinstance(row, (np.ma.MaskedArray, list, tuple)) or checks.is_masked_tensor(row) for row in x):
             return x
         rows = [unmasked(row, words=words) for row in x]
         return rows if any(row is not own for row, own in zip(rows, x, strict=True)) else x
@@ -501,7 +512,7 @@ def _row(row: Any, num_features: int | None, name: str) -> Any:
     """One sequence of a list."""
     if is_frame(row := as_frame(row, name)):
         row = numbers_of(row, num_features, name)
-    elif isinstance(row, (list, tuple)) and any(holds_none(step) for step in row):
+    elif isinstance(row, (list, tuple)) and not set(map(type, row)) <= {int, float} and any(map(holds_none, row)):
         row = of_objects(np.asarray(row, dtype=object), num_features, name)
     if num_features == 1 and not isinstance(row, str) and len(row) and np.ndim(row[0]) == 0:
         return row[:, None] if hasattr(row, "shape") else [[value] for value in row]

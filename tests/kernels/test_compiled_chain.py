@@ -144,12 +144,11 @@ def test_importing_the_kernels_imports_no_compiler():
 
 def test_changes_of_shared_functions_are_noticed():
     from pplseq.kernels import chain_loops, chain_room, loop_math
-    from pplseq.kernels.whole_rows import lane_loops, row_loops, statistic_loops
+    from pplseq.kernels.chain import lane_loops, loops, table_loops
 
     for user, name, used in (
         (chain_room, "MATH", loop_math), (chain_loops, "MATH", loop_math), (chain_loops, "ROOM", chain_room),
-        (row_loops, "MATH", loop_math), (row_loops, "CHAIN", chain_loops), (statistic_loops, "ROWS", row_loops),
-        (lane_loops, "ROWS", row_loops),
+        (loops, "MATH", loop_math), (table_loops, "LOOPS", loops), (lane_loops, "LOOPS", loops),
     ):  # fmt: skip
         found = zlib.crc32(Path(used.__file__).read_bytes())
         assert found == getattr(user, name), f"{user.__name__}: set {name} to {found}, or old machine code stays in use"

@@ -52,23 +52,28 @@ class DenseChain(Chain):
         position, log_prob = time_scan.viterbi_pass(f.init, f.pair, f.emit, f.valid, f.shared)
         return self._paths(position), log_prob
 
-    def _begin_whole(self, transition: DenseTransition | StepTransition, emission: Emission, obs: Tensor) -> None:
-        """Attributes of a chain of rows that are full and have no gaps, from observations (T, B[, D]) that were checked."""
+    def _begin(
+        self, transition: DenseTransition | StepTransition, emission: Emission, obs: Tensor, valid: Tensor | None = None,
+        seen: Tensor | None = None,
+    ) -> None:  # fmt: skip
+        """Attributes of a chain of observations (T, B[, D]) that were checked; masks (T, B) None where they say nothing."""
         self.transition, self.emission, self.obs, self.check = transition, emission, obs, True
-        self.valid = self.seen = self.states = self.start = self.inputs = self.emission_inputs = None
-        self._conditional, self.is_whole, self.in_parallel = False, True, time_scan.ACTIVE.get()
+        self.valid, self.seen = valid, seen
+        self.states = self.start = self.inputs = self.emission_inputs = None
+        self._conditional, self.is_whole, self.in_parallel = False, seen is None, time_scan.ACTIVE.get()
         self.batch_shape = self.full_batch = obs.shape[1:2]
 
     @classmethod
-    def of_whole_rows(cls, transition: DenseTransition, emission: Emission, obs: Tensor, emit: Tensor) -> DenseChain:
-        """The chain of rows that are full and have no gaps, from observations (T, B[, D]) that were checked.
-
-        Args:
-            emit: (T, B, K) their log-likelihoods.
-        """
+    def of_rows(
+        cls, transition: DenseTransition, emission: Emission, obs: Tensor, valid: Tensor | None, seen: Tensor | None,
+        emit: Tensor | None = None,
+    ) -> DenseChain:  # fmt: skip
+        """The chain of what :meth:`_begin` takes; emit: (T, B, K) log-likelihoods of full rows without gaps, where they are
+        known."""
         chain = cls.__new__(cls)
-        chain._begin_whole(transition, emission, obs)
-        chain.factors = Factors(transition.initial, transition.matrix, emit, None, shared=True)
+        chain._begin(transition, emission, obs, valid, seen)
+        if emit is not None:
+            chain.factors = Factors(transition.initial, transition.matrix, emit, None, shared=True)
         return chain
 
     @classmethod
@@ -76,9 +81,9 @@ class DenseChain(Chain):
         cls, transition: StepTransition, emission: Emission, obs: Tensor, inputs: Tensor, factors: Factors,
         start: Belief | None = None,
     ) -> DenseChain:  # fmt: skip
-        """The same of a matrix a step, from its factors too; inputs: (T, B[, U]) of the transition."""
+        """The chain of rows that are full and have no gaps, from its factors too; inputs: (T, B[, U]) of the transition."""
         chain = cls.__new__(cls)
-        chain._begin_whole(transition, emission, obs)
+        chain._begin(transition, emission, obs)
         chain.inputs, chain.start, chain.factors = inputs, start, factors
         return chain
 

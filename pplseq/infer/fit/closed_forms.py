@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from pplseq.infer.fit.em import floor_eigenvalues
-from pplseq.kernels.whole_rows import statistics
+from pplseq.kernels.chain import statistics
 
 
 def dirichlet_mode(counts: Tensor, concentration: Tensor | float | None, previous: Tensor) -> Tensor:

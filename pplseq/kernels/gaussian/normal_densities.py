@@ -69,7 +69,7 @@ class _Densities(torch.autograd.Function):
             by_x = torch.empty_like(x, memory_format=torch.contiguous_format)
             loops.gradients_of_vectors(array(x), array(loc.T), array(scale.reciprocal().T), array(grad), array(by_x))
         if ctx.needs_input_grad[1] or ctx.needs_input_grad[2]:
-            from pplseq.kernels.whole_rows.statistic_loops import moments
+            from pplseq.kernels.chain.table_loops import moments
 
             # sums over many vectors are in double precision
             by_loc, by_log_scale = loc.new_zeros(2, *loc.shape, dtype=torch.float64)

@@ -1,12 +1,11 @@
 """The short ways of an HMM from data to answers: without programs, masks and checks of what was checked before.
 
-Rows without gaps under a model that is an :class:`~pplseq.models.hmm.program.HMM` as it stands; for all else, and where
+Rows of any lengths under a model that is an :class:`~pplseq.models.hmm.program.HMM` as it stands; for all else, and where
 anything is out of the ordinary, there are the ways that all models take, which are the readable twins.
 """
 
 from __future__ import annotations
 
-import math
 from typing import Any, ClassVar
 
 import torch
@@ -17,19 +16,19 @@ from pplseq.distributions.dense import DenseTransition
 from pplseq.distributions.state import Emission
 from pplseq.infer.discrete.chain import Chain
 from pplseq.infer.fit.em import Batch, Statistics
-from pplseq.models.hmm.tables import StateTables
-from pplseq.models.hmm.whole_rows import (
+from pplseq.models.hmm.rows import (
     PointSpecs,
-    chain_of_long_words,
+    are_few,
+    are_rows,
     chain_of_ready_words,
-    chain_of_whole_rows,
-    expectation_of_whole_rows,
-    is_whole,
-    log_prob_of_whole_rows,
+    chain_of_rows,
+    expectation_of_rows,
+    log_prob_of_rows,
     maximize_words,
     may_be_whole,
     may_be_words,
 )
+from pplseq.models.hmm.tables import StateTables
 from pplseq.models.remembered import Remembered
 
 # what leads from parameters and observations to a chain; an HMM that has its own way of any of it takes the long way
@@ -59,10 +58,6 @@ class ShortWays(StateTables):
         transition = DenseTransition(initial, matrix, self._buffers.get("regime_of"))  # of semi-Markov chains
         return PointSpecs.of(transition, self._shared(self.emissions.spec()), self.parameters())
 
-    def _has_short_ways(self, batch: Batch, **sizes: float) -> bool:
-        """Whether a batch that was checked is whole, and the model as it is, with no way of its own to a chain."""
-        return self._plain() is not None and is_whole(batch, self.num_states, **sizes)
-
     def _plain(self) -> Remembered[PointSpecs] | None:
         """What a model remembers that is as it is, with no way of its own to a chain; None of another."""
         own = self.__dict__
@@ -79,20 +74,18 @@ class ShortWays(StateTables):
 
     @torch.no_grad()
     def short_chain(self, batch: Batch) -> Chain | None:
-        small = self._has_short_ways(batch)
-        if not small and (self.num_words is None or not self._has_short_ways(batch, at_most=math.inf)):
-            return None
-        specs = vars(self)["_remembered"].get(self, self._point_specs)
-        return (chain_of_whole_rows if small else chain_of_long_words)(specs, batch.x)
+        remembered = self._plain() if are_rows(batch) else None
+        return None if remembered is None else chain_of_rows(remembered.get(self, self._point_specs), batch, self.observed)
 
-    def _counts(self, x: Tensor) -> Remembered[PointSpecs] | None:
-        """What a model remembers that the loops from parameters to counts are for, and data that were checked."""
-        remembered = None if self._buffers.get("rows") is not None else self._plain()
-        return remembered if may_be_words(x) or is_whole(Batch(x), self.num_states) else None
+    def _counts(self, batch: Batch) -> Remembered[PointSpecs] | None:
+        """What a model remembers that the loops from parameters to counts are for."""
+        if self._buffers.get("rows") is not None or not are_rows(batch):
+            return None
+        return self._plain() if may_be_words(batch.x) or are_few(batch.x, self.num_states) else None
 
     def expectation_at_once(self, batch: Batch) -> tuple[Statistics, float] | None:
-        remembered = self._counts(batch.x) if all(part is None for part in batch[1:]) else None
-        return None if remembered is None else expectation_of_whole_rows(self, remembered, batch.x)
+        remembered = self._counts(batch)
+        return None if remembered is None else expectation_of_rows(self, remembered, batch)
 
     def maximize_at_once(self, statistics: Statistics) -> bool:
         """The M-step of a model that is small and as it is, without gradients; False where it is left to :meth:`maximize`."""
@@ -103,11 +96,14 @@ class ShortWays(StateTables):
 
     def log_joint(self, x, lengths=None, *, share: float = 1.0, **known) -> Tensor:
         found = None
-        if lengths is None and not known and may_be_whole(x):
-            if not (checks.TRUSTED.get() or may_be_words(x)):  # which the loops look at
-                self.check_observations(x)
-            remembered = self._counts(x)
-            found = None if remembered is None else log_prob_of_whole_rows(self, remembered, x)
+        if not known and may_be_whole(x):
+            if not checks.TRUSTED.get():
+                if may_be_words(x):  # which the loops look at
+                    checks.lengths(lengths, x)
+                else:
+                    self.check_rows(x, lengths)
+            remembered = self._counts(batch := Batch(x, lengths))
+            found = None if remembered is None else log_prob_of_rows(self, remembered, batch)
         if found is None:
             return super().log_joint(x, lengths, share=share, **known)
         return found if self.priors is None else found + share * self.log_prior()

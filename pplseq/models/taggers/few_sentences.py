@@ -17,9 +17,9 @@ from pplseq.distributions.dense import DenseTransition
 from pplseq.distributions.second_order import SecondOrderTransition
 from pplseq.distributions.state import Transition
 from pplseq.kernels import compiled, compiled_chain
+from pplseq.kernels.chain import call
 from pplseq.kernels.higher_order import second_order
 from pplseq.kernels.parallel import time_scan
-from pplseq.kernels.whole_rows import tables
 from pplseq.models.taggers.conditional_programs import LinearChainCRF
 from pplseq.models.taggers.features import TagFeatures
 from pplseq.models.taggers.tagger import Words
@@ -129,9 +129,9 @@ class PosteriorTables:
     :mod:`pplseq.models.remembered`."""
 
     def __init__(self):
-        self._last: tuple[list[Tensor], tables.Chain | None] = ([], None)
+        self._last: tuple[list[Tensor], call.Chain | None] = ([], None)
 
-    def of(self, transition: Transition) -> tables.Chain | None:
+    def of(self, transition: Transition) -> call.Chain | None:
         """None where there is no loop for it, or digits may be lost."""
         if type(transition) is not DenseTransition or transition.num_states > MOST_STATES:
             return None
@@ -140,28 +140,28 @@ class PosteriorTables:
             return None
         known, chain = self._last
         if not known or not all(map(torch.equal, own, known)):
-            chain = tables.chain_of(*own)
+            chain = call.chain_of(*own)
             self._last = [part.clone() for part in own], chain
         return chain
 
 
 def state_weights(logs: Tensor) -> np.ndarray:
     """p(word | state) (V, K) over the largest of each word, from logarithms; NaN of words where they lose digits."""
-    from pplseq.kernels.whole_rows.row_loops import LOWEST
+    from pplseq.kernels.chain.loops import LOWEST
 
     weights = (logs - logs.amax(-1, keepdim=True)).exp()
     lost = ((weights < LOWEST) & (logs > -torch.inf)).any(-1, keepdim=True)
     return weights.masked_fill(lost, torch.nan).numpy()
 
 
-def state_probs(chain: tables.Chain, rows: Sequence[np.ndarray]) -> np.ndarray | None:
+def state_probs(chain: call.Chain, rows: Sequence[np.ndarray]) -> np.ndarray | None:
     """(T, K) p(state | words) of a sentence from the :func:`state_weights` of its words, where a boundary follows that is the
     last state; None where digits may be lost."""
     weights = np.zeros((len(rows) + 1, len(chain.probs[0])))
     weights[:-1] = rows
     weights[-1, -1] = 1.0
     index = np.arange(len(weights)).reshape(1, -1)
-    found = tables.smooth(chain, tables.Emissions(weights, np.zeros(len(weights))), index, pairs=False)
+    found = call.smooth(chain, call.Emissions(weights, np.zeros(len(weights))), call.Rows(index), pairs=False)
     return None if found is None else found.posterior[0, :-1]
 
 

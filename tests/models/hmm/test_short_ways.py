@@ -9,10 +9,10 @@ import torch
 from pplseq.infer.fit import closed_forms
 from pplseq.infer.fit.em import Batch
 from pplseq.kernels import compiled
+from pplseq.kernels.chain import call, statistics
 from pplseq.kernels.parallel.time_scan import parallel_in_time
-from pplseq.kernels.whole_rows import statistics
 from pplseq.models import HMM
-from pplseq.models.hmm import whole_rows
+from pplseq.models.hmm import rows as hmm_rows
 
 SIZES = [(1, 1, 2), (2, 1, 10), (3, 2, 2), (4, 3, 300), (17, 3, 9)]
 
@@ -74,7 +74,7 @@ def test_what_is_out_of_the_ordinary_takes_another_way(monkeypatch):
         assert model.chain_at_once(x) is None
     with torch.enable_grad():
         assert not model.chain_at_once(x).log_prob().requires_grad  # as all questions
-    monkeypatch.setattr(whole_rows, "MOST_NUMBERS", x.numel() * 3 - 1)
+    monkeypatch.setattr(hmm_rows, "MOST_NUMBERS", x.numel() * 3 - 1)
     assert model.chain_at_once(x) is None
     monkeypatch.undo()
     assert model.chain_at_once(x) is not None
@@ -132,9 +132,9 @@ def test_one_call_finds_what_several_find(num_states, rows, steps, gradients):
     model, _ = model_and_words(num_states)
     x = torch.randint(7, (rows, steps))
     parameters = statistics.Words(model.initial_logits, model.transition_logits, model.emissions.logits)
-    (found, value), (wanted, expected) = (
-        way(parameters, x, gradients) for way in (statistics._words_at_once, statistics._in_steps)
-    )
+    rows = call.Rows(x.numpy())
+    found, value = statistics._words_at_once(parameters, rows, gradients)
+    wanted, expected = statistics._in_steps(parameters, x, rows, gradients)
     assert value == pytest.approx(expected, rel=1e-13)
     for a, b in zip(found, wanted, strict=True):
         torch.testing.assert_close(torch.from_numpy(a), torch.from_numpy(b.copy()), rtol=1e-12, atol=1e-13)
@@ -142,18 +142,18 @@ def test_one_call_finds_what_several_find(num_states, rows, steps, gradients):
 
 def test_no_counts_of_what_is_no_word():
     model, x = model_and_words()
-    for number in (-1, 7):
-        other = x.clone()
+    other = x.clone()
+    for number in (-2, 7):
         other[1, 3] = number
         assert model.expectation_at_once(Batch(other)) is None
-    assert model.expectation_at_once(Batch(x)) is not None
-    assert model.expectation_at_once(Batch(x, torch.tensor([9, 5]))) is None
-    gap = x.clone()
-    gap[1, 3] = -1
-    plain = model.direct_chain(gap).log_prob().sum()
-    torch.testing.assert_close(model.log_joint(gap), plain, rtol=1e-12, atol=1e-12)
-    with pytest.raises(ValueError, match="x must hold ids"):
-        model.log_joint(torch.full((1, 3), 7))
+        assert model.expectation_at_once(Batch(other, torch.tensor([9, 3]))) is not None  # behind a row's end
+        with pytest.raises(ValueError, match="x must hold ids"):
+            model.log_joint(other)
+    for lengths in ([9], [9, 10], [9, -1]):
+        with pytest.raises(ValueError, match="lengths must"):
+            model.log_joint(x, torch.tensor(lengths))
+    with pytest.raises(TypeError, match="lengths must hold integers"):
+        model.log_joint(x, torch.tensor([9.0, 3.0]))
 
 
 def test_gradients_scaled_and_many_at_once():
@@ -226,7 +226,7 @@ def test_counts_below_the_normal_numbers_have_shares():
 @pytest.mark.parametrize("shape", [(3, 0, 2), (0, 3, 2)])
 def test_no_steps_or_rows_are_left_to_the_long_way(shape):
     model = HMM(3, num_features=2)
-    assert not whole_rows.is_whole(Batch(torch.zeros(shape).double()), 3)
+    assert not hmm_rows.are_rows(Batch(torch.zeros(shape).double()))
     with pytest.raises((ValueError, RuntimeError)):
         model.log_joint(torch.zeros(shape).double())
 

@@ -1,8 +1,8 @@
 """Compiled loops from an HMM's parameters to tables, and from expected counts to gradients or moments.
 
-What lies between is :mod:`pplseq.kernels.whole_rows.row_loops`: where data are few, making tables from logits, means and scales
-in tensor operations costs several times that. :mod:`pplseq.kernels.whole_rows.statistics` calls these loops and has their
-readable twins. Importing this module imports numba.
+What lies between is :mod:`pplseq.kernels.chain.loops`: where data are few, making tables from logits, means and scales in
+tensor operations costs several times that. :mod:`pplseq.kernels.chain.statistics` calls these loops and has their readable
+twins. Importing this module imports numba.
 """
 
 from __future__ import annotations
@@ -11,17 +11,17 @@ import math
 
 import numpy as np
 
+from pplseq.kernels.chain.loops import LOWEST, add_rows, all_within, scaled
 from pplseq.kernels.compiled import jit
-from pplseq.kernels.whole_rows.row_loops import LOWEST, Tables, add_rows, all_within, scaled
 
-ROWS = 1480429489  # checksum of row_loops.py: for machine code on disk, numba notices changes in this file alone
+LOOPS = 1795562475  # checksum of loops.py: for machine code on disk, numba notices changes in this file alone
 
 
 @jit
 def softmax(logits, out):
     """out = softmax of each row of logits (N, M). False: an entry that is no zero comes out too small."""
     num_rows, size = logits.shape
-    safe = scaled(logits.copy(), np.empty(num_rows), out)
+    safe = scaled(logits, np.empty(num_rows), out)
     for i in range(num_rows):
         total = 0.0
         for j in range(size):
@@ -44,7 +44,8 @@ def chain_tables(initial, transition, start, matrix, transposed):
 
 @jit(entry=True)
 def word_tables(emission, probs, weights, shift):
-    """probs (K, V), weights (V, K) and shift (V,) out, from logits (K, V). False: as :func:`softmax`."""
+    """probs (K, V), weights (V + 1, K) and shift (V + 1,) out, of which the last row is a gap's, from logits (K, V). False: as
+    :func:`softmax`."""
     safe, num_states, num_words = softmax(emission, probs), probs.shape[0], probs.shape[1]
     for v in range(num_words):
         most = 0.0
@@ -55,17 +56,19 @@ def word_tables(emission, probs, weights, shift):
         for i in range(num_states):
             weights[v, i] = probs[i, v] / most
             safe = safe and (weights[v, i] >= LOWEST or probs[i, v] == 0.0)
+    weights[num_words], shift[num_words] = 1.0, 0.0
     return safe
 
 
 @jit(entry=True)
 def density_tables(x, loc, log_scale, weights, shift):
-    """weights (N, K) and shift (N,) out, of vectors x (N, D) under Normal(loc, exp(log_scale)), (K, D), and (K, D) or (K, 1).
+    """weights (N + 1, K) and shift (N + 1,) out, of which the last row is a gap's, of vectors x (N, D) under
+    Normal(loc, exp(log_scale)), (K, D), and (K, D) or (K, 1).
 
     False: a density is too small beside the largest of its row.
     """
     num_states, size = loc.shape
-    inverse, constant, logs = np.empty(loc.shape), np.empty(num_states), np.empty(weights.shape)
+    inverse, constant, logs = np.empty(loc.shape), np.empty(num_states), np.zeros(weights.shape)
     for i in range(num_states):
         constant[i] = -0.5 * size * math.log(2 * math.pi)
         for d in range(size):
@@ -116,9 +119,9 @@ def moments(x, probs, loc, log_scale, gradients, first, second, visits):
 
 
 @jit(entry=True)
-def words_at_once(initial, transition, emission, index, states, gradients, starts, moves, visits):
-    """log p(x) of rows of words (N, T), from logits (1, K), (K, K) and (K, V); NaN where digits may be lost, a row is
-    impossible, or a number is no word.
+def words_at_once(initial, transition, emission, index, lengths, states, gradients, starts, moves, visits):
+    """log p(x) of rows of words (N, T), -1 for a gap, of lengths (N,), from logits (1, K), (K, K) and (K, V); NaN where digits
+    may be lost, a row is impossible, or a number is no word.
 
     Args:
         states: as for the loops over rows. starts (1, K), moves (K, K) and visits (K, V): out, expected counts of all rows, or
@@ -126,28 +129,30 @@ def words_at_once(initial, transition, emission, index, states, gradients, start
     """
     (num_states, num_words), num_rows = emission.shape, index.shape[0]
     start, matrix, transposed = np.empty((1, num_states)), np.empty(transition.shape), np.empty(transition.shape)
-    probs, weights, shift = np.empty(emission.shape), np.empty((num_words, num_states)), np.empty(num_words)
-    if not all_within(index, num_words) or not chain_tables(initial, transition, start, matrix, transposed):
+    probs, weights, shift = np.empty(emission.shape), np.empty((num_words + 1, num_states)), np.empty(num_words + 1)
+    if not all_within(index, lengths, -1, num_words) or not chain_tables(initial, transition, start, matrix, transposed):
         return np.nan
     if not word_tables(emission, probs, weights, shift):
         return np.nan
     log_prob, posterior = np.empty(num_rows), np.empty((0, 0, 0))
-    sums, pairs, counts = np.zeros(num_states), np.zeros((1, num_states, num_states)), np.zeros(weights.shape)
-    tables = Tables(start[0], matrix, transposed, weights, shift, states)
-    if not add_rows(0, num_rows, tables, index, log_prob, posterior, sums, pairs, counts):
+    sums, pairs, counts = np.zeros(num_states), np.zeros((num_states, num_states)), np.zeros(weights.shape)
+    if not add_rows(
+        0, num_rows, start[0], matrix, transposed, weights, shift, states, index, lengths, log_prob, posterior, sums, pairs,
+        counts,
+    ):  # fmt: skip
         return np.nan
     total = 0.0
     for n in range(num_rows):
         total += log_prob[n]
     if gradients:
         to_gradients(sums.reshape(-1, 1), start, starts)
-        to_gradients(pairs[0].T.copy(), matrix, moves)
+        to_gradients(pairs.T.copy(), matrix, moves)
         to_gradients(counts, probs, visits)
         return total
     for i in range(num_states):
         starts[0, i] = sums[i]
         for j in range(num_states):
-            moves[i, j] = pairs[0, i, j]
+            moves[i, j] = pairs[i, j]
         for v in range(num_words):
             visits[i, v] = counts[v, i]
     return total

@@ -1,4 +1,4 @@
-"""A short way from parameters and a batch to its chain: of rows without gaps, under an HMM as it is.
+"""A short way from parameters and a batch to its chain: of rows of any lengths, under an HMM as it is.
 
 What :meth:`~pplseq.models.base.SequenceModel.posterior` does for every program (modes, masks, checks of what was checked) costs
 several times the answer where rows are few and short. The chain is the same; the readable twin is that method.
@@ -6,9 +6,10 @@ several times the answer where rows are few and short. The chain is the same; th
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -17,11 +18,11 @@ from pplseq.distributions.state import Emission
 from pplseq.infer.discrete import long
 from pplseq.infer.discrete.dense import DenseChain
 from pplseq.infer.discrete.long import replaced, tensors_of
-from pplseq.infer.discrete.whole import LongWordsChain, WholeRowsChain
+from pplseq.infer.discrete.table import LongTableChain, TableChain
 from pplseq.infer.fit.em import Batch, Statistics
 from pplseq.kernels import compiled, twice
+from pplseq.kernels.chain import call, statistics
 from pplseq.kernels.parallel import time_scan
-from pplseq.kernels.whole_rows import statistics, tables
 from pplseq.models.hmm.emissions import CategoricalTable, GaussianTable
 from pplseq.models.remembered import Remembered
 
@@ -32,14 +33,14 @@ MOST_NUMBERS = 1 << 20
 class PointSpecs(NamedTuple):
     """An HMM's specs at its parameters. words: (V, Z) log-probabilities of words, or None.
 
-    chain, word_tables: the same as tables for the loops over whole rows, None where these do not do.
+    chain, word_tables: the same as tables for the loops over rows, None where these do not do.
     """
 
     transition: DenseTransition
     emission: Emission
     words: Tensor | None
-    chain: tables.Chain | None = None
-    word_tables: tables.Emissions | None = None
+    chain: call.Chain | None = None
+    word_tables: call.Emissions | None = None
 
     @classmethod
     def of(cls, transition: DenseTransition, emission: Emission, parameters: Iterable[Tensor]) -> PointSpecs:
@@ -57,36 +58,31 @@ class PointSpecs(NamedTuple):
         words, chain = emission.log_probs.detach().T, _chain_of(transition)
         if words.numel() > MOST_NUMBERS:
             return cls(transition, emission, words)
-        words = words.contiguous()
-        found = None if chain is None or not tables.applies(words.shape[-1], words) else tables.emissions_of(words)
-        return cls(transition, emission, words, None if found is None else chain, found)
+        words = torch.cat([words, torch.zeros_like(words[:1])])
+        found = None if chain is None or not call.applies(words.shape[-1], words) else call.emissions_of(words)
+        return cls(transition, emission, words[:-1], None if found is None else chain, found)
 
 
-def _chain_of(transition: DenseTransition) -> tables.Chain | None:
+def _chain_of(transition: DenseTransition) -> call.Chain | None:
     initial, matrix = transition.initial.detach(), transition.matrix.detach()
-    if twice.derivatives_wanted() or not tables.applies(len(matrix), initial, matrix):
+    if twice.derivatives_wanted() or not call.applies(len(matrix), initial, matrix):
         return None
-    return tables.chain_of(initial, matrix)
+    return call.chain_of(initial, matrix)
 
 
-def is_whole(batch: Batch, num_states: int, at_most: float = MOST_NUMBERS) -> bool:
-    """Whether a batch that was checked is small, and all its numbers are there and nothing beside them."""
-    x = batch.x
-    if x.device.type != "cpu" or not all(value is None for value in batch[1:]):
-        return False
-    if not 0 < x.shape[0] * x.shape[1] * num_states <= at_most:
-        return False
-    return not bool((x.isnan() if x.is_floating_point() else x < 0).any())
+def are_rows(batch: Batch) -> bool:
+    """Whether a batch that was checked is observations and lengths on the CPU, and nothing beside them."""
+    return batch.x.device.type == "cpu" and batch.x.numel() > 0 and all(value is None for value in batch[2:])
+
+
+def are_few(x: Tensor, num_states: int) -> bool:
+    """Whether observations (B, T[, D]) have few likelihoods."""
+    return x.shape[0] * x.shape[1] * num_states <= MOST_NUMBERS
 
 
 def may_be_words(x: Any) -> bool:
-    """Whether x is a tensor as of (B, T) words on the CPU; they may be no words, or gaps."""
+    """Whether x is a tensor as of (B, T) words on the CPU; they may be no words."""
     return type(x) is Tensor and x.dtype is torch.int64 and x.dim() == 2 and x.is_cpu and x.numel() > 0
-
-
-def are_few_words(x: Any, num_states: int) -> bool:
-    """:func:`may_be_words`, few enough for :func:`is_whole`."""
-    return may_be_words(x) and x.numel() * num_states <= MOST_NUMBERS
 
 
 def parameters_of_loops(model: nn.Module, remembered: Remembered) -> statistics.Words | statistics.Vectors | None:
@@ -106,16 +102,16 @@ def parameters_of_loops(model: nn.Module, remembered: Remembered) -> statistics.
     return None
 
 
-def expectation_of_whole_rows(model: nn.Module, remembered: Remembered, x: Tensor) -> tuple[Statistics, float] | None:
-    """Expected statistics of rows x that are whole, or :func:`may_be_words`, and log p(x) of all of them; None where the loops
-    do not do."""
-    parameters = parameters_of_loops(model, remembered)
+def expectation_of_rows(model: nn.Module, remembered: Remembered, batch: Batch) -> tuple[Statistics, float] | None:
+    """Expected statistics of a batch for which :func:`are_rows` holds, whose words need not have been checked, and log p(x) of
+    all of it; None where the loops do not do."""
+    parameters, x = parameters_of_loops(model, remembered), batch.x
     if parameters is None or not statistics.applies(parameters, x):
         return None
     if isinstance(parameters, statistics.Vectors):  # moments about the origin, as the table takes them
         emissions: Any = model._modules["emissions"]
         x, parameters = x - emissions.origin, parameters._replace(loc=parameters.loc.detach() - emissions.origin)
-    return statistics.expected_statistics(parameters, x)
+    return statistics.expected_statistics(parameters, x, batch.lengths)
 
 
 def maximize_words(model: nn.Module, remembered: Remembered, counts: Statistics) -> bool:
@@ -139,44 +135,53 @@ def may_be_whole(x: Any) -> bool:
     return True
 
 
-def log_prob_of_whole_rows(model: nn.Module, remembered: Remembered, x: Tensor) -> Tensor | None:
+def log_prob_of_rows(model: nn.Module, remembered: Remembered, batch: Batch) -> Tensor | None:
     """() log p(x) of such rows, differentiable in the parameters; None where the loops do not do."""
     parameters = parameters_of_loops(model, remembered)
-    return statistics.log_prob(parameters, x) if parameters is not None and statistics.applies(parameters, x) else None
-
-
-def chain_of_long_words(specs: PointSpecs, x: Tensor) -> WholeRowsChain | LongWordsChain | None:
-    """The chain of more words x (B, T) than :func:`is_whole` takes for small; None where there are no loops for it."""
-    if specs.chain is None or specs.word_tables is None or time_scan.ACTIVE.get() or not compiled.available():
+    if parameters is None or not statistics.applies(parameters, batch.x):
         return None
-    if specs.transition.num_states > tables.MOST_OF_PATHS or twice.derivatives_wanted():
-        return None
-    kind = LongWordsChain if long.applies(specs.transition, specs.emission, x.T, {}) else WholeRowsChain
-    return kind(specs.transition, specs.emission, x.transpose(0, 1), specs.chain, specs.word_tables)
+    return statistics.log_prob(parameters, batch.x, batch.lengths)
 
 
-def chain_of_ready_words(specs: PointSpecs, x: Any) -> WholeRowsChain | None:
-    """The chain of words x as they come, if they are a tensor (B, T) of known words without gaps, few enough for
-    :func:`is_whole`; else None."""
+def chain_of_ready_words(specs: PointSpecs, x: Any) -> TableChain | None:
+    """The chain of words x as they come, if they are a tensor (B, T) of known words without gaps, and few; else None."""
     known, chain = specs.word_tables, specs.chain
     if known is None or chain is None or time_scan.ACTIVE.get() or not compiled.available():
         return None
-    num_words, num_states = known.weights.shape
-    if not are_few_words(x, num_states) or x.shape[1] < 2:  # a column could be one sequence
+    if not may_be_words(x) or not are_few(x, specs.transition.num_states) or x.shape[1] < 2:  # a column could be one sequence
         return None
-    index = x.contiguous().numpy()
-    if not tables.are_words(index, num_words):
+    rows = call.Rows(x.contiguous().numpy())
+    if not call.are_words(rows, len(known.weights) - 1, gaps=False):
         return None
-    return WholeRowsChain(specs.transition, specs.emission, x.transpose(0, 1), chain, known, index)
+    return TableChain(specs.transition, specs.emission, x.T, None, None, chain, rows, known)
 
 
-def chain_of_whole_rows(specs: PointSpecs, x: Tensor) -> DenseChain:
-    """The chain of x (B, T[, D]), of a batch that is whole."""
-    obs, chain = x.transpose(0, 1), specs.chain
-    if chain is not None and not time_scan.ACTIVE.get() and compiled.available():
-        return WholeRowsChain(specs.transition, specs.emission, obs, chain, specs.word_tables)
-    if specs.words is None:
-        emit = specs.emission.log_likelihood(obs)
-    else:
-        emit = specs.words.index_select(0, obs.reshape(-1)).reshape(*obs.shape, specs.words.shape[-1])
-    return DenseChain.of_whole_rows(specs.transition, specs.emission, obs, emit)
+def chain_of_rows(
+    specs: PointSpecs, batch: Batch, observed: Callable[[Tensor], tuple[Tensor, Tensor]]
+) -> DenseChain | None:
+    """The chain of a batch for which :func:`are_rows` holds, from a model's ``observed``; None of many vectors, beside which
+    the long way costs nothing, and of words where they are many and there are no loops for them."""
+    x, lengths, valid, seen = *batch[:2], None, None
+    few, has_loops = are_few(x, specs.transition.num_states), not time_scan.ACTIVE.get() and compiled.available()
+    chain, words = (specs.chain, specs.word_tables) if has_loops else (None, None)
+    if not few and words is None:
+        return None
+    obs, index = x, None if specs.words is None else compiled.array(x)
+    if bool((x.isnan() if x.is_floating_point() else x < 0).any()):
+        obs, seen = observed(x)
+    if lengths is not None:
+        valid = torch.arange(x.shape[1]).unsqueeze(-1) < lengths
+        valid = None if bool(valid.all()) else valid
+        seen = seen if seen is None or valid is None else seen | ~valid.T
+    seen = None if seen is None or bool(seen.all()) else seen.T
+    given = specs.transition, specs.emission, obs.transpose(0, 1), valid, seen
+    if chain is not None and (specs.words is None or words is not None):
+        if index is None:  # every step has a row of its own
+            index = np.arange(x.shape[0] * x.shape[1]).reshape(x.shape[1], -1).T.copy()
+        rows = call.Rows(index, *([] if lengths is None or valid is None else [compiled.array(lengths.long())]))
+        kind = TableChain if few or not long.applies(*given[:3], {}) else LongTableChain
+        return kind(*given, chain, rows, words)
+    if specs.words is None or valid is not None or seen is not None:
+        return DenseChain.of_rows(*given)
+    emit = specs.words.index_select(0, given[2].reshape(-1)).reshape(*given[2].shape, specs.words.shape[-1])
+    return DenseChain.of_rows(*given, emit)

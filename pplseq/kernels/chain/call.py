@@ -1,4 +1,4 @@
-"""An HMM's rows through the compiled loops of :mod:`pplseq.kernels.whole_rows.row_loops`, from tables of log-probabilities.
+"""An HMM's rows through the compiled loops of :mod:`pplseq.kernels.chain.loops`, from tables of log-probabilities.
 
 Sums return None where those loops do not do: where digits may be lost, or a row is impossible. The general scans,
 :mod:`pplseq.kernels.scan` and :mod:`pplseq.kernels.path_scan`, are the readable twins and the way that is left then.
@@ -20,16 +20,23 @@ FEW = 4  # states up to which loops are compiled for a number of them
 MOST_STATES = 64  # with more of them products of matrices gain
 FEW_LANES = 32  # rows from which a loop takes several side by side
 REFUSED = 64  # rows that go one by one where one of them was refused
-MOST_OF_PATHS = 16  # of best paths, whose general loop takes all states of a step at a time
 
 
 class Emissions(NamedTuple):
     """Probabilities of observations (V, K) over the largest of their row, whose logarithm is shift (V,), float64; and, for
-    paths, their logarithms (V, K)."""
+    paths, their logarithms (V, K). Where there may be gaps, the last row is theirs: 1 in every state."""
 
     weights: np.ndarray
     shift: np.ndarray
     logs: np.ndarray | None = None
+
+
+class Rows(NamedTuple):
+    """Which row of the emissions' tables each step has, index (N, T), -1 for a gap; and how many steps each row has, lengths
+    (N,), or of length 0 where all have T."""
+
+    index: np.ndarray
+    lengths: np.ndarray = np.empty(0, np.int64)
 
 
 class Chain(NamedTuple):
@@ -59,20 +66,20 @@ def applies(num_states: int, *tables: Tensor) -> bool:
 
 def emissions_of(logs: Tensor) -> Emissions | None:
     """From log-probabilities (V, K) of words, or densities of observations."""
-    from pplseq.kernels.whole_rows import row_loops
+    from pplseq.kernels.chain import loops
 
     given = array(logs)
     found = Emissions(np.empty(given.shape), np.empty(len(given)), given)
-    return found if row_loops.scaled(given.copy(), found.shift, found.weights) else None
+    return found if loops.scaled(given, found.shift, found.weights) else None
 
 
 def chain_of(initial: Tensor, matrix: Tensor) -> Chain | None:
     """From log-probabilities (K,) and (K, K)."""
-    from pplseq.kernels.whole_rows import row_loops
+    from pplseq.kernels.chain import loops
 
     logs = array(initial), array(matrix), np.ascontiguousarray(array(matrix).T)
     start, transitions = np.exp(logs[0]), np.exp(logs[1])
-    small = (start < row_loops.LOWEST) & (logs[0] > -np.inf), (transitions < row_loops.LOWEST) & (logs[1] > -np.inf)
+    small = (start < loops.LOWEST) & (logs[0] > -np.inf), (transitions < loops.LOWEST) & (logs[1] > -np.inf)
     if small[0].any() or small[1].any():
         return None
     return Chain((start, transitions, np.ascontiguousarray(transitions.T)), logs)
@@ -83,96 +90,94 @@ def states_of(num_states: int) -> tuple[int, ...]:
     return (0,) * num_states if num_states <= FEW else (0,)
 
 
-def are_words(index: np.ndarray, num_words: int) -> bool:
-    """Whether all numbers (B, T) are words 0..V-1."""
-    from pplseq.kernels.whole_rows import row_loops
+def are_words(rows: Rows, num_words: int, gaps: bool = True) -> bool:
+    """Whether all steps are words 0..V-1, or gaps if these may be."""
+    from pplseq.kernels.chain import loops
 
-    return row_loops.all_within(index, num_words)
+    return loops.all_within(rows.index, rows.lengths, -1 if gaps else 0, num_words)
 
 
-def side_by_side(num_rows: int, num_steps: int, start: np.ndarray, matrix: np.ndarray) -> bool:
-    """Whether several rows at a time go through :mod:`pplseq.kernels.whole_rows.lane_loops`: many rows of few states, under
+def side_by_side(num_rows: int, rows: Rows, num_steps: int, start: np.ndarray, matrix: np.ndarray) -> bool:
+    """Whether several rows at a time go through :mod:`pplseq.kernels.chain.lane_loops`: many full rows of few states, under
     start and matrix without zeros, whose messages of so many steps stay in a core's cache."""
-    from pplseq.kernels.whole_rows import row_loops
+    from pplseq.kernels.chain import loops
 
-    if not 1 < len(start) <= FEW or num_rows < FEW_LANES or FEW_LANES * num_steps * len(start) > row_loops.AT_ONCE:
+    if len(rows.lengths) or not 1 < len(start) <= FEW or num_rows < FEW_LANES:
         return False
-    return bool(start.all() and matrix.all())
+    return FEW_LANES * num_steps * len(start) <= loops.AT_ONCE and bool(start.all() and matrix.all())
 
 
-def log_prob(chain: Chain, emissions: Emissions, index: np.ndarray) -> np.ndarray | None:
-    """(B,) log p(x) of rows whose step t has the emission index (B, T)."""
-    from pplseq.kernels.whole_rows import row_loops
+def log_prob(chain: Chain, emissions: Emissions, rows: Rows) -> np.ndarray | None:
+    """(B,) log p(x)."""
+    from pplseq.kernels.chain import loops
 
+    index, lengths = rows
     found, states = np.empty(len(index)), states_of(emissions.weights.shape[1])
     tables = *chain.probs, emissions.weights, emissions.shift, states
 
     def run(part: int, begin: int, end: int) -> bool:
-        def rows(first: int, last: int) -> bool:
-            return row_loops.likelihood(first, last, *tables, index, found)
+        def one_by_one(first: int, last: int) -> bool:
+            return loops.likelihood(first, last, *tables, index, lengths, found)
 
-        if not side_by_side(end - begin, 1, *chain.probs[:2]):
-            return rows(begin, end)
-        return _in_turns(lambda first: _lanes().likelihood(first, end, *tables, index, found), rows, begin, end)
+        if not side_by_side(end - begin, rows, 1, *chain.probs[:2]):
+            return one_by_one(begin, end)
+        return _in_turns(lambda first: _lanes().likelihood(first, end, *tables, index, found), one_by_one, begin, end)
 
-    return found if _all_rows(run, index, emissions) else None
+    return found if _all_rows(run, rows, emissions) else None
 
 
 def smooth(
-    chain: Chain, emissions: Emissions, index: np.ndarray, visits: bool = False, pairs: bool = True, posterior: bool = True
+    chain: Chain, emissions: Emissions, rows: Rows, visits: bool = False, pairs: bool = True, posterior: bool = True
 ) -> Smoothed | None:
     """Posteriors and expected counts; without ``pairs``, which take a third of the time, these are zeros (1, 1), and without
     ``posterior`` there are none (0, 0, 0) of steps, nor memory for them."""
-    from pplseq.kernels.whole_rows import row_loops
+    from pplseq.kernels.chain import loops
 
+    index, lengths = rows
     num_states = emissions.weights.shape[1]
-    parts = compiled.num_parts(len(index), _work(index, emissions))
+    parts = compiled.num_parts(len(index), _work(rows, emissions))
     found, states = np.empty(len(index)), np.empty((*index.shape, num_states) if posterior else (0, 0, 0))
     starts = np.zeros((parts, num_states))
-    moves = np.zeros((parts, 1, num_states, num_states)) if pairs else np.zeros((parts, 0, 1, 1))
+    moves = np.zeros((parts, num_states, num_states)) if pairs else np.zeros((parts, 0, 1))
     counts = np.zeros((parts, *emissions.weights.shape)) if visits else np.zeros((parts, 0, 1))
     tables = *chain.probs, emissions.weights, emissions.shift, states_of(num_states)
 
     def run(part: int, begin: int, end: int) -> bool:
-        wide, given = side_by_side(end - begin, index.shape[1], *chain.probs[:2]), (*tables, index, found, states)
+        def one_by_one(first: int, last: int) -> bool:
+            sums = starts[part], moves[part], counts[part]
+            return loops.smooth(first, last, *tables, index, lengths, found, states, *sums)
 
-        def rows(first: int, last: int) -> bool:
-            of_pairs = np.zeros_like(moves[part]) if wide else moves[part]  # the loop expects zeros
-            done = row_loops.smooth(first, last, *given, starts[part], of_pairs, counts[part])
-            moves[part] += of_pairs if wide else 0.0
-            return done
+        counted = pairs or visits or not posterior
+        if counted or not side_by_side(end - begin, rows, index.shape[1], *chain.probs[:2]):
+            return one_by_one(begin, end)
+        given = *tables, index, found, states, starts[part]
+        return _in_turns(lambda first: _lanes().smooth(first, end, *given), one_by_one, begin, end)
 
-        if not wide:
-            return rows(begin, end)
-        sums = starts[part], moves[part], counts[part]
-        return _in_turns(lambda first: _lanes().smooth(first, end, *given, *sums), rows, begin, end)
-
-    if not _all_rows(run, index, emissions):
+    if not _all_rows(run, rows, emissions):
         return None
-    if parts == 1:
-        return Smoothed(found, states, starts[0], moves[0, 0] if pairs else np.zeros((1, 1)), counts[0])
-    return Smoothed(found, states, starts.sum(0), moves.sum((0, 1)), counts.sum(0))
+    sums = (starts, moves if pairs else np.zeros((1, 1, 1)), counts)
+    return Smoothed(found, states, *((part[0] if len(part) == 1 else part.sum(0)) for part in sums))
 
 
-def viterbi(chain: Chain, logs: np.ndarray, index: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The most probable paths (B, T) and log p(path, x) (B,), -inf of rows that are impossible, from logs (V, K)."""
-    from pplseq.kernels.whole_rows import row_loops
+def viterbi(chain: Chain, logs: np.ndarray, rows: Rows) -> tuple[np.ndarray, np.ndarray]:
+    """The most probable paths (B, T), -1 behind a row's end, and log p(path, x) (B,), -inf of rows that are impossible, from
+    logs (V, K)."""
+    from pplseq.kernels.chain import loops
 
-    own = chain.logs
+    own, (index, lengths) = chain.logs, rows
     assert own is not None, "paths are those of a chain with logarithms"
-
     path, found = np.empty(index.shape, np.int64), np.empty(len(index))
     states, work = states_of(logs.shape[1]), index.size * logs.shape[1] ** 2
 
     def run(part: int, begin: int, end: int) -> None:
-        row_loops.viterbi(begin, end, *own, logs, np.empty(0), states, index, path, found)
+        loops.viterbi(begin, end, *own, logs, states, index, lengths, path, found)
 
     compiled.by_rows(run, len(index), work)
     return path, found
 
 
 def _lanes():
-    from pplseq.kernels.whole_rows import lane_loops
+    from pplseq.kernels.chain import lane_loops
 
     return lane_loops
 
@@ -187,11 +192,11 @@ def _in_turns(lanes: Callable[[int], int], rows: Callable[[int, int], bool], beg
     return True
 
 
-def _work(index: np.ndarray, emissions: Emissions) -> int:
-    return 4 * index.size * emissions.weights.shape[1] ** 2
+def _work(rows: Rows, emissions: Emissions) -> int:
+    return 4 * rows.index.size * emissions.weights.shape[1] ** 2
 
 
-def _all_rows(run: Callable[[int, int, int], bool], index: np.ndarray, emissions: Emissions) -> bool:
+def _all_rows(run: Callable[[int, int, int], bool], rows: Rows, emissions: Emissions) -> bool:
     """Whether a loop did for all rows."""
     failed = []
 
@@ -199,5 +204,5 @@ def _all_rows(run: Callable[[int, int, int], bool], index: np.ndarray, emissions
         if not run(part, begin, end):
             failed.append(part)
 
-    compiled.by_rows(part_of, len(index), _work(index, emissions))
+    compiled.by_rows(part_of, len(rows.index), _work(rows, emissions))
     return not failed

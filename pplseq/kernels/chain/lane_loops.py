@@ -1,9 +1,9 @@
 """Compiled loops over several rows of an HMM of few states side by side: a processor's vectors hold a state of each.
 
 A row alone waits for every step's products and division before its next step begins. The same sums, row by row, are in
-:mod:`pplseq.kernels.whole_rows.row_loops`, whose names and arguments these are, and whose readable twins are theirs; rows that
+:mod:`pplseq.kernels.chain.loops`, whose names and arguments these are, and whose readable twins are theirs; rows that
 these loops refuse go there. They are for tables in which every start and transition is possible, so that a small message has
-lost digits. :mod:`pplseq.kernels.whole_rows.tables` calls them. Importing this module imports numba.
+lost digits. :mod:`pplseq.kernels.chain.call` calls them. Importing this module imports numba.
 """
 
 from __future__ import annotations
@@ -13,15 +13,16 @@ from collections import namedtuple
 
 import numpy as np
 
+from pplseq.kernels.chain.loops import AT_ONCE, LOWEST, PIECE, SMALL
 from pplseq.kernels.compiled import jit
-from pplseq.kernels.whole_rows.row_loops import AT_ONCE, LOWEST, PIECE, SMALL, Tables
 
 MOST_LANES = 64  # rows side by side
-ROWS = 1480429489  # checksum of row_loops.py: for machine code on disk, numba notices changes in this file alone
+LOOPS = 1795562475  # checksum of loops.py: for machine code on disk, numba notices changes in this file alone
 
+Tables = namedtuple("Tables", "start matrix transposed weights shift states")
 # Of T steps and W rows: probs (T + 1, K, W) messages and seen (T, K, W) the weights of what is seen. Of one step factors,
-# future, moved and joint (1, K, W), total and log (W,). first (K, K): the matrix into the first step; pairs (K, K): sums of all
-Lanes = namedtuple("Lanes", "probs seen factors future moved joint total log first pairs")
+# future, moved and joint (1, K, W), total and log (W,). first (K, K): the matrix into the first step
+Lanes = namedtuple("Lanes", "probs seen factors future moved joint total log first")
 
 
 @jit
@@ -32,10 +33,10 @@ def lanes_for(num_rows, num_steps, num_states):
 
 @jit
 def room_for_lanes(num_steps, num_states, width):
-    step, numbers, squares = np.empty((4, num_states, width)), np.empty((2, width)), np.zeros((2, num_states, num_states))
+    step, numbers = np.empty((4, num_states, width)), np.empty((2, width))
     return Lanes(
         np.empty((num_steps + 1, num_states, width)), np.empty((num_steps, num_states, width)), step[:1], step[1:2], step[2:3],
-        step[3:], numbers[0], numbers[1], squares[0], squares[1],
+        step[3:], numbers[0], numbers[1], np.zeros((num_states, num_states)),
     )  # fmt: skip
 
 
@@ -80,17 +81,6 @@ def scale(vectors, k, factors, width, out, to):
     for j in range(out.shape[1]):
         for lane in range(width):
             out[to, j, lane] = vectors[k, j, lane] * factors[lane]
-
-
-@jit
-def add_products(left, k, right, width, out):
-    """out (K, K) += left[k] @ right[0]'."""
-    for i in range(len(out)):
-        for j in range(len(out)):
-            total = 0.0
-            for lane in range(width):
-                total += left[k, i, lane] * right[0, j, lane]
-            out[i, j] += total
 
 
 @jit
@@ -153,14 +143,14 @@ def likelihood_of_lanes(tables, index, row, width, log_prob, lanes):
 
 
 @jit
-def backward_lanes(tables, num_steps, width, lanes, pairs):
-    """From messages in lanes.probs to posteriors in their place and, if wanted, sums of pairs. False: digits may be lost.
+def backward_lanes(tables, num_steps, width, lanes):
+    """From messages in lanes.probs to posteriors in their place. False: digits may be lost.
 
     The evidence of later steps is scaled so that with a step's messages it makes one. lanes.total: 1 over the sums of the last
     step's messages.
     """
     probs, factors, future, moved, total = lanes.probs, lanes.factors, lanes.future, lanes.moved, lanes.total
-    lanes.pairs[:], future[:] = 0.0, 1.0
+    future[:] = 1.0
     scale(future, 0, total, width, future, 0)
     scale(probs, num_steps, total, width, probs, num_steps)
     for k in range(num_steps - 1, 0, -1):
@@ -170,9 +160,6 @@ def backward_lanes(tables, num_steps, width, lanes, pairs):
             return False
         for lane in range(width):
             total[lane] = 1.0 / total[lane]
-        if pairs:
-            scale(factors, 0, total, width, factors, 0)
-            add_products(probs, k, factors, width, lanes.pairs)
         scale(moved, 0, total, width, future, 0)
         scale(lanes.joint, 0, total, width, probs, k)
     return True
@@ -181,7 +168,7 @@ def backward_lanes(tables, num_steps, width, lanes, pairs):
 # ---------------------------------------------------------------- the two entries
 @jit(entry=True)
 def likelihood(begin_row, end_row, start, matrix, transposed, weights, shift, states, index, log_prob):
-    """As :func:`~pplseq.kernels.whole_rows.row_loops.likelihood`, of the rows before one that is refused, which is returned."""
+    """As :func:`~pplseq.kernels.chain.loops.likelihood`, of the rows before one that is refused, which is returned."""
     tables, size = Tables(start, matrix, transposed, weights, shift, states), min(PIECE, index.shape[1])
     most = lanes_for(end_row - begin_row, size, len(states))
     lanes = room_for_lanes(size, len(states), most)
@@ -192,12 +179,10 @@ def likelihood(begin_row, end_row, start, matrix, transposed, weights, shift, st
 
 
 @jit(entry=True)
-def smooth(
-    begin_row, end_row, start, matrix, transposed, weights, shift, states, index, log_prob, posterior, starts, pairs, visits
-):  # fmt: skip
-    """As :func:`~pplseq.kernels.whole_rows.row_loops.smooth`, of the rows before one that is refused, which is returned.
+def smooth(begin_row, end_row, start, matrix, transposed, weights, shift, states, index, log_prob, posterior, starts):
+    """Posteriors as of :func:`~pplseq.kernels.chain.loops.smooth`, of the rows before one that is refused, which is returned.
 
-    Messages of all steps are kept. ``pairs`` need not be zero before, and are expected transitions of those rows added.
+    Messages of all steps are kept.
     """
     tables, num_steps, num_states = Tables(start, matrix, transposed, weights, shift, states), index.shape[1], len(states)
     most = lanes_for(end_row - begin_row, num_steps, num_states)
@@ -206,20 +191,13 @@ def smooth(
         width = min(most, end_row - row)
         if not likelihood_of_lanes(tables, index, row, width, log_prob, lanes):
             return row
-        if not backward_lanes(tables, num_steps, width, lanes, len(pairs) > 0):
+        if not backward_lanes(tables, num_steps, width, lanes):
             return row
-        for k in range(num_steps if len(posterior) else 0):
+        for k in range(num_steps):
             for lane in range(width):
                 for j in range(num_states):
                     posterior[row + lane, k, j] = lanes.probs[k + 1, j, lane]
-        for k in range(num_steps if len(visits) else 0):
-            for lane in range(width):
-                word = index[row + lane, k]
-                for j in range(num_states):
-                    visits[word, j] += lanes.probs[k + 1, j, lane]
         for j in range(num_states):
             for lane in range(width):
                 starts[j] += lanes.probs[1, j, lane]
-            for i in range(num_states if len(pairs) else 0):
-                pairs[0, i, j] += lanes.pairs[i, j] * matrix[i, j]
     return end_row

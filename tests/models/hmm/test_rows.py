@@ -1,4 +1,4 @@
-"""The loops over whole rows say what the plain way says: values, gradients, second derivatives, statistics, paths."""
+"""The loops over rows say what the plain way says: values, gradients, second derivatives, statistics, paths."""
 
 import math
 
@@ -10,10 +10,11 @@ from pplseq.distributions.state import MISSING
 from pplseq.infer.discrete.long import LongDenseChain
 from pplseq.infer.fit.em import Batch
 from pplseq.kernels import compiled
-from pplseq.kernels.whole_rows import row_loops, tables
+from pplseq.kernels.chain import call
+from pplseq.kernels.chain import loops as chain_loops
 from pplseq.models import HMM
 from pplseq.models.base import AT_POINT, said
-from pplseq.models.hmm.whole_rows import log_prob_of_whole_rows
+from pplseq.models.hmm.rows import log_prob_of_rows
 
 SIZES = [(1, 1, 1), (2, 1, 10), (3, 2, 1), (4, 3, 300), (16, 2, 13), (17, 3, 9)]
 SIZES += [(2, 64, 10), (3, 70, 13), (4, 65, 1), (4, 33, 13)]  # several rows side by side
@@ -32,34 +33,51 @@ def model_and_rows(kind, num_states, rows, steps, seed=0):
     return model, x
 
 
-def plain(model, x):
+def plain(model, x, lengths=None):
     """The same by the way that all programs take, in torch alone."""
     with compiled.twins_only():
-        return model.direct_chain(x).log_prob().sum()
+        return model.direct_chain(x, lengths).log_prob().sum()
 
 
 def gradients(model, value, **options):
     return torch.autograd.grad(value, list(model.parameters()), **options)
 
 
-def loops(model, x):
+def loops(model, x, lengths=None):
     """The value that comes straight from the parameters; fails where there is none."""
-    assert model._has_short_ways(Batch(x))
-    return log_prob_of_whole_rows(model, vars(model)["_remembered"], x)
+    remembered = model._counts(batch := Batch(x, lengths))
+    assert remembered is not None
+    return log_prob_of_rows(model, remembered, batch)
 
 
+def holes(x, kind):
+    """Rows that end early, one of them before it begins, and gaps inside and at the ends; behind an end anything."""
+    rows, steps = x.shape[:2]
+    lengths = torch.randint(1, steps + 1, (rows,))
+    lengths[0], x = steps, x.clone()
+    missing = MISSING if kind == "words" else math.nan
+    x[torch.rand(rows, steps) < 0.2] = missing
+    x[0, -1] = missing
+    x[torch.arange(steps) >= lengths.unsqueeze(-1)] = 3 if kind == "words" else math.nan
+    if rows > 2:
+        lengths[2] = 0
+    return x, lengths
+
+
+@pytest.mark.parametrize("ragged", [False, True])
 @pytest.mark.parametrize("kind", KINDS[:3])
 @pytest.mark.parametrize(("num_states", "rows", "steps"), [*SIZES, (2, 70, 600)])
-def test_values_and_gradients(kind, num_states, rows, steps):
-    check_log_prob(*model_and_rows(kind, num_states, rows, steps))
+def test_values_and_gradients(kind, num_states, rows, steps, ragged):
+    model, x = model_and_rows(kind, num_states, rows, steps)
+    check_log_prob(model, *(holes(x, kind) if ragged else (x,)))
 
 
-def check_log_prob(model, x):
-    value, expected = loops(model, x), plain(model, x)
+def check_log_prob(model, x, lengths=None):
+    value, expected = loops(model, x, lengths), plain(model, x, lengths)
     torch.testing.assert_close(value, expected, rtol=1e-12, atol=1e-12)
     for found, wanted in zip(gradients(model, value), gradients(model, expected), strict=True):
         torch.testing.assert_close(found, wanted, rtol=1e-10, atol=1e-11)
-    again = model.log_joint(x)
+    again = model.log_joint(x, lengths)
     assert torch.equal(again, value) and type(again.grad_fn).__name__ == "KnownGradientBackward"
 
 
@@ -67,7 +85,7 @@ def check_log_prob(model, x):
 def test_long_rows_go_piece_by_piece(num_states, rows, steps):
     """Messages of one piece are kept, others made again: values, gradients, posteriors and counts, with states that follow
     none."""
-    assert row_loops.AT_ONCE < steps * num_states and steps > 2 * row_loops.PIECE
+    assert chain_loops.AT_ONCE < steps * num_states and steps > 2 * chain_loops.PIECE
     model, x = model_and_rows("words", num_states, rows, steps)
     with torch.no_grad():
         model.transition_logits.masked_fill_(torch.eye(num_states).roll(1, 0).bool(), -math.inf)
@@ -110,11 +128,13 @@ def test_a_long_row_that_is_impossible_or_no_words():
         model.log_joint(x)
 
 
+@pytest.mark.parametrize("ragged", [False, True])
 @pytest.mark.parametrize("kind", KINDS[:3])
-def test_second_derivatives(kind):
-    model, x = model_and_rows(kind, 3, 2, 5)
-    first = gradients(model, model.log_joint(x), create_graph=True)
-    twin = gradients(model, plain(model, x), create_graph=True)
+def test_second_derivatives(kind, ragged):
+    model, x = model_and_rows(kind, 3, 4, 5)
+    given = holes(x, kind) if ragged else (x,)
+    first = gradients(model, model.log_joint(*given), create_graph=True)
+    twin = gradients(model, plain(model, *given), create_graph=True)
     direction = [torch.randn_like(part) for part in first]
     found, wanted = (
         gradients(model, sum((g * d).sum() for g, d in zip(each, direction, strict=True))) for each in (first, twin)
@@ -123,35 +143,45 @@ def test_second_derivatives(kind):
         torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-10)
 
 
+@pytest.mark.parametrize("ragged", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("num_states", "rows", "steps"), SIZES[1:])
-def test_questions(kind, num_states, rows, steps):
+def test_questions(kind, num_states, rows, steps, ragged):
     model, x = model_and_rows(kind, num_states, rows, steps)
-    short = model.short_chain(Batch(x))
-    assert (short._log_prob() if rows > 1 else short._smoothed(pairs=False)) is not None, "the loops do"
+    x, lengths = holes(x, kind) if ragged else (x, None)
+    short = model.short_chain(Batch(x, lengths))
+    assert (short._log_prob() if rows > 1 else short._posterior(pairs=False)) is not None, "the loops do"
     with compiled.twins_only():
-        chain = model.posterior(x)
+        chain = model.posterior(x, lengths)
         torch.testing.assert_close(short.log_prob(), chain.log_prob(), rtol=1e-12, atol=1e-12)
         torch.testing.assert_close(short.marginals().probs, chain.marginals().probs, rtol=1e-10, atol=1e-12)
         found, wanted = short.expected_counts(), chain.expected_counts()
         for name in ("start", "transition", "occupancy"):
             torch.testing.assert_close(getattr(found, name), getattr(wanted, name), rtol=1e-10, atol=1e-12)
+        statistics = (model.expected_statistics(each) for each in (short, chain))
+        torch.testing.assert_close(*statistics, rtol=1e-10, atol=1e-11)
         assert torch.equal(short.viterbi()[0], chain.viterbi()[0])
         torch.testing.assert_close(short.viterbi()[1], chain.viterbi()[1], rtol=1e-12, atol=1e-12)
         torch.testing.assert_close(short.filtered_states().probs, chain.filtered_states().probs)
+        for mask in ("valid", "seen"):
+            assert (getattr(short, mask) is None) == (getattr(chain, mask) is None)
+        if kind == "words" and chain.seen is not None:
+            torch.testing.assert_close(short.missing_words(), chain.missing_words())
 
 
+@pytest.mark.parametrize("ragged", [False, True])
 @pytest.mark.parametrize("kind", KINDS[:3])
-def test_em_comes_to_the_same_parameters(kind):
+def test_em_comes_to_the_same_parameters(kind, ragged):
     model, x = model_and_rows(kind, 3, 4, 12)
-    assert model.expectation_at_once(Batch(x)) is not None
+    given = holes(x, kind) if ragged else (x,)
+    assert model.expectation_at_once(Batch(*given)) is not None
     start = {name: value.clone() for name, value in model.state_dict().items()}
-    model.fit(x, warm_start=True, max_iterations=15, tolerance=0.0)
+    model.fit(*given, warm_start=True, max_iterations=15, tolerance=0.0)
     found, history = {name: value.clone() for name, value in model.state_dict().items()}, model.history
     model.load_state_dict(start)
     with compiled.twins_only():
-        assert model.expectation_at_once(Batch(x)) is None
-        model.fit(x, warm_start=True, max_iterations=15, tolerance=0.0)
+        assert model.expectation_at_once(Batch(*given)) is None
+        model.fit(*given, warm_start=True, max_iterations=15, tolerance=0.0)
     torch.testing.assert_close(found, dict(model.state_dict()), rtol=1e-8, atol=1e-9)
     assert history.log_likelihoods == pytest.approx(model.history.log_likelihoods, rel=1e-11)
     assert (history.reason, history.converged) == (model.history.reason, model.history.converged)
@@ -166,7 +196,7 @@ def test_states_far_apart_are_left_to_the_scans():
     x = 60.0 * torch.tensor([[0, 1, 2, 2, 0]]).unsqueeze(-1).expand(1, 5, 2).double() + 0.1
     assert loops(model, x) is None and model.expectation_at_once(Batch(x)) is None
     short = model.short_chain(Batch(x))
-    assert short._log_prob() is None and short._smoothed(pairs=True) is None
+    assert short._log_prob() is None and short._posterior(pairs=True) is None
     torch.testing.assert_close(model.log_joint(x), plain(model, x), rtol=1e-12, atol=0)
     torch.testing.assert_close(short.marginals().probs, model.posterior(x).marginals().probs)
 
@@ -214,43 +244,49 @@ def test_rows_side_by_side_and_one_by_one():
     assert _one_by_one(model, x) == [(64, 128)] and _one_by_one(model, x[:70]) == []
     with torch.no_grad():
         model.emissions.logits[:, 6] = -math.inf
-    assert tables.smooth(*_tables(model), x.numpy()) is None
-    assert tables.log_prob(*_tables(model), x.numpy()) is None
+    assert call.smooth(*_tables(model), call.Rows(x.numpy())) is None
+    assert call.log_prob(*_tables(model), call.Rows(x.numpy())) is None
 
 
 def assert_same_one_by_one(model, x):
     """Sums and answers are those of rows one by one."""
-    found = tables.smooth(*_tables(model), x.numpy(), visits=True), [tables.log_prob(*_tables(model), x.numpy())]
+
+    def answers():
+        given = *_tables(model), call.Rows(x.numpy())
+        return [*call.smooth(*given, pairs=False), call.log_prob(*given)]
+
+    found = answers()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tables, "FEW_LANES", 1000)
-        expected = tables.smooth(*_tables(model), x.numpy(), visits=True), [tables.log_prob(*_tables(model), x.numpy())]
-    for part, wanted in zip(sum(map(list, found), []), sum(map(list, expected), []), strict=True):
+        patch.setattr(call, "FEW_LANES", 1000)
+        expected = answers()
+    for part, wanted in zip(found, expected, strict=True):
         np.testing.assert_allclose(part, wanted, rtol=1e-12, atol=1e-13)
 
 
 def _one_by_one(model, x):
     """Which rows do not go through side by side; of likelihoods none may."""
-    asked, own = [], row_loops.smooth
+    asked, own = [], chain_loops.smooth
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(row_loops, "smooth", lambda begin, end, *args: asked.append((begin, end)) or own(begin, end, *args))
-        patch.setattr(row_loops, "likelihood", None)
-        tables.smooth(*_tables(model), x.numpy())
-        tables.log_prob(*_tables(model), x.numpy())
+        patch.setattr(chain_loops, "smooth", lambda begin, end, *args: asked.append((begin, end)) or own(begin, end, *args))
+        patch.setattr(chain_loops, "likelihood", None)
+        call.smooth(*_tables(model), call.Rows(x.numpy()), pairs=False)
+        call.log_prob(*_tables(model), call.Rows(x.numpy()))
     return asked
 
 
 def _tables(model):
     initial, transition, emission = (part.detach().log_softmax(-1) for part in (
         model.initial_logits, model.transition_logits, model.emissions.logits))  # fmt: skip
-    return tables.chain_of(initial, transition), tables.emissions_of(emission.T.contiguous())
+    return call.chain_of(initial, transition), call.emissions_of(emission.T.contiguous())
 
 
 def test_what_loops_are_not_for_takes_the_plain_way():
     model, x = model_and_rows("words", 3, 2, 6)
-    gap = torch.where(torch.arange(6) == 2, MISSING, x)
     vectors, y = model_and_rows("diag", 3, 2, 6)
+    partly = y.clone()
+    partly[1, 2, 0] = math.nan  # beside what was seen
     cases = [
-        (model, gap), (vectors, y.clone().requires_grad_()), (model_and_rows("full", 3, 2, 6)[0], y),
+        (vectors, partly), (vectors, y.clone().requires_grad_()), (model_and_rows("full", 3, 2, 6)[0], y),
         (HMM(3, 7, ties=[0, 1, 1]), x), (HMM(3, 7, dtype="float32"), x),
     ]  # fmt: skip
     for other, rows in cases:
@@ -320,14 +356,15 @@ def test_what_changes_before_the_gradient_is_noticed(kind, changed):
 def test_threads_share_rows():
     """Parts of rows have sums of their own."""
     model, x = model_and_rows("words", 16, 6, 2_000)
-    chain, words = model.short_chain(Batch(x))._chain, model.short_chain(Batch(x))._emissions
-    alone = tables.smooth(chain, words, x.numpy())
-    np.testing.assert_array_equal(tables.smooth(chain, words, x.numpy(), pairs=False).posterior, alone.posterior)
+    short = model.short_chain(Batch(x))
+    given = short._chain, short._emissions, call.Rows(x.numpy())
+    alone = call.smooth(*given)
+    np.testing.assert_array_equal(call.smooth(*given, pairs=False).posterior, alone.posterior)
     before = torch.get_num_threads()
     torch.set_num_threads(3)
     try:
         assert compiled.num_parts(*(len(x), 4 * x.numel() * 16**2)) == 3
-        shared = tables.smooth(chain, words, x.numpy())
+        shared = call.smooth(*given)
     finally:
         torch.set_num_threads(before)
     for a, b in zip(alone, shared, strict=True):
@@ -335,31 +372,40 @@ def test_threads_share_rows():
     assert math.isclose(float(shared.pairs.sum()), x.numel() - len(x), rel_tol=1e-12)
 
 
-@pytest.mark.parametrize("num_states", [1, 3, 16, 17])
-def test_long_rows_of_words_come_from_tables_too(monkeypatch, num_states):
-    from pplseq.infer.discrete import long, whole
-    from pplseq.models.hmm import whole_rows
+@pytest.mark.parametrize("ragged", [False, True])
+@pytest.mark.parametrize("num_states", [1, 3, 17])
+def test_long_rows_of_words_come_from_tables_too(monkeypatch, num_states, ragged):
+    from pplseq.infer.discrete import long, table
+    from pplseq.models.hmm import rows
 
     model, x = model_and_rows("words", num_states, 3, 40)
-    plain = model.posterior(x)
-    monkeypatch.setattr(whole_rows, "MOST_NUMBERS", 0)
-    monkeypatch.setattr(whole_rows.is_whole, "__defaults__", (0,))
-    between = model.short_chain(Batch(x))
-    assert between is None if num_states > 16 else isinstance(between, whole.WholeRowsChain)
+    x, lengths = holes(x, "words") if ragged else (x, None)
+    plain = model.posterior(x, lengths)
+    monkeypatch.setattr(rows, "MOST_NUMBERS", 0)
+    assert type(model.short_chain(Batch(x, lengths))) is table.TableChain
     monkeypatch.setattr(long, "LONG", 0)
-    short = model.short_chain(Batch(x))
-    if num_states > 16:
-        assert short is None
-        return
-    assert isinstance(short, whole.LongWordsChain)
+    short = model.short_chain(Batch(x, lengths))
+    assert type(short) is table.LongTableChain
     torch.testing.assert_close(short.log_prob(), plain.log_prob(), rtol=1e-12, atol=0)
     torch.testing.assert_close(short.marginals().probs, plain.marginals().probs, rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(short.filtered_states().probs, plain.filtered_states().probs, rtol=1e-9, atol=1e-12)
     torch.testing.assert_close(short.expected_counts().transition, plain.expected_counts().transition)
-    for most in (whole.MOST_POINTERS, 0):
-        monkeypatch.setattr(whole, "MOST_POINTERS", most)
-        paths, log_prob = short.viterbi()
-        assert torch.equal(paths, plain.viterbi()[0])
-        torch.testing.assert_close(log_prob, plain.viterbi()[1], rtol=1e-12, atol=0)
-    assert model.score(x) == pytest.approx(float(plain.log_prob().sum()), rel=1e-12)
-    x[1, 3] = -1
-    assert model.short_chain(Batch(x)) is None
+    paths, log_prob = short.viterbi()
+    assert torch.equal(paths, plain.viterbi()[0])
+    torch.testing.assert_close(log_prob, plain.viterbi()[1], rtol=1e-12, atol=0)
+    assert model.score(x, lengths) == pytest.approx(float(plain.log_prob().sum()), rel=1e-12)
+
+
+@pytest.mark.parametrize("num_states", [4, 17])
+def test_best_paths_piece_by_piece(num_states):
+    """Scores of one piece are kept, others made again."""
+    from pplseq.kernels import path_scan
+
+    steps = 2 * chain_loops.SCORES // num_states + 10
+    model, x = model_and_rows("words", num_states, 1, steps)
+    tables, emissions = _tables(model)
+    found = call.viterbi(tables, emissions.logs, call.Rows(x.numpy()))
+    chain = model.posterior(x)
+    expected = path_scan.viterbi_pass(chain.factors.init.expand(1, -1), chain._matrices, chain.factors.emit, None)
+    assert np.array_equal(found[0][0], expected[0][:, 0].numpy())
+    assert found[1][0] == pytest.approx(float(expected[1]), rel=1e-12)

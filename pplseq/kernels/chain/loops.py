@@ -1,0 +1,395 @@
+"""Compiled loops over the rows of a chain under one matrix, from tables: likelihood, posteriors, expected counts, best paths.
+
+The readable twins are :mod:`pplseq.kernels.scan` and :mod:`pplseq.kernels.path_scan`; a row in which digits may be lost goes to
+:mod:`pplseq.kernels.chain_loops`. :mod:`pplseq.kernels.chain.call` calls these loops. Importing this module imports numba.
+
+What costs time in short rows is the way into a loop, and in long ones of few states the exponential of every emission, a
+division and a logarithm a step. Here emissions come as a table of probabilities, of which a step names a row (of densities
+every step has its own); messages are scaled only where they have become small.
+
+Shapes: start (K,), matrix and transposed (K, K), weights (V, K) each row over its largest entry, whose logarithm is shift (V,),
+index (N, T) the row of weights of each step, -1 the last, and lengths (N,) the steps of each row, or of length 0 where all have
+T. Of few states ``states`` is a tuple of that length, so that loops over them have a length that is known when they are
+compiled, a class of code a number; of more it is a tuple of one number. Elements are named by index, not through views of rows:
+a view costs as much as a small step.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from pplseq.kernels.compiled import jit
+from pplseq.kernels.loop_math import exponentials, product
+
+LOWEST = 1e-280  # a smaller number may have lost digits, or be what is left of several that underflowed
+SMALL = 1e-30  # messages whose sum is smaller are scaled
+FEW = 16  # states up to which a product goes entry by entry
+PIECE = 256  # steps of which messages are kept, of a likelihood and of long rows
+CELLS = 1 << 12  # numbers whose exponentials are taken at once
+AT_ONCE = 1 << 15  # numbers in a row's messages up to which a row is one piece: those of more would leave a core's cache
+SCORES = 1 << 19  # numbers in the scores of a row's best paths up to which all of them are kept
+MATH = 4034617263  # checksum of loop_math.py: for machine code on disk, numba notices changes in this file alone
+
+
+@jit(inline="always")
+def size_of(states, matrix):
+    return len(states) if len(states) > 1 else matrix.shape[0]
+
+
+@jit(entry=True)
+def scaled(logs, shift, out):
+    """out = exp(logs - shift), shift the largest of each row. False: an entry that is no zero comes out too small."""
+    num_rows, size, safe = logs.shape[0], logs.shape[1], True
+    piece = max(1, CELLS // size)
+    less = np.empty((min(piece, num_rows), size))
+    for begin in range(0, num_rows, piece):
+        step, here = min(piece, num_rows - begin), out[begin:]
+        for i in range(step):
+            most = -np.inf
+            for j in range(size):
+                most = max(most, logs[begin + i, j])
+            most = most if most > -np.inf else 0.0
+            shift[begin + i] = most
+            for j in range(size):
+                less[i, j] = logs[begin + i, j] - most
+        exponentials(less, here, step)
+        for i in range(step):
+            for j in range(size):
+                if not here[i, j] >= LOWEST:  # NaN is not
+                    safe = safe and less[i, j] == -np.inf
+    return safe
+
+
+@jit(inline="always")
+def length_of(lengths, index, n):
+    return lengths[n] if len(lengths) else index.shape[1]
+
+
+@jit(entry=True)
+def all_within(index, lengths, least, size):
+    """Whether all numbers (N, T) of rows that long are in least..size - 1."""
+    for n in range(index.shape[0]):
+        for k in range(length_of(lengths, index, n)):
+            if not least <= index[n, k] < size:
+                return False
+    return True
+
+
+# ---------------------------------------------------------------- forward
+@jit
+def lost(matrix, weights, probs, k, word, j):
+    """Whether entry j of the message behind row k of probs is so small for want of digits, and no true zero."""
+    if weights[word, j] == 0.0:
+        return False
+    for i in range(matrix.shape[0]):
+        if probs[k, i] > 0.0 and matrix[i, j] > 0.0:
+            return True
+    return False
+
+
+@jit
+def forward_piece(start, matrix, transposed, weights, shift, states, index, n, begin, step, probs):
+    """Messages of some steps, probs[k + 1] that of step begin + k up to a factor, from probs[0] before them.
+
+    Returns the logarithm of all factors, shifts included; NaN where digits may be lost or the row is impossible.
+    """
+    num_states, log = size_of(states, matrix), 0.0
+    for k in range(step):
+        word = index[n, begin + k]
+        total, least = 0.0, np.inf
+        if begin + k == 0:
+            for j in range(num_states):
+                value = start[j] * weights[word, j]
+                probs[1, j] = value
+                total += value
+                if not value >= LOWEST and start[j] > 0.0 and weights[word, j] > 0.0:
+                    return np.nan
+        elif num_states <= FEW:
+            for j in range(num_states):
+                value = 0.0
+                for i in range(num_states):
+                    value += probs[k, i] * transposed[j, i]
+                value *= weights[word, j]
+                probs[k + 1, j] = value
+                total += value
+                least = min(least, value)
+        else:
+            product(probs, k, matrix, probs, k + 1)
+            for j in range(num_states):
+                value = probs[k + 1, j] * weights[word, j]
+                probs[k + 1, j] = value
+                total += value
+                least = min(least, value)
+        if not least >= LOWEST:
+            for j in range(num_states):
+                if not probs[k + 1, j] >= LOWEST and lost(matrix, weights, probs, k, word, j):
+                    return np.nan
+        if not total >= LOWEST:
+            return np.nan
+        log += shift[word]
+        if total < SMALL:
+            log += math.log(total)
+            factor = 1.0 / total
+            for j in range(num_states):
+                probs[k + 1, j] *= factor
+    return log
+
+
+@jit(entry=True)
+def likelihood(begin_row, end_row, start, matrix, transposed, weights, shift, states, index, lengths, log_prob):
+    """log_prob (N,) out, log p(x) of some rows. False: digits may be lost, or a row is impossible."""
+    num_states = size_of(states, matrix)
+    probs = np.empty((min(PIECE, index.shape[1]) + 1, num_states))
+    for n in range(begin_row, end_row):
+        length, total, mass, step = length_of(lengths, index, n), 0.0, 0.0, 0
+        for begin in range(0, length, PIECE):
+            for j in range(num_states):
+                probs[0, j] = probs[step, j]
+            step = min(PIECE, length - begin)
+            total += forward_piece(start, matrix, transposed, weights, shift, states, index, n, begin, step, probs)
+        for j in range(num_states):
+            mass += probs[step, j]
+        log_prob[n] = total + math.log(mass) if step else 0.0
+        if not log_prob[n] == log_prob[n]:
+            return False
+    return True
+
+
+# ---------------------------------------------------------------- backward
+@jit(inline="always")  # a number of states that is known when this is compiled is worth a lot
+def add_pairs(first, step, probs, factors, num_states, sums):
+    """sums += probs.T @ factors, of a piece's steps from the first on."""
+    k = first
+    while k + 4 <= step:
+        for i in range(num_states):
+            a, b, c, d = probs[k, i], probs[k + 1, i], probs[k + 2, i], probs[k + 3, i]
+            for j in range(num_states):
+                sums[i, j] += a * factors[k, j] + b * factors[k + 1, j] + c * factors[k + 2, j] + d * factors[k + 3, j]
+        k += 4
+    while k < step:
+        for i in range(num_states):
+            for j in range(num_states):
+                sums[i, j] += probs[k, i] * factors[k, j]
+        k += 1
+
+
+@jit
+def add_rows(
+    begin_row, end_row, start, matrix, transposed, weights, shift, states, index, lengths, log_prob, posterior, starts, pairs,
+    visits,
+):  # fmt: skip
+    """:func:`smooth`.
+
+    Messages of one piece are there at a time, made once more on the way back from those before each piece.
+    """
+    num_states, most, shown = size_of(states, matrix), index.shape[1], len(posterior) > 0
+    paired, visited = len(pairs) > 0, len(visits) > 0
+    size = most if most * num_states <= AT_ONCE else PIECE
+    probs, carry = np.empty((size + 1, num_states)), np.empty(((most - 1) // size + 1, num_states))
+    # what a pair consists of besides messages and matrix; evidence behind a step, for its states and for those before
+    factors, future = np.empty((size + 1 if paired else 1, num_states)), np.empty(num_states)
+    moved, single = np.empty((1, num_states)), np.empty(num_states)
+    for n in range(begin_row, end_row):
+        length, log, mass = length_of(lengths, index, n), 0.0, 0.0
+        last = (length - 1) // size
+        for t in range(length, most if shown else 0):
+            for j in range(num_states):
+                posterior[n, t, j] = 0.0
+        if length == 0:
+            log_prob[n] = 0.0
+            continue
+        for number in range(last + 1):
+            begin = number * size
+            if number > 0:
+                for j in range(num_states):
+                    probs[0, j] = probs[size, j]
+                    carry[number, j] = probs[size, j]
+            step = min(size, length - begin)
+            log += forward_piece(start, matrix, transposed, weights, shift, states, index, n, begin, step, probs)
+        step = length - last * size
+        for j in range(num_states):
+            mass += probs[step, j]
+        log_prob[n] = log + math.log(mass)
+        if not log_prob[n] == log_prob[n]:
+            return False
+        mass, word = 1.0 / mass, index[n, length - 1]
+        for j in range(num_states):
+            future[j], single[j] = 1.0, probs[step, j] * mass
+            if shown:
+                posterior[n, length - 1, j] = single[j]
+            if visited:
+                visits[word, j] += single[j]
+        for number in range(last, -1, -1):
+            begin = number * size
+            step, first = min(size, length - begin), 0 if number > 0 else 1
+            if number < last:
+                for j in range(num_states):
+                    probs[0, j] = carry[number, j]
+                forward_piece(start, matrix, transposed, weights, shift, states, index, n, begin, step, probs)
+            for k in range(step - 1, first - 1, -1):
+                word, place = index[n, begin + k], k if paired else 0
+                both, total, least = 0.0, 0.0, np.inf
+                for j in range(num_states):
+                    factors[place, j] = weights[word, j] * future[j]
+                if num_states <= FEW:
+                    for i in range(num_states):
+                        value = 0.0
+                        for j in range(num_states):
+                            value += factors[place, j] * matrix[i, j]
+                        moved[0, i] = value
+                        both += probs[k, i] * value
+                        total += value
+                        least = min(least, value)
+                else:
+                    product(factors, place, transposed, moved, 0)
+                    for i in range(num_states):
+                        both += probs[k, i] * moved[0, i]
+                        total += moved[0, i]
+                        least = min(least, moved[0, i])
+                if not (both >= LOWEST and total >= LOWEST):
+                    return False
+                if not least >= LOWEST:
+                    for i in range(num_states):
+                        for j in range(num_states if not moved[0, i] >= LOWEST else 0):
+                            if future[j] > 0.0 and weights[word, j] > 0.0 and matrix[i, j] > 0.0:
+                                return False
+                share, scale = 1.0 / both, 1.0 / total if total < SMALL else 1.0
+                for i in range(num_states):
+                    single[i] = probs[k, i] * moved[0, i] * share
+                    factors[place, i] *= share
+                    future[i] = moved[0, i] * scale
+                if shown:
+                    for i in range(num_states):
+                        posterior[n, begin + k - 1, i] = single[i]
+                if visited:
+                    word = index[n, begin + k - 1]
+                    for i in range(num_states):
+                        visits[word, i] += single[i]
+            if paired:
+                add_pairs(first, step, probs, factors, num_states, pairs)
+        for j in range(num_states):
+            starts[j] += single[j]
+    for i in range(num_states if paired else 0):
+        for j in range(num_states):
+            pairs[i, j] *= matrix[i, j]
+    return True
+
+
+@jit(entry=True)
+def smooth(
+    begin_row, end_row, start, matrix, transposed, weights, shift, states, index, lengths, log_prob, posterior, starts, pairs,
+    visits,
+):  # fmt: skip
+    """Posteriors and expected counts of some rows. False: digits may be lost, or a row is impossible.
+
+    Args:
+        log_prob: (N,) out. posterior: (N, T, K) out, 0 behind a row's end, or (0, 0, 0) where it is not asked for. starts: (K,)
+            and pairs: (K, K), zero before: expected starts and transitions, which are left out where pairs is (0, 1). visits:
+            (V, K), zero before: expected visits of a state with each row of weights; or of length 0.
+    """
+    return add_rows(
+        begin_row, end_row, start, matrix, transposed, weights, shift, states, index, lengths, log_prob, posterior, starts,
+        pairs, visits,
+    )  # fmt: skip
+
+
+# ---------------------------------------------------------------- the best path
+@jit
+def best_piece(start, matrix, transposed, weights, states, index, n, begin, step, scores, pointers):
+    """Scores of the best paths to each state of some steps, scores[k + 1] those of step begin + k less their largest, from
+    scores[0] before them, and of few states pointers[k], where these paths come from; all tables are logarithms.
+
+    Returns the sum of what was subtracted.
+    """
+    num_states, total = size_of(states, matrix), 0.0
+    for k in range(step):
+        word, top, to = index[n, begin + k], -np.inf, k + 1
+        if begin + k == 0:
+            for j in range(num_states):
+                value = start[j] + weights[word, j]
+                scores[1, j] = value
+                top = value if value > top else top
+        elif len(states) > 1:
+            for j in range(num_states):
+                best, source = scores[k, 0] + transposed[j, 0], 0
+                for i in range(1, num_states):
+                    value = scores[k, i] + transposed[j, i]
+                    better = value > best
+                    best, source = value if better else best, i if better else source
+                best += weights[word, j]
+                scores[to, j], pointers[k, j] = best, source
+                top = best if best > top else top
+        else:
+            whole = num_states - num_states % 4
+            for j in range(num_states):
+                scores[to, j] = -np.inf
+            for i in range(0, whole, 4):
+                a, b, c, d = scores[k, i], scores[k, i + 1], scores[k, i + 2], scores[k, i + 3]
+                for j in range(num_states):
+                    one, two = a + matrix[i, j], b + matrix[i + 1, j]
+                    three, four = c + matrix[i + 2, j], d + matrix[i + 3, j]
+                    one, three = two if two > one else one, four if four > three else three
+                    one = three if three > one else one
+                    scores[to, j] = one if one > scores[to, j] else scores[to, j]
+            for i in range(whole, num_states):
+                a = scores[k, i]
+                for j in range(num_states):
+                    value = a + matrix[i, j]
+                    scores[to, j] = value if value > scores[to, j] else scores[to, j]
+            for j in range(num_states):
+                value = scores[to, j] + weights[word, j]
+                scores[to, j] = value
+                top = value if value > top else top
+        total += top
+        less = top if top > -np.inf else 0.0
+        for j in range(num_states):  # sums of thousands of logs would lose digits
+            scores[to, j] -= less
+    return total
+
+
+@jit(entry=True)
+def viterbi(begin_row, end_row, start, matrix, transposed, weights, states, index, lengths, path, log_prob):
+    """The most probable paths of some rows, from tables that are logarithms.
+
+    Args:
+        path: (N, T) out, -1 behind a row's end. log_prob: (N,) out, log p(path, x).
+    """
+    num_states, most = size_of(states, matrix), index.shape[1]
+    size = most if most * num_states <= SCORES else max(PIECE, SCORES // num_states)
+    scores, carry = np.empty((size + 1, num_states)), np.empty(((most - 1) // size + 1, num_states))
+    pointers = np.empty((size if len(states) > 1 else 0, num_states), np.uint8)
+    for n in range(begin_row, end_row):
+        length, position = length_of(lengths, index, n), 0
+        last, log_prob[n] = (length - 1) // size, 0.0
+        for t in range(length, most):
+            path[n, t] = -1
+        for turn in range(2 * last + 1):  # forward over all pieces, and back over all but the last, again forward in each
+            back = turn > last
+            number = 2 * last - turn if back else turn
+            begin = number * size
+            step = min(size, length - begin)
+            for j in range(num_states if number > 0 else 0):
+                scores[0, j] = carry[number, j] if back else scores[size, j]
+                carry[number, j] = scores[0, j]
+            total = best_piece(start, matrix, transposed, weights, states, index, n, begin, step, scores, pointers)
+            if not back:
+                log_prob[n] += total
+            if turn < last:
+                continue
+            if turn == last:
+                for j in range(1, num_states):
+                    position = j if scores[step, j] > scores[step, position] else position
+                path[n, length - 1] = position
+            for k in range(step - 1, -1 if number > 0 else 0, -1):
+                if len(states) > 1:
+                    position = int(pointers[k, position])
+                else:  # found again: to keep it would cost more on the way
+                    best, source = scores[k, 0] + transposed[position, 0], 0
+                    for i in range(1, num_states):
+                        value = scores[k, i] + transposed[position, i]
+                        better = value > best
+                        best, source = value if better else best, i if better else source
+                    position = source
+                path[n, begin + k - 1] = position
