@@ -5,7 +5,7 @@ all of them. Times are those of the processor: other work on a shared machine do
 runs, of whole calls as a user makes them, after all results were compared. Some peers may live in another environment (dynamax
 brings jax): name its interpreter.
 
-    python scripts/bench/peers.py [--groups small long ...] [--only hmm|lds|iohmm|crf] [--peers-python PATH]
+    python scripts/bench/peers.py [--groups small long ...] [--only hmm|ragged|lds|iohmm|crf] [--peers-python PATH]
 
 Rows are measured by groups, as all of them together take an hour: those of other groups stay as they were, each with the
 commit and the load of its own run. Writes ``results/bench/peers.json``, and from it the page ``peers.md``, rows where a peer
@@ -24,11 +24,12 @@ import sys
 import hmm_peers
 import kalman_peers
 import numpy as np
+import ragged_peers
 import regime_peers
 import tagging_peers
 from turns import Worker, answer_turns
 
-SUITES = {"hmm": hmm_peers, "lds": kalman_peers, "iohmm": regime_peers, "crf": tagging_peers}
+SUITES = {"hmm": hmm_peers, "ragged": ragged_peers, "lds": kalman_peers, "iohmm": regime_peers, "crf": tagging_peers}
 # sizes (K, or h and n) and shapes (rows, steps)
 GROUPS = {
     "small": {
@@ -47,6 +48,7 @@ GROUPS = {
         "hmm": [(128, (16, 100)), (128, (1, 2_000)), (256, (16, 100)), (512, (1, 500)), (512, (4, 100))],
         "lds": [((100, 10), (16, 100)), ((200, 20), (16, 100)), ((4, 2), (1_024, 100)), ((16, 4), (1_024, 100))],
     },
+    "ragged": {"ragged": [(2, (200, 200)), (4, (200, 200)), (16, (200, 200))]},
     "regimes": {"iohmm": [(2, (1, 1_000)), (2, (1, 100_000))]},
     "tagging": {"crf": [(2_000, (1, 1))]},  # its suite says how many words each line is about
 }
@@ -128,8 +130,8 @@ def measure(workers: dict[str, Worker], suite: str, size, shape, operation: str,
 
 
 # ------------------------------------------------------------------------------------------------ the page
-NAMES = {"hmm": "HMM", "lds": "LDS", "iohmm": "IOHMM", "crf": "CRF"}
-SIZES = {"hmm": "K = {}", "lds": "h = {}, n = {}", "iohmm": "K = {}", "crf": "{:,} sentences"}
+NAMES = {"hmm": "HMM", "ragged": "HMM, ragged", "lds": "LDS", "iohmm": "IOHMM", "crf": "CRF"}
+SIZES = {"hmm": "K = {}", "ragged": "K = {}", "lds": "h = {}, n = {}", "iohmm": "K = {}", "crf": "{:,} sentences"}
 
 
 def write_page() -> None:
@@ -228,7 +230,7 @@ def main() -> None:
                 rows = []
                 for operation in ["fit"] if group == "fit" else SUITES[suite].OPERATIONS:
                     seconds = measure(workers, suite, size, shape, operation, options.patience)
-                    shown = SUITES[suite].shape_of(operation, size) if hasattr(SUITES[suite], "shape_of") else shape
+                    shown = SUITES[suite].shape_of(operation, size, shape) if hasattr(SUITES[suite], "shape_of") else shape
                     row = {"suite": suite, "operation": operation, "size": size, "shape": shown, "group": group}
                     row |= {"commit": git("rev-parse", "--short", "HEAD"), "load": round(os.getloadavg()[0], 1)}
                     row["processor seconds"] = {name: float(f"{value:.4g}") for name, value in seconds.items()}

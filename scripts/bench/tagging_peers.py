@@ -31,7 +31,7 @@ def problem(size: int):
     return list(itertools.islice(train, size)), dev, next(sentence for sentence in dev if len(sentence.words) == ALONE)
 
 
-def shape_of(operation: str, size: int) -> tuple[int, int]:
+def shape_of(operation: str, size: int, shape: tuple[int, int]) -> tuple[int, int]:
     """Rows and steps of the table's line: all words as one row."""
     train, dev, alone = problem(size)
     return 1, sum(len(sentence.words) for sentence in {"train": train, "tag": dev, "alone": [alone]}[operation])

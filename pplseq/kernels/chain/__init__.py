@@ -1,1 +1,1 @@
-"""Rows of a chain under one matrix, from tables to likelihood, posteriors, expected counts and best paths in one compiled call."""
+"""Rows of a chain under one matrix, from tables to likelihood, posteriors, counts and best paths in one compiled call."""
