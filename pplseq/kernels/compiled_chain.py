@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 
 from pplseq.kernels import compiled
+from pplseq.kernels.chain import call
 from pplseq.kernels.compiled import array
 
 CELLS = 1 << 13  # numbers of one piece of time: with its messages it stays in a core's own cache
-POINTERS = 1 << 22  # back pointers kept at a time
-MOST_STATES = 1 << 16  # a back pointer has two bytes
+MOST_STATES = 1 << 16
 # states up to which loops are the faster way: of rows alone, of this many and more rows, and where rows have their own matrices
 MOST_ALONE, MOST_IN_BATCH, BATCH, MOST_OWN = 192, 48, 8, 64
 REAL = (torch.float64, torch.float32)
@@ -221,21 +221,11 @@ def viterbi_pass(
 def viterbi_along(init: Tensor, links: Links, emit: Tensor, lengths: np.ndarray) -> tuple[Tensor, Tensor, Tensor]:
     """:func:`viterbi_pass` with links of one's own, as (T, N) and (N,) float64; and how good the best path to each last state
     is, relative to the best of all, (N, K) float64, which means nothing of rows without steps."""
-    from pplseq.kernels import path_loops
-
-    num_steps, num_states = emit.shape[0], emit.shape[-1]
-    piece = min(num_steps, max(32, POINTERS // num_states))
-    starts, table, first, emissions = array(init.double()), links.table, links.first, as_rows(emit)
-    paths, scores, final = np.empty(emissions.shape[:2], np.int64), np.empty(len(starts)), np.zeros(starts.shape)
-
-    def run(part: int, begin: int, end: int) -> None:
-        boundary = np.empty((-(-num_steps // piece), num_states))
-        path_loops.viterbi(
-            begin, end, starts, table, first, links.stride, emissions, lengths, piece, boundary, paths, scores, final
-        )  # fmt: skip
-
-    compiled.by_rows(run, len(starts), emit.numel() * num_states)
-    return torch.from_numpy(paths), torch.from_numpy(scores), torch.from_numpy(final)
+    emissions, starts = as_rows(emit), array(init.double())
+    index, final = np.arange(emissions[..., 0].size).reshape(emissions.shape[:2]).T.copy(), np.zeros(starts.shape)
+    given = starts, links.table, links.first, links.stride, emissions.reshape(-1, emissions.shape[-1])
+    paths, scores = call.viterbi(*given, call.Rows(index, lengths), True, final)
+    return torch.from_numpy(paths.T), torch.from_numpy(scores), torch.from_numpy(final)
 
 
 def sample_pass(log: Tensor, shared: bool, filtered: Tensor, valid: Tensor | None, num_samples: int) -> Tensor:

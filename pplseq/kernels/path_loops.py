@@ -1,4 +1,4 @@
-"""Compiled loops over the steps of a chain, row by row: the best path, samples, and expected counts where all states are few.
+"""Compiled loops over the steps of a chain, row by row: samples, and expected counts where all states are few.
 
 The readable twins are :mod:`pplseq.kernels.path_scan`, whose shapes are as in :mod:`pplseq.kernels.chain_loops`, and
 :mod:`pplseq.kernels.restart_scan`. Importing this module imports numba.
@@ -15,85 +15,6 @@ from pplseq.kernels.compiled import jit
 SMALL = 1e-250  # probabilities below are taken for 0, and what that may lose is carried along
 LEAST = 1e-290  # of a step's sum, and of a bound of what was lost: no number becomes denormal
 ALLOWED = 1e-14  # share of a row's probability that may be lost
-
-
-@jit
-def best_step(score, log, weight, best, source):
-    """best_j = max_i score_i + log_ij + weight_j, and the first such i."""
-    num_states = len(score)
-    for j in range(num_states):
-        best[j], source[j] = score[0] + log[0, j], 0
-    for i in range(1, num_states):
-        own = score[i]
-        for j in range(num_states):
-            value = own + log[i, j]
-            better = value > best[j]
-            best[j] = value if better else best[j]
-            source[j] = i if better else source[j]
-    top = -np.inf
-    for j in range(num_states):
-        best[j] += weight[j]
-        top = max(top, best[j])
-    return top
-
-
-@jit(entry=True)
-def viterbi(begin_row, end_row, init, table, first_matrix, stride, emit, lengths, piece, boundary, path, log_prob, final):
-    """The most probable paths of some rows.
-
-    Args:
-        piece: steps of which back pointers are kept at a time. boundary: (P, K) room for one row.
-        path: (T, N) out; padded steps repeat the last state. log_prob: (N,) out, log p(path, x).
-        final: (N, K) out, the scores of the last states relative to the best, of rows that have steps.
-    """
-    num_states = init.shape[1]
-    source, weight = np.empty(num_states, np.int64), np.empty(num_states)
-    pointers = np.empty((piece, num_states), np.uint16)
-    score, best = np.empty(num_states), np.empty(num_states)
-    for n in range(begin_row, end_row):
-        length, total, position = lengths[n], 0.0, 0
-        num_pieces = (length + piece - 1) // piece
-        for p in range(2 * num_pieces - 1):  # forward over all, and back over all but the last, again forward in each
-            back = p >= num_pieces
-            p = 2 * num_pieces - 2 - p if back else p
-            begin, end = p * piece, min(length, (p + 1) * piece)
-            for j in range(num_states):  # written out: numba takes seconds to compile a row's copy, with its errors of shapes
-                if back:
-                    score[j] = boundary[p, j]
-                else:
-                    boundary[p, j] = score[j]
-            for t in range(begin, end):
-                for j in range(num_states):
-                    weight[j] = emit[t, n, j]
-                if t == 0:
-                    top = -np.inf
-                    for j in range(num_states):
-                        best[j] = init[n, j] + weight[j]
-                        top = max(top, best[j])
-                else:
-                    top = best_step(score, table[first_matrix[n] + (t - 1) * stride], weight, best, source)
-                    for j in range(num_states):
-                        pointers[t - begin, j] = source[j]
-                if not back:
-                    total += top
-                shift = top if top > -np.inf else 0.0
-                for j in range(num_states):  # sums of thousands of logs would lose digits
-                    score[j] = best[j] - shift
-            if p < num_pieces - 1 and not back:
-                continue
-            if not back:
-                for j in range(num_states):
-                    final[n, j] = score[j]
-                    position = j if score[j] > score[position] else position
-            for t in range(end - 1, begin - 1, -1):
-                path[t, n] = position
-                if t > 0:
-                    position = pointers[t - begin, position]
-        if length == 0:
-            path[0, n] = position
-        log_prob[n] = total
-        for t in range(max(length, 1), len(path)):
-            path[t, n] = path[t - 1, n]
 
 
 @jit(entry=True)

@@ -12,6 +12,7 @@ import torch
 from support.dense_chains import ragged, random_chain
 
 from pplseq.kernels import compiled, compiled_chain, path_scan, scan
+from pplseq.kernels.chain import call
 
 pytestmark = pytest.mark.skipif(not compiled.available(), reason="numba is not installed")
 F64, F32 = torch.float64, torch.float32
@@ -110,11 +111,22 @@ def test_rows_in_threads(monkeypatch):
         close(together[name], value, rtol=1e-12, atol=1e-12)
 
 
-def test_best_paths_by_pieces(monkeypatch):
-    init, pair, emit = random_chain("shared", 100, (3,), 5)
+@pytest.mark.parametrize("num_states", [2, 5])
+@pytest.mark.parametrize("step", [0, 4])
+def test_no_best_path_of_what_is_no_number(num_states, step):
+    init, pair, emit = random_chain("shared", 9, (2,), num_states)
+    before = compiled_chain.viterbi_pass(init, pair, True, emit, None)[1]
+    emit[step, 1, num_states - 1] = math.nan
+    found = compiled_chain.viterbi_pass(init, pair, True, emit, None)[1]
+    assert found[0] == before[0] and math.isnan(found[1])
+
+
+@pytest.mark.parametrize("num_states", [1, 3, 5])
+def test_best_paths_by_pieces(monkeypatch, num_states):
+    init, pair, emit = random_chain("shared", 100, (3,), num_states)
     valid = ragged(100, (3,))
     whole = compiled_chain.viterbi_pass(init, pair, True, emit, valid)
-    monkeypatch.setattr(compiled_chain, "POINTERS", 1)
+    monkeypatch.setattr(call, "KEPT", 1)
     pieces = compiled_chain.viterbi_pass(init, pair, True, emit, valid)
     with compiled.twins_only():
         twin = path_scan.viterbi_pass(init, scan.StepMatrices(pair, True), emit, valid)

@@ -91,8 +91,8 @@ class TableChain(DenseChain):
 
     def viterbi(self) -> tuple[Tensor, Tensor]:
         logs = self.factors.emit.flatten(0, 1).numpy() if self._word_tables is None else self._word_tables.logs
-        assert logs is not None, "tables of words have them"
-        paths, log_prob = call.viterbi(self._chain, logs, self._rows)
+        assert logs is not None and self._chain.logs is not None, "tables of what is asked for paths have them"
+        paths, log_prob = call.viterbi(*self._chain.logs, np.zeros(len(self._rows.index), np.int64), 0, logs, self._rows)
         if self.check and not log_prob.min() > -np.inf:
             self._possible()  # says where
         return torch.from_numpy(paths), torch.from_numpy(log_prob)

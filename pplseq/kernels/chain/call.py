@@ -20,6 +20,7 @@ FEW = 4  # states up to which loops are compiled for a number of them
 MOST_STATES = 64  # with more of them products of matrices gain
 FEW_LANES = 32  # rows from which a loop takes several side by side
 REFUSED = 64  # rows that go one by one where one of them was refused
+KEPT = 1 << 22  # numbers kept on the way to a row's best path
 
 
 class Emissions(NamedTuple):
@@ -40,10 +41,10 @@ class Rows(NamedTuple):
 
 
 class Chain(NamedTuple):
-    """p(z_1) (K,), and transitions (K, K) and their transpose: in probabilities, and for paths in logarithms."""
+    """p(z_1) (K,), transitions (K, K) and their transpose; for paths, logarithms of the first two, (1, K) and (1, K, K)."""
 
     probs: tuple[np.ndarray, np.ndarray, np.ndarray]
-    logs: tuple[np.ndarray, np.ndarray, np.ndarray] | None = None
+    logs: tuple[np.ndarray, np.ndarray] | None = None
 
 
 class Smoothed(NamedTuple):
@@ -77,12 +78,12 @@ def chain_of(initial: Tensor, matrix: Tensor) -> Chain | None:
     """From log-probabilities (K,) and (K, K)."""
     from pplseq.kernels.chain import loops
 
-    logs = array(initial), array(matrix), np.ascontiguousarray(array(matrix).T)
+    logs = array(initial)[None], array(matrix)[None]
     start, transitions = np.exp(logs[0]), np.exp(logs[1])
-    small = (start < loops.LOWEST) & (logs[0] > -np.inf), (transitions < loops.LOWEST) & (logs[1] > -np.inf)
-    if small[0].any() or small[1].any():
+    lost = ~(start >= loops.LOWEST) & (logs[0] != -np.inf), ~(transitions >= loops.LOWEST) & (logs[1] != -np.inf)
+    if lost[0].any() or lost[1].any():  # NaN too
         return None
-    return Chain((start, transitions, np.ascontiguousarray(transitions.T)), logs)
+    return Chain((start[0], transitions[0], np.ascontiguousarray(transitions[0].T)), logs)
 
 
 def states_of(num_states: int) -> tuple[int, ...]:
@@ -159,20 +160,27 @@ def smooth(
     return Smoothed(found, states, *((part[0] if len(part) == 1 else part.sum(0)) for part in sums))
 
 
-def viterbi(chain: Chain, logs: np.ndarray, rows: Rows) -> tuple[np.ndarray, np.ndarray]:
-    """The most probable paths (B, T), -1 behind a row's end, and log p(path, x) (B,), -inf of rows that are impossible, from
-    logs (V, K)."""
+def viterbi(
+    start: np.ndarray, table: np.ndarray, first: np.ndarray, stride: int, logs: np.ndarray, rows: Rows, repeats: bool = False,
+    final: np.ndarray | None = None,
+) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
+    """The most probable paths (B, T) and log p(path, x) (B,), -inf of rows that are impossible.
+
+    Args:
+        logs: (V, K) what ``rows`` names rows of. start, table, first, stride, repeats, final: as for the loop, all logarithms.
+    """
     from pplseq.kernels.chain import loops
 
-    own, (index, lengths) = chain.logs, rows
-    assert own is not None, "paths are those of a chain with logarithms"
-    path, found = np.empty(index.shape, np.int64), np.empty(len(index))
-    states, work = states_of(logs.shape[1]), index.size * logs.shape[1] ** 2
+    (index, lengths), num_states = rows, logs.shape[1]
+    path, found, states = np.empty(index.shape, np.int64), np.empty(len(index)), states_of(num_states)
+    final = np.empty((0, num_states)) if final is None else final
 
     def run(part: int, begin: int, end: int) -> None:
-        loops.viterbi(begin, end, *own, logs, states, index, lengths, path, found)
+        loops.viterbi(
+            begin, end, start, table, first, stride, logs, states, index, lengths, KEPT, repeats, path, found, final
+        )  # fmt: skip
 
-    compiled.by_rows(run, len(index), work)
+    compiled.by_rows(run, len(index), index.size * num_states**2)
     return path, found
 
 

@@ -29,7 +29,6 @@ FEW = 16  # states up to which a product goes entry by entry
 PIECE = 256  # steps of which messages are kept, of a likelihood and of long rows
 CELLS = 1 << 12  # numbers whose exponentials are taken at once
 AT_ONCE = 1 << 15  # numbers in a row's messages up to which a row is one piece: those of more would leave a core's cache
-SCORES = 1 << 19  # numbers in the scores of a row's best paths up to which all of them are kept
 MATH = 4034617263  # checksum of loop_math.py: for machine code on disk, numba notices changes in this file alone
 
 
@@ -297,52 +296,55 @@ def smooth(
 
 # ---------------------------------------------------------------- the best path
 @jit
-def best_piece(start, matrix, transposed, weights, states, index, n, begin, step, scores, pointers):
-    """Scores of the best paths to each state of some steps, scores[k + 1] those of step begin + k less their largest, from
-    scores[0] before them, and of few states pointers[k], where these paths come from; all tables are logarithms.
+def best_piece(start, table, which, stride, weights, states, index, n, begin, step, scores, pointers):
+    """Scores of the best paths to each state of some steps, less the largest of a step, from scores[0] before them; all tables
+    are logarithms. Returns the sum of what was subtracted, NaN where some number is.
 
-    Returns the sum of what was subtracted.
+    Of few states pointers[k] says where the paths to step begin + k come from, and scores has room for two steps in turn; of
+    more the scores of that step stay in scores[k + 1].
     """
-    num_states, total = size_of(states, matrix), 0.0
+    num_states = len(states) if len(states) > 1 else table.shape[1]
+    total, kept = 0.0, 1 if len(states) > 1 else -1
     for k in range(step):
-        word, top, to = index[n, begin + k], -np.inf, k + 1
+        word, top, at, to, no_number = index[n, begin + k], -np.inf, k & kept, (k + 1) & kept, False
+        number = which + (begin + k - 1) * stride
         if begin + k == 0:
             for j in range(num_states):
-                value = start[j] + weights[word, j]
-                scores[1, j] = value
-                top = value if value > top else top
+                value = start[n if len(start) > 1 else 0, j] + weights[word, j]
+                scores[to, j] = value
+                top, no_number = max(top, value), no_number | (value != value)
         elif len(states) > 1:
             for j in range(num_states):
-                best, source = scores[k, 0] + transposed[j, 0], 0
+                best, source = scores[at, 0] + table[number, 0, j], 0
                 for i in range(1, num_states):
-                    value = scores[k, i] + transposed[j, i]
+                    value = scores[at, i] + table[number, i, j]
                     better = value > best
                     best, source = value if better else best, i if better else source
                 best += weights[word, j]
                 scores[to, j], pointers[k, j] = best, source
-                top = best if best > top else top
+                top, no_number = max(top, best), no_number | (best != best)
         else:
             whole = num_states - num_states % 4
             for j in range(num_states):
                 scores[to, j] = -np.inf
             for i in range(0, whole, 4):
-                a, b, c, d = scores[k, i], scores[k, i + 1], scores[k, i + 2], scores[k, i + 3]
+                a, b, c, d = scores[at, i], scores[at, i + 1], scores[at, i + 2], scores[at, i + 3]
                 for j in range(num_states):
-                    one, two = a + matrix[i, j], b + matrix[i + 1, j]
-                    three, four = c + matrix[i + 2, j], d + matrix[i + 3, j]
+                    one, two = a + table[number, i, j], b + table[number, i + 1, j]
+                    three, four = c + table[number, i + 2, j], d + table[number, i + 3, j]
                     one, three = two if two > one else one, four if four > three else three
                     one = three if three > one else one
                     scores[to, j] = one if one > scores[to, j] else scores[to, j]
             for i in range(whole, num_states):
-                a = scores[k, i]
+                a = scores[at, i]
                 for j in range(num_states):
-                    value = a + matrix[i, j]
+                    value = a + table[number, i, j]
                     scores[to, j] = value if value > scores[to, j] else scores[to, j]
             for j in range(num_states):
                 value = scores[to, j] + weights[word, j]
                 scores[to, j] = value
-                top = value if value > top else top
-        total += top
+                top, no_number = max(top, value), no_number | (value != value)
+        total += np.nan if no_number else top
         less = top if top > -np.inf else 0.0
         for j in range(num_states):  # sums of thousands of logs would lose digits
             scores[to, j] -= less
@@ -350,46 +352,56 @@ def best_piece(start, matrix, transposed, weights, states, index, n, begin, step
 
 
 @jit(entry=True)
-def viterbi(begin_row, end_row, start, matrix, transposed, weights, states, index, lengths, path, log_prob):
+def viterbi(
+    begin_row, end_row, start, table, first, stride, weights, states, index, lengths, most_kept, repeats, path, log_prob, final
+):  # fmt: skip
     """The most probable paths of some rows, from tables that are logarithms.
 
     Args:
-        path: (N, T) out, -1 behind a row's end. log_prob: (N,) out, log p(path, x).
+        start: (N, K), or (1, K) of all rows. table: (M, K, K), of which number first[n] + (t - 1) * stride leads into step t.
+        most_kept: numbers kept on the way; of longer rows scores are made twice. repeats: behind its end a path repeats its
+            last state, else it is -1. path: (N, T) out. log_prob: (N,) out, log p(path, x). final: (N, K) out, the scores of
+            the last states relative to the best, of rows that have steps; or of length 0.
     """
-    num_states, most = size_of(states, matrix), index.shape[1]
-    size = most if most * num_states <= SCORES else max(PIECE, SCORES // num_states)
-    scores, carry = np.empty((size + 1, num_states)), np.empty(((most - 1) // size + 1, num_states))
-    pointers = np.empty((size if len(states) > 1 else 0, num_states), np.uint8)
+    most, few = index.shape[1], len(states) > 1
+    num_states = len(states) if few else table.shape[1]
+    size = max(min(most, most_kept // num_states), 32)
+    scores, carry = np.empty((2 if few else size + 1, num_states)), np.empty(((most - 1) // size + 1, num_states))
+    pointers = np.empty((size if few else 0, num_states), np.uint8)
     for n in range(begin_row, end_row):
         length, position = length_of(lengths, index, n), 0
         last, log_prob[n] = (length - 1) // size, 0.0
-        for t in range(length, most):
-            path[n, t] = -1
         for turn in range(2 * last + 1):  # forward over all pieces, and back over all but the last, again forward in each
             back = turn > last
             number = 2 * last - turn if back else turn
             begin = number * size
             step = min(size, length - begin)
             for j in range(num_states if number > 0 else 0):
-                scores[0, j] = carry[number, j] if back else scores[size, j]
-                carry[number, j] = scores[0, j]
-            total = best_piece(start, matrix, transposed, weights, states, index, n, begin, step, scores, pointers)
+                carry[number, j] = carry[number, j] if back else scores[size & 1 if few else size, j]
+                scores[0, j] = carry[number, j]
+            total = best_piece(start, table, first[n], stride, weights, states, index, n, begin, step, scores, pointers)
             if not back:
                 log_prob[n] += total
             if turn < last:
                 continue
             if turn == last:
-                for j in range(1, num_states):
-                    position = j if scores[step, j] > scores[step, position] else position
+                to = step & 1 if few else step
+                for j in range(num_states):
+                    position = j if scores[to, j] > scores[to, position] else position
+                    if len(final):
+                        final[n, j] = scores[to, j]
                 path[n, length - 1] = position
             for k in range(step - 1, -1 if number > 0 else 0, -1):
-                if len(states) > 1:
+                if few:
                     position = int(pointers[k, position])
                 else:  # found again: to keep it would cost more on the way
-                    best, source = scores[k, 0] + transposed[position, 0], 0
+                    into = first[n] + (begin + k - 1) * stride
+                    best, source = scores[k, 0] + table[into, 0, position], 0
                     for i in range(1, num_states):
-                        value = scores[k, i] + transposed[position, i]
+                        value = scores[k, i] + table[into, i, position]
                         better = value > best
                         best, source = value if better else best, i if better else source
                     position = source
                 path[n, begin + k - 1] = position
+        for t in range(length, most):
+            path[n, t] = (path[n, length - 1] if length else 0) if repeats else -1

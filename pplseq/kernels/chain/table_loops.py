@@ -14,7 +14,7 @@ import numpy as np
 from pplseq.kernels.chain.loops import LOWEST, add_rows, all_within, scaled
 from pplseq.kernels.compiled import jit
 
-LOOPS = 1795562475  # checksum of loops.py: for machine code on disk, numba notices changes in this file alone
+LOOPS = 1647426913  # checksum of loops.py: for machine code on disk, numba notices changes in this file alone
 
 
 @jit

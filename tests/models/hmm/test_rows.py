@@ -394,18 +394,3 @@ def test_long_rows_of_words_come_from_tables_too(monkeypatch, num_states, ragged
     assert torch.equal(paths, plain.viterbi()[0])
     torch.testing.assert_close(log_prob, plain.viterbi()[1], rtol=1e-12, atol=0)
     assert model.score(x, lengths) == pytest.approx(float(plain.log_prob().sum()), rel=1e-12)
-
-
-@pytest.mark.parametrize("num_states", [4, 17])
-def test_best_paths_piece_by_piece(num_states):
-    """Scores of one piece are kept, others made again."""
-    from pplseq.kernels import path_scan
-
-    steps = 2 * chain_loops.SCORES // num_states + 10
-    model, x = model_and_rows("words", num_states, 1, steps)
-    tables, emissions = _tables(model)
-    found = call.viterbi(tables, emissions.logs, call.Rows(x.numpy()))
-    chain = model.posterior(x)
-    expected = path_scan.viterbi_pass(chain.factors.init.expand(1, -1), chain._matrices, chain.factors.emit, None)
-    assert np.array_equal(found[0][0], expected[0][:, 0].numpy())
-    assert found[1][0] == pytest.approx(float(expected[1]), rel=1e-12)
