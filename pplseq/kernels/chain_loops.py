@@ -20,6 +20,7 @@ import math
 
 import numpy as np
 
+from pplseq.kernels.chain.loops import add_pairs
 from pplseq.kernels.chain_room import (
     FEW,
     FUTURE,
@@ -43,7 +44,7 @@ LOWEST = 1e-280  # a smaller number may have lost digits, or be what is left of 
 FAR = 300.0  # nats that two sides of a pair may lie apart before it is done entry by entry
 NEGLIGIBLE = -50.0  # nats below the largest term of a sum, whatever the number of terms
 MATH = 4034617263  # checksum of loop_math.py: for machine code on disk, numba notices changes in this file alone
-ROOM = 333895772  # that of chain_room.py
+ROOM, LOOPS = 333895772, 1164947736  # those of chain_room.py and chain/loops.py
 
 
 @jit
@@ -352,23 +353,6 @@ def backward_logs(message, links, step, begin, n, scale, shown, room, single, ap
             probs[k, j] = 0.0 if links.first and k == 0 else math.exp(probs[k, j])  # before the first step there is none
 
 
-@jit(inline="always")  # a number of states that is known when this is compiled is worth a lot
-def add_pairs(step, room, num_states, sums, number):
-    """sums[number] += probs.T @ factors."""
-    probs, factors, k = room.probs, room.factors, 0
-    while k + 4 <= step:
-        for i in range(num_states):
-            a, b, c, d = probs[k, i], probs[k + 1, i], probs[k + 2, i], probs[k + 3, i]
-            for j in range(num_states):
-                sums[number, i, j] += a * factors[k, j] + b * factors[k + 1, j] + c * factors[k + 2, j] + d * factors[k + 3, j]
-        k += 4
-    while k < step:
-        for i in range(num_states):
-            for j in range(num_states):
-                sums[number, i, j] += probs[k, i] * factors[k, j]
-        k += 1
-
-
 @jit
 def add_step_pairs(links, step, room, apart):
     """The pairs of each step, where every step has a matrix of its own."""
@@ -428,6 +412,6 @@ def smooth(
                     forward_logs(carry, p, n, links, step, room)
                 backward_logs(message, links, step, begin, n, scale[n], shown[n], room, single, apart)
             if len(pairs):
-                add_pairs(step, room, num_states, pairs, first_matrix[n])
+                add_pairs(0, step, room.probs, room.factors, num_states, pairs[first_matrix[n]])
             elif len(apart):
                 add_step_pairs(links, step, room, apart)

@@ -160,6 +160,7 @@ def test_changes_of_shared_functions_are_noticed():
 
     for user, name, used in (
         (chain_room, "MATH", loop_math), (chain_loops, "MATH", loop_math), (chain_loops, "ROOM", chain_room),
+        (chain_loops, "LOOPS", loops),
         (loops, "MATH", loop_math), (table_loops, "LOOPS", loops), (lane_loops, "LOOPS", loops),
     ):  # fmt: skip
         found = zlib.crc32(Path(used.__file__).read_bytes())

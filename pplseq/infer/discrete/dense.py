@@ -2,31 +2,116 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from pplseq.distributions.dense import DenseTransition, StepTransition
 from pplseq.distributions.state import Belief, Emission, broadcast_shapes
 from pplseq.infer.discrete.chain import Chain, query
-from pplseq.infer.discrete.results import Factors, StateMarginals
-from pplseq.kernels import scan
+from pplseq.infer.discrete.results import ExpectedCounts, Factors, StateMarginals
+from pplseq.kernels import scan, twice
+from pplseq.kernels.chain import call
+from pplseq.kernels.compiled import array
 from pplseq.kernels.log_semiring import log_matmul
 from pplseq.kernels.parallel import time_scan
 from pplseq.threads import once
+
+MOST_NUMBERS = 1 << 20  # in all emissions; of more of them the scans keep less
+
+
+class Tables(NamedTuple):
+    """A chain under one matrix as :mod:`pplseq.kernels.chain` takes it; batch: what its rows are in all."""
+
+    chain: call.Chain
+    emissions: call.Emissions
+    rows: call.Rows
+    batch: torch.Size
 
 
 class DenseChain(Chain):
     """Full matrices: one for all steps, or one a step.
 
+    Without gradients, questions that are asked most go through the loops of :mod:`pplseq.kernels.chain` where the matrix is one
+    and these do; the scans are their readable twins, and the way that is left.
+
     Attributes:
         in_parallel: made inside :func:`~pplseq.kernels.parallel.time_scan.parallel_in_time`.
     """
 
+    _found: call.Smoothed | None = None
+    _has_pairs = False  # what was found
+    _likelihoods: np.ndarray | None = None
+    _fails = False  # whether these loops do not do
+
     def __init__(self, *args, **options):
         super().__init__(*args, **options)
         self.in_parallel = time_scan.ACTIVE.get()
+
+    @once
+    def _tables(self) -> Tables | None:
+        """What the loops take; None where they do not do."""
+        f = self.factors
+        parts, num_states = (f.init, f.pair, f.emit), f.emit.shape[-1]
+        if self.in_parallel or not f.shared or f.pair.dim() > 2 or f.restart is not None or f.emit.numel() > MOST_NUMBERS:
+            return None
+        if any(part.requires_grad for part in parts) or twice.derivatives_wanted() or not call.applies(num_states, *parts):
+            return None
+        batch, lengths = f.emit.shape[1:-1], () if f.valid is None else (array(f.valid.reshape(len(f.valid), -1).sum(0)),)
+        chain = call.chain_of(f.init if f.init.dim() == 1 else f.init.expand(*batch, num_states), f.pair)
+        emissions = None if chain is None else call.emissions_of(f.emit.reshape(-1, num_states))
+        if chain is None or emissions is None:
+            return None
+        index = np.arange(len(f.emit) * batch.numel()).reshape(len(f.emit), -1).T.copy()
+        return Tables(chain, emissions, call.Rows(index, *lengths), batch)
+
+    def _row_log_probs(self) -> np.ndarray | None:
+        """(N,) log p(x); None where these loops do not do."""
+        if self._likelihoods is None and not self._fails:
+            tables = self._tables
+            self._likelihoods = None if tables is None else call.log_prob(*tables[:3])
+            self._fails = self._likelihoods is None
+        return self._likelihoods
+
+    def _posterior(self, pairs: bool) -> call.Smoothed | None:
+        """Posteriors, with expected transitions or without; None where these loops do not do."""
+        if self._found is None or pairs and not self._has_pairs:
+            tables = None if self._fails else self._tables
+            if tables is None:
+                return None
+            self._found = call.smooth(*tables[:3], pairs=pairs)
+            self._has_pairs, self._fails = pairs, self._found is None
+            self._likelihoods = None if self._found is None else self._found.log_prob
+        return self._found
+
+    def _shaped(self, value: np.ndarray) -> Tensor:
+        """Of rows (N, ...) as of the batch (*B, ...)."""
+        tables = self._tables
+        assert tables is not None, "from which they come"
+        return torch.from_numpy(value).reshape(*tables.batch, *value.shape[1:])
+
+    def log_prob(self) -> Tensor:
+        found = self._row_log_probs()
+        return super().log_prob() if found is None else self._shaped(found)
+
+    def total_log_prob(self) -> float:
+        """log p(x) of all rows together."""
+        found = self._row_log_probs()
+        return float(super().log_prob().detach().sum(dtype=torch.float64) if found is None else found.sum())
+
+    def marginals(self) -> StateMarginals:
+        found = self._posterior(pairs=False)
+        return super().marginals() if found is None else StateMarginals(None, self._shaped(found.posterior))
+
+    def expected_counts(self) -> ExpectedCounts:
+        found = self._posterior(pairs=True)
+        if found is None:
+            return super().expected_counts()
+        starts, pairs, posterior = map(torch.from_numpy, (found.starts, found.pairs, found.posterior))
+        starts = starts if self.start is None else torch.zeros_like(starts)  # a carried belief is no start
+        return ExpectedCounts(starts, pairs, None, posterior.sum((0, 1)), StateMarginals(None, self._shaped(found.posterior)))
 
     @once
     def _forward(self) -> scan.Forward:

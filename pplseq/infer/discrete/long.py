@@ -92,6 +92,8 @@ class LongDenseChain(DenseChain):
     """A :class:`DenseChain` whose likelihood, its gradient, posteriors of states, expected counts and best path need memory for
     their results and a few megabytes beside them; other queries make the emissions of all steps."""
 
+    _tables = None  # they would be of all steps
+
     @once
     def _parts(self) -> tuple[long_scan.LongChain, Tensor, Tensor, list[Tensor]]:
         """The chain, p(z_1) (N, K), the matrix, and the tensors that emissions depend on."""

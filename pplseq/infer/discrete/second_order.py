@@ -26,6 +26,7 @@ class HigherOrderChain(DenseChain):
         passes: the kernel, with ``k_best_pass`` and ``sample_pass``. kind: the chain's name, for messages.
     """
 
+    _tables = None
     passes: ClassVar[ModuleType]
     kind: ClassVar[str]
     _matrices: Any

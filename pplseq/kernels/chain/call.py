@@ -33,15 +33,16 @@ class Emissions(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """Which row of the emissions' tables each step has, index (N, T), -1 for a gap; and how many steps each row has, lengths
+    """Which row of the emissions' tables each step has, numbers (N, T), -1 for a gap; and how many steps each row has, lengths
     (N,), or of length 0 where all have T."""
 
-    index: np.ndarray
+    numbers: np.ndarray
     lengths: np.ndarray = np.empty(0, np.int64)
 
 
 class Chain(NamedTuple):
-    """p(z_1) (K,), transitions (K, K) and their transpose; for paths, logarithms of the first two, (1, K) and (1, K, K)."""
+    """p(z_1), (1, K) of all rows or (B, K), transitions (K, K) and their transpose; for paths, logarithms of the first, and of
+    the second (1, K, K)."""
 
     probs: tuple[np.ndarray, np.ndarray, np.ndarray]
     logs: tuple[np.ndarray, np.ndarray] | None = None
@@ -75,15 +76,15 @@ def emissions_of(logs: Tensor) -> Emissions | None:
 
 
 def chain_of(initial: Tensor, matrix: Tensor) -> Chain | None:
-    """From log-probabilities (K,) and (K, K)."""
+    """From log-probabilities, (K,) of all rows or (B, K), and (K, K)."""
     from pplseq.kernels.chain import loops
 
-    logs = array(initial)[None], array(matrix)[None]
-    start, transitions = np.exp(logs[0]), np.exp(logs[1])
-    lost = ~(start >= loops.LOWEST) & (logs[0] != -np.inf), ~(transitions >= loops.LOWEST) & (logs[1] != -np.inf)
-    if lost[0].any() or lost[1].any():  # NaN too
-        return None
-    return Chain((start[0], transitions[0], np.ascontiguousarray(transitions[0].T)), logs)
+    logs = array(initial).reshape(-1, len(matrix)), array(matrix)[None]
+    start, transitions = np.exp(logs[0]), np.exp(logs[1][0])
+    for probs, log in ((start, logs[0]), (transitions, logs[1][0])):
+        if (~(probs >= loops.LOWEST) & (log != -np.inf)).any():  # NaN too
+            return None
+    return Chain((start, transitions, np.ascontiguousarray(transitions.T)), logs)
 
 
 def states_of(num_states: int) -> tuple[int, ...]:
@@ -95,17 +96,17 @@ def are_words(rows: Rows, num_words: int, gaps: bool = True) -> bool:
     """Whether all steps are words 0..V-1, or gaps if these may be."""
     from pplseq.kernels.chain import loops
 
-    return loops.all_within(rows.index, rows.lengths, -1 if gaps else 0, num_words)
+    return loops.all_within(rows.numbers, rows.lengths, -1 if gaps else 0, num_words)
 
 
 def side_by_side(num_rows: int, rows: Rows, num_steps: int, start: np.ndarray, matrix: np.ndarray) -> bool:
-    """Whether several rows at a time go through :mod:`pplseq.kernels.chain.lane_loops`: many full rows of few states, under
-    start and matrix without zeros, whose messages of so many steps stay in a core's cache."""
+    """Whether several rows at a time go through :mod:`pplseq.kernels.chain.lane_loops`: many full rows of few states, under one
+    start and a matrix without zeros, whose messages of so many steps stay in a core's cache."""
     from pplseq.kernels.chain import loops
 
-    if len(rows.lengths) or not 1 < len(start) <= FEW or num_rows < FEW_LANES:
+    if len(rows.lengths) or not 1 < len(matrix) <= FEW or num_rows < FEW_LANES or len(start) > 1:
         return False
-    return FEW_LANES * num_steps * len(start) <= loops.AT_ONCE and bool(start.all() and matrix.all())
+    return FEW_LANES * num_steps * len(matrix) <= loops.AT_ONCE and bool(start.all() and matrix.all())
 
 
 def log_prob(chain: Chain, emissions: Emissions, rows: Rows) -> np.ndarray | None:
@@ -201,7 +202,7 @@ def _in_turns(lanes: Callable[[int], int], rows: Callable[[int, int], bool], beg
 
 
 def _work(rows: Rows, emissions: Emissions) -> int:
-    return 4 * rows.index.size * emissions.weights.shape[1] ** 2
+    return 4 * rows.numbers.size * emissions.weights.shape[1] ** 2
 
 
 def _all_rows(run: Callable[[int, int, int], bool], rows: Rows, emissions: Emissions) -> bool:
@@ -212,5 +213,5 @@ def _all_rows(run: Callable[[int, int, int], bool], rows: Rows, emissions: Emiss
         if not run(part, begin, end):
             failed.append(part)
 
-    compiled.by_rows(part_of, len(rows.index), _work(rows, emissions))
+    compiled.by_rows(part_of, len(rows.numbers), _work(rows, emissions))
     return not failed

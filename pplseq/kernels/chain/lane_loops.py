@@ -1,9 +1,9 @@
 """Compiled loops over several rows of an HMM of few states side by side: a processor's vectors hold a state of each.
 
 A row alone waits for every step's products and division before its next step begins. The same sums, row by row, are in
-:mod:`pplseq.kernels.chain.loops`, whose names and arguments these are, and whose readable twins are theirs; rows that
-these loops refuse go there. They are for tables in which every start and transition is possible, so that a small message has
-lost digits. :mod:`pplseq.kernels.chain.call` calls them. Importing this module imports numba.
+:mod:`pplseq.kernels.chain.loops`, whose names and arguments these are, and whose readable twins are theirs; rows that these
+loops refuse go there. They are for full rows with one start, and tables in which every start and transition is possible, so
+that a small message has lost digits. :mod:`pplseq.kernels.chain.call` calls them. Importing this module imports numba.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pplseq.kernels.chain.loops import AT_ONCE, LOWEST, PIECE, SMALL
 from pplseq.kernels.compiled import jit
 
 MOST_LANES = 64  # rows side by side
-LOOPS = 1647426913  # checksum of loops.py: for machine code on disk, numba notices changes in this file alone
+LOOPS = 1164947736  # checksum of loops.py: for machine code on disk, numba notices changes in this file alone
 
 Tables = namedtuple("Tables", "start matrix transposed weights shift states")
 # Of T steps and W rows: probs (T + 1, K, W) messages and seen (T, K, W) the weights of what is seen. Of one step factors,
@@ -101,7 +101,7 @@ def forward_lanes(tables, index, row, width, begin, end, lanes):
     probs, seen, total, num_states = lanes.probs, lanes.seen, lanes.total, len(tables.states)
     if begin == 0:
         for j in range(num_states):
-            lanes.first[j, 0] = tables.start[j]
+            lanes.first[j, 0] = tables.start[0, j]
             for lane in range(width):
                 probs[0, j, lane] = 1.0 if j == 0 else 0.0
     for k in range(end - begin):

@@ -7,11 +7,11 @@ What costs time in short rows is the way into a loop, and in long ones of few st
 division and a logarithm a step. Here emissions come as a table of probabilities, of which a step names a row (of densities
 every step has its own); messages are scaled only where they have become small.
 
-Shapes: start (K,), matrix and transposed (K, K), weights (V, K) each row over its largest entry, whose logarithm is shift (V,),
-index (N, T) the row of weights of each step, -1 the last, and lengths (N,) the steps of each row, or of length 0 where all have
-T. Of few states ``states`` is a tuple of that length, so that loops over them have a length that is known when they are
-compiled, a class of code a number; of more it is a tuple of one number. Elements are named by index, not through views of rows:
-a view costs as much as a small step.
+Shapes: start (1, K) of all rows, or (N, K); matrix and transposed (K, K); weights (V, K) each row over its largest entry, whose
+logarithm is shift (V,); index (N, T) the row of weights of each step, -1 the last; lengths (N,) the steps of each row, or of
+length 0 where all have T. Of few states ``states`` is a tuple of that length, so that loops over them have a length that is
+known when they are compiled, a class of code a number; of more it is a tuple of one number. Elements are named by index, not
+through views of rows: a view costs as much as a small step.
 """
 
 from __future__ import annotations
@@ -94,16 +94,16 @@ def forward_piece(start, matrix, transposed, weights, shift, states, index, n, b
 
     Returns the logarithm of all factors, shifts included; NaN where digits may be lost or the row is impossible.
     """
-    num_states, log = size_of(states, matrix), 0.0
+    num_states, log, own = size_of(states, matrix), 0.0, n if len(start) > 1 else 0
     for k in range(step):
         word = index[n, begin + k]
         total, least = 0.0, np.inf
         if begin + k == 0:
             for j in range(num_states):
-                value = start[j] * weights[word, j]
+                value = start[own, j] * weights[word, j]
                 probs[1, j] = value
                 total += value
-                if not value >= LOWEST and start[j] > 0.0 and weights[word, j] > 0.0:
+                if not value >= LOWEST and start[own, j] > 0.0 and weights[word, j] > 0.0:
                     return np.nan
         elif num_states <= FEW:
             for j in range(num_states):

@@ -112,7 +112,7 @@ def _words_at_once(parameters: Words, rows: call.Rows, gradients: bool) -> tuple
     initial, transition, emission = [array(part) for part in parameters]
     starts, moves, visits = np.empty(initial.shape), np.empty(transition.shape), np.empty(emission.shape)
     value = loops.words_at_once(
-        initial.reshape(1, -1), transition, emission, rows.index, rows.lengths, call.states_of(len(initial)), gradients,
+        initial.reshape(1, -1), transition, emission, rows.numbers, rows.lengths, call.states_of(len(initial)), gradients,
         starts.reshape(1, -1), moves, visits,
     )  # fmt: skip
     return ([starts, moves, visits], value) if math.isfinite(value) else None
@@ -135,7 +135,7 @@ def _in_steps(
         safe = loops.word_tables(given[0], probs, *emissions[:2]) and safe
     else:
         safe = loops.density_tables(data, *given, *emissions[:2]) and safe
-    chain = call.Chain((start[0], matrix, transposed))
+    chain = call.Chain((start, matrix, transposed))
     found = call.smooth(chain, emissions, rows, visits=True, posterior=False) if safe else None
     if found is None or not math.isfinite(value := float(found.log_prob.sum())):
         return None
@@ -201,7 +201,7 @@ def vectors_twin(
     x, rows = _packed(x, lengths)
     unit = (x.unsqueeze(-2) - loc) * (-log_scale).exp()
     constant = log_scale.expand(loc.shape).sum(-1) + 0.5 * math.log(2 * math.pi) * loc.shape[-1]
-    return _twin(initial, transition, -0.5 * unit.square().sum(-1) - constant, torch.from_numpy(rows.index), lengths)
+    return _twin(initial, transition, -0.5 * unit.square().sum(-1) - constant, torch.from_numpy(rows.numbers), lengths)
 
 
 def _twin(initial: Tensor, transition: Tensor, table: Tensor, index: Tensor, lengths: Tensor | None) -> Tensor:

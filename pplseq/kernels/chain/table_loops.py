@@ -14,7 +14,7 @@ import numpy as np
 from pplseq.kernels.chain.loops import LOWEST, add_rows, all_within, scaled
 from pplseq.kernels.compiled import jit
 
-LOOPS = 1647426913  # checksum of loops.py: for machine code on disk, numba notices changes in this file alone
+LOOPS = 1164947736  # checksum of loops.py: for machine code on disk, numba notices changes in this file alone
 
 
 @jit
@@ -137,7 +137,7 @@ def words_at_once(initial, transition, emission, index, lengths, states, gradien
     log_prob, posterior = np.empty(num_rows), np.empty((0, 0, 0))
     sums, pairs, counts = np.zeros(num_states), np.zeros((num_states, num_states)), np.zeros(weights.shape)
     if not add_rows(
-        0, num_rows, start[0], matrix, transposed, weights, shift, states, index, lengths, log_prob, posterior, sums, pairs,
+        0, num_rows, start, matrix, transposed, weights, shift, states, index, lengths, log_prob, posterior, sums, pairs,
         counts,
     ):  # fmt: skip
         return np.nan

@@ -157,7 +157,7 @@ def state_weights(logs: Tensor) -> np.ndarray:
 def state_probs(chain: call.Chain, rows: Sequence[np.ndarray]) -> np.ndarray | None:
     """(T, K) p(state | words) of a sentence from the :func:`state_weights` of its words, where a boundary follows that is the
     last state; None where digits may be lost."""
-    weights = np.zeros((len(rows) + 1, len(chain.probs[0])))
+    weights = np.zeros((len(rows) + 1, chain.probs[0].shape[1]))
     weights[:-1] = rows
     weights[-1, -1] = 1.0
     index = np.arange(len(weights)).reshape(1, -1)

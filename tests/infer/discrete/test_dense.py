@@ -1,12 +1,18 @@
 """What dense chains have beside the queries of all families: predictions of states, chains given by their factors."""
 
+import math
+
 import pytest
 import torch
 from support.tiny_chains import case
 from support.tiny_families import F64
 
+from pplseq.distributions.dense import CategoricalEmission, DenseTransition
+from pplseq.distributions.state import Belief
+from pplseq.infer.discrete.build import build_chain
 from pplseq.infer.discrete.dense import FactorChain
 from pplseq.infer.discrete.results import Factors
+from pplseq.kernels import compiled
 
 close = torch.testing.assert_close
 
@@ -50,3 +56,53 @@ def test_what_needs_specs_is_refused(query):
     chain = FactorChain(factors(), missing="a chain of numbers has no words")
     with pytest.raises(TypeError, match=r"no words; marginals\(\), pair_marginals\(\), viterbi\(\)"):
         getattr(chain, query)()
+
+
+def known_of_rows(kind, batch, steps=6):
+    """What is known beside observations (T, *B)."""
+    if kind == "ragged":
+        lengths = torch.randint(1, steps + 1, batch)
+        lengths.view(-1)[1] = 0
+        return {"valid": torch.arange(steps).reshape(-1, *(1,) * len(batch)) < lengths}
+    if kind == "gaps and states":
+        return {
+            "seen": torch.rand(steps, *batch) < 0.7, "states": torch.where(torch.rand(steps, *batch) < 0.2, 1, -1)
+        }  # fmt: skip
+    return {"start": Belief(None, torch.randn(*batch, 3).double().log_softmax(-1))} if kind == "a start of each row" else {}
+
+
+@pytest.mark.parametrize("batch", [(5,), (2, 3)])
+@pytest.mark.parametrize("kind", ["full", "ragged", "gaps and states", "a start of each row"])
+def test_loops_over_rows_say_what_the_scans_say(kind, batch):
+    torch.manual_seed(0)
+    transition = DenseTransition(torch.randn(3).double().log_softmax(-1), torch.randn(3, 3).double().log_softmax(-1))
+    emission, x = CategoricalEmission(torch.randn(3, 7).double().log_softmax(-1)), torch.randint(7, (6, *batch))
+    known = known_of_rows(kind, batch)
+    chain = build_chain(transition, emission, x, **known)
+    assert chain._tables is not None and chain._row_log_probs() is not None
+    with compiled.twins_only():
+        twin = build_chain(transition, emission, x, **known)
+        assert twin._tables is None
+        torch.testing.assert_close(chain.log_prob(), twin.log_prob(), rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(chain.marginals().probs, twin.marginals().probs, rtol=1e-10, atol=1e-12)
+        for found, wanted in zip(chain.expected_counts()[:4], twin.expected_counts()[:4], strict=True):
+            assert (found is None) == (wanted is None)
+            if found is not None:
+                torch.testing.assert_close(found, wanted, rtol=1e-10, atol=1e-12)
+    assert chain.total_log_prob() == pytest.approx(float(twin.log_prob().sum()), rel=1e-13)
+
+
+def test_gradients_and_impossible_rows_are_left_to_the_scans():
+    initial = torch.tensor([0.0, -math.inf]).double()
+    matrix = torch.eye(2).double().log()
+    emission = CategoricalEmission(torch.eye(2).double().log())
+    chain = build_chain(DenseTransition(initial, matrix), emission, torch.tensor([[0, 0], [0, 1]]))
+    for ask in (chain.log_prob, chain.marginals, chain.expected_counts, chain.total_log_prob):
+        with pytest.raises(ValueError, match="row 1, step 1: observation 1 is impossible"):
+            ask()
+    with chain.unchecked():
+        assert chain.log_prob().tolist() == [0.0, -math.inf]
+    matrix = torch.zeros(2, 2).double().log_softmax(-1).requires_grad_()
+    chain = build_chain(DenseTransition(torch.zeros(2).double().log_softmax(-1), matrix), emission, torch.tensor([[0], [1]]))
+    assert not chain.marginals().probs.requires_grad
+    assert chain._tables is None and chain.log_prob().requires_grad

@@ -150,7 +150,7 @@ def test_questions(kind, num_states, rows, steps, ragged):
     model, x = model_and_rows(kind, num_states, rows, steps)
     x, lengths = holes(x, kind) if ragged else (x, None)
     short = model.short_chain(Batch(x, lengths))
-    assert (short._log_prob() if rows > 1 else short._posterior(pairs=False)) is not None, "the loops do"
+    assert (short._row_log_probs() if rows > 1 else short._posterior(pairs=False)) is not None, "the loops do"
     with compiled.twins_only():
         chain = model.posterior(x, lengths)
         torch.testing.assert_close(short.log_prob(), chain.log_prob(), rtol=1e-12, atol=1e-12)
@@ -196,7 +196,7 @@ def test_states_far_apart_are_left_to_the_scans():
     x = 60.0 * torch.tensor([[0, 1, 2, 2, 0]]).unsqueeze(-1).expand(1, 5, 2).double() + 0.1
     assert loops(model, x) is None and model.expectation_at_once(Batch(x)) is None
     short = model.short_chain(Batch(x))
-    assert short._log_prob() is None and short._posterior(pairs=True) is None
+    assert short._row_log_probs() is None and short._posterior(pairs=True) is None
     torch.testing.assert_close(model.log_joint(x), plain(model, x), rtol=1e-12, atol=0)
     torch.testing.assert_close(short.marginals().probs, model.posterior(x).marginals().probs)
 
@@ -357,7 +357,7 @@ def test_threads_share_rows():
     """Parts of rows have sums of their own."""
     model, x = model_and_rows("words", 16, 6, 2_000)
     short = model.short_chain(Batch(x))
-    given = short._chain, short._emissions, call.Rows(x.numpy())
+    given = *short._tables[:2], call.Rows(x.numpy())
     alone = call.smooth(*given)
     np.testing.assert_array_equal(call.smooth(*given, pairs=False).posterior, alone.posterior)
     before = torch.get_num_threads()
