@@ -92,7 +92,7 @@ def pays(loop: str, operations: float = 0.0, multiplications: float = 0.0, *, wo
     By the work of this process so far, so that equal programs decide alike; a loop whose code lies on disk is used at once.
 
     Args:
-        loop: its module below ``pplseq`` and its name: ``"kernels.path_loops.viterbi"``.
+        loop: its module below ``pplseq`` and its name: ``"kernels.chain.loops.viterbi"``.
         operations, multiplications: the work of this call, in the twin's operations on tensors and what they multiply, roughly;
             a twin that only knows afterwards says so to :func:`worked`.
         worth: seconds of the twin's work for which the loop is compiled.

@@ -47,16 +47,16 @@ def test_the_twin_works_until_compiling_pays(fresh):
     while not compiled.pays(LOOP, operations=0.3 * compiled.WORTH / compiled.OPERATION):
         calls += 1
     assert calls == 3 and compiled.pays(LOOP)
-    compiled.worked("kernels.path_loops.viterbi", 0, 2 * compiled.WORTH / compiled.MULTIPLICATION)  # known afterwards
-    assert compiled.pays("kernels.path_loops.viterbi")
+    compiled.worked("kernels.chain.loops.viterbi", 0, 2 * compiled.WORTH / compiled.MULTIPLICATION)  # known afterwards
+    assert compiled.pays("kernels.chain.loops.viterbi")
     assert compiled.pays("kernels.chain_loops.forward", 0, 1e12), "a call that is worth it by itself"
 
 
 def test_what_was_decided_is_told(fresh):
     with compiled.told() as notes:
         compiled.pays(LOOP, 1)
-        compiled.pays("kernels.path_loops.viterbi", 1e9)
-    assert "twin in torch: 5e-06 of 2 s" in notes[LOOP] and "compiled now" in notes["kernels.path_loops.viterbi"]
+        compiled.pays("kernels.chain.loops.viterbi", 1e9)
+    assert "twin in torch: 5e-06 of 2 s" in notes[LOOP] and "compiled now" in notes["kernels.chain.loops.viterbi"]
 
 
 def test_the_choice_can_be_fixed(fresh, monkeypatch):
@@ -64,7 +64,7 @@ def test_the_choice_can_be_fixed(fresh, monkeypatch):
         assert compiled.pays(LOOP)
         with compiled.twins_only():
             assert not compiled.pays(LOOP, 1e12) and not compiled.available()
-    assert compiled.pays(LOOP) and not compiled.pays("kernels.path_loops.viterbi")
+    assert compiled.pays(LOOP) and not compiled.pays("kernels.chain.loops.viterbi")
     monkeypatch.setenv("PPLSEQ_LOOPS", "never")
     assert not compiled.pays(LOOP, 1e12)
     monkeypatch.setenv("PPLSEQ_LOOPS", "perhaps")

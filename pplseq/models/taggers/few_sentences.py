@@ -38,7 +38,7 @@ WAYS = frozenset(
 WAYS_OF_WEIGHTS = frozenset(("paths", "scores", "sentence_chain", "table"))
 
 
-def applies(tagger: object, kind: type, loop: str = "kernels.path_loops.viterbi") -> bool:
+def applies(tagger: object, kind: type, loop: str = "kernels.chain.loops.viterbi") -> bool:
     """Whether a tagger is one of this class as it is, and its compiled loop does for a few sentences."""
     as_it_is = type(tagger) is kind and WAYS.isdisjoint(vars(tagger)) and not time_scan.ACTIVE.get()
     return as_it_is and compiled.pays(loop, TWIN_OPERATIONS)

@@ -194,7 +194,7 @@ class LatentTagger(IterativeTagger, SentenceTagger):
         return (lower, *words[1:]) if lower in self.known_words or lower in listed else words
 
     def tag_few(self, sentences: Sequence[Words], decoder: str) -> list[list[int]] | None:
-        by_loop = decoder == "posterior" and applies(self, LatentTagger, "kernels.whole_rows.row_loops.smooth")
+        by_loop = decoder == "posterior" and applies(self, LatentTagger, "kernels.chain.loops.smooth")
         chain = self._tables.of(self.transition) if by_loop else None
         if chain is None:
             return None
