@@ -44,10 +44,11 @@ class TableChain(DenseChain):
         return None if emissions is None else Tables(self._chain, emissions, self._rows, self.batch_shape)
 
     def viterbi(self) -> tuple[Tensor, Tensor]:
-        if self._word_tables is None or self._word_tables.logs is None or self._chain.logs is None:
-            return super().viterbi()
+        words, own = self._word_tables, self._chain.logs
+        logs = self.factors.emit.flatten(0, 1).numpy() if words is None else words.logs
+        assert logs is not None and own is not None, "tables of a model have them"
         first = np.zeros(len(self._rows.numbers), np.int64)
-        paths, log_prob = call.viterbi(*self._chain.logs, first, 0, self._word_tables.logs, self._rows)
+        paths, log_prob = call.viterbi(*own, first, 0, logs, self._rows)
         if self.check and not log_prob.min() > -np.inf:
             self._possible()  # says where
         return torch.from_numpy(paths), torch.from_numpy(log_prob)
