@@ -43,8 +43,6 @@ from pplseq.kernels.loop_math import log_of, log_sum, product
 LOWEST = 1e-280  # a smaller number may have lost digits, or be what is left of several that underflowed
 FAR = 300.0  # nats that two sides of a pair may lie apart before it is done entry by entry
 NEGLIGIBLE = -50.0  # nats below the largest term of a sum, whatever the number of terms
-MATH = 4034617263  # checksum of loop_math.py: for machine code on disk, numba notices changes in this file alone
-ROOM, LOOPS = 333895772, 1164947736  # those of chain_room.py and chain/loops.py
 
 
 @jit

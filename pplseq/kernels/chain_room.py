@@ -1,6 +1,6 @@
 """Room for a piece of a chain's time, and what is made of matrices and emissions in it. Importing this module imports numba.
 
-:mod:`pplseq.kernels.chain_loops` works in it, whose shapes these are. Whoever changes this file puts its new checksum there.
+:mod:`pplseq.kernels.chain_loops` works in it, whose shapes these are.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import numpy as np
 from pplseq.kernels.compiled import jit
 from pplseq.kernels.loop_math import exponentials
 
-MATH = 4034617263  # checksum of loop_math.py: for machine code on disk, numba notices changes in this file alone
 FEW = 16  # states up to which a product goes entry by entry, which suits short rows
 TOGETHER = 64  # numbers of a matrix up to which those of several steps have their exponentials at once
 GROUP = 64  # steps

@@ -1,7 +1,4 @@
-"""Compiled functions that the loops of :mod:`pplseq.kernels.chain_loops` call. Importing this module imports numba.
-
-Whoever changes this file puts its new checksum into the files that import it (a test says which): that is how numba notices.
-"""
+"""Compiled functions that loops over chains call. Importing this module imports numba."""
 
 from __future__ import annotations
 

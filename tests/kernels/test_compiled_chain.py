@@ -4,8 +4,6 @@ import math
 import os
 import subprocess
 import sys
-import zlib
-from pathlib import Path
 
 import pytest
 import torch
@@ -152,16 +150,3 @@ def test_importing_the_kernels_imports_no_compiler():
     code = "import pplseq.kernels.scan, pplseq.kernels.path_scan, sys; print('numba' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=ENVIRONMENT)
     assert done.stdout.strip() == "False", done.stderr
-
-
-def test_changes_of_shared_functions_are_noticed():
-    from pplseq.kernels import chain_loops, chain_room, loop_math
-    from pplseq.kernels.chain import lane_loops, loops, table_loops
-
-    for user, name, used in (
-        (chain_room, "MATH", loop_math), (chain_loops, "MATH", loop_math), (chain_loops, "ROOM", chain_room),
-        (chain_loops, "LOOPS", loops),
-        (loops, "MATH", loop_math), (table_loops, "LOOPS", loops), (lane_loops, "LOOPS", loops),
-    ):  # fmt: skip
-        found = zlib.crc32(Path(used.__file__).read_bytes())
-        assert found == getattr(user, name), f"{user.__name__}: set {name} to {found}, or old machine code stays in use"

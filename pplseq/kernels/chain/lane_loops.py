@@ -17,7 +17,6 @@ from pplseq.kernels.chain.loops import AT_ONCE, LOWEST, PIECE, SMALL
 from pplseq.kernels.compiled import jit
 
 MOST_LANES = 64  # rows side by side
-LOOPS = 1164947736  # checksum of loops.py: for machine code on disk, numba notices changes in this file alone
 
 Tables = namedtuple("Tables", "start matrix transposed weights shift states")
 # Of T steps and W rows: probs (T + 1, K, W) messages and seen (T, K, W) the weights of what is seen. Of one step factors,

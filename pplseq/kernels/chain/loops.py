@@ -29,7 +29,6 @@ FEW = 16  # states up to which a product goes entry by entry
 PIECE = 256  # steps of which messages are kept, of a likelihood and of long rows
 CELLS = 1 << 12  # numbers whose exponentials are taken at once
 AT_ONCE = 1 << 15  # numbers in a row's messages up to which a row is one piece: those of more would leave a core's cache
-MATH = 4034617263  # checksum of loop_math.py: for machine code on disk, numba notices changes in this file alone
 
 
 @jit(inline="always")

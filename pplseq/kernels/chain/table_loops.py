@@ -14,8 +14,6 @@ import numpy as np
 from pplseq.kernels.chain.loops import LOWEST, add_rows, all_within, scaled
 from pplseq.kernels.compiled import jit
 
-LOOPS = 1164947736  # checksum of loops.py: for machine code on disk, numba notices changes in this file alone
-
 
 @jit
 def softmax(logits, out):

@@ -12,7 +12,6 @@ import numpy as np
 from pplseq.kernels.compiled import jit
 from pplseq.kernels.loop_math import exponentials
 
-MATH = 4034617263  # checksum of loop_math.py: for machine code on disk, numba notices changes in this file alone
 EPS, TINY = 2.220446049250313e-16, 2.2250738585072014e-308
 CHUNK = 512  # rows at a time: they stay in a core's own cache
 
