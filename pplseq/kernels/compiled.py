@@ -82,8 +82,13 @@ def twins_only():
 
 
 def available() -> bool:
-    """Whether compiled loops can be used."""
-    return choice() != "never" and find_spec("numba") is not None and _importable()
+    """Whether there may be compiled loops; whether one does the work, :func:`pays` says."""
+    return choice() != "never" and _installed()
+
+
+@functools.cache
+def _installed() -> bool:
+    return find_spec("numba") is not None
 
 
 def pays(loop: str, operations: float = 0.0, multiplications: float = 0.0, *, worth: float = WORTH) -> bool:
@@ -98,7 +103,7 @@ def pays(loop: str, operations: float = 0.0, multiplications: float = 0.0, *, wo
         worth: seconds of the twin's work for which the loop is compiled.
     """
     found = choice()
-    if found == "never" or find_spec("numba") is None:
+    if found == "never" or not _installed():
         return False
     if found == "always":
         reason = "loops are always used"

@@ -17,6 +17,7 @@ from pplseq.kernels import compiled
 from pplseq.kernels.chain import call
 from pplseq.kernels.compiled import array
 
+WORTH = 4.0  # seconds of the scans for which both passes are compiled
 CELLS = 1 << 13  # numbers of one piece of time: with its messages it stays in a core's own cache
 MOST_STATES = 1 << 16
 # states up to which loops are the faster way: of rows alone, of this many and more rows, and where rows have their own matrices
@@ -52,6 +53,13 @@ def applies(log: Tensor, emit: Tensor) -> bool:
 
 
 def pays(log: Tensor, emit: Tensor) -> bool:
+    """Whether loops do a chain's sums, in the place of the scans."""
+    num_steps, num_rows, num_states = emit.shape[0], emit.shape[1:-1].numel(), emit.shape[-1]
+    work = 4 * num_steps, 2 * num_steps * num_rows * num_states**2
+    return gains(log, emit) and compiled.pays("kernels.chain_loops.forward", *work, worth=WORTH)
+
+
+def gains(log: Tensor, emit: Tensor) -> bool:
     """Whether sums run faster in loops than as one product of matrices a step, which gains by many rows and many states."""
     num_states, num_rows = emit.shape[-1], emit.shape[1:-1].numel()
     if log.dim() == 2:
@@ -228,17 +236,17 @@ def viterbi_along(init: Tensor, links: Links, emit: Tensor, lengths: np.ndarray)
     return torch.from_numpy(paths.T), torch.from_numpy(scores), torch.from_numpy(final)
 
 
-def sample_pass(log: Tensor, shared: bool, filtered: Tensor, valid: Tensor | None, num_samples: int) -> Tensor:
-    """Posterior paths (S, T, *B) by backward sampling from log p(z_t | x_<=t) (T, *B, K)."""
+def sample_pass(log: Tensor, shared: bool, filtered: Tensor, valid: Tensor | None, uniform: Tensor) -> Tensor:
+    """Posterior paths (S, T, *B) by backward sampling from log p(z_t | x_<=t) (T, *B, K), by ``uniform`` (S, T, *B)."""
     from pplseq.kernels import path_loops
 
     num_steps, *batch, _ = filtered.shape
     links, lengths, messages = links_of(log, shared, torch.Size(batch)), lengths_of(valid, filtered), as_rows(filtered)
-    uniform = torch.rand(num_samples, num_steps, len(lengths), dtype=torch.float64).numpy()
-    table, first, out = links.table, links.first, np.empty(uniform.shape, np.int64)
+    drawn, num_samples = array(uniform).reshape(len(uniform), num_steps, -1), len(uniform)
+    table, first, out = links.table, links.first, np.empty(drawn.shape, np.int64)
 
     def run(part: int, begin: int, end: int) -> None:
-        path_loops.sample(begin, end, table, first, links.stride, messages, lengths, uniform, out)
+        path_loops.sample(begin, end, table, first, links.stride, messages, lengths, drawn, out)
 
     compiled.by_rows(run, len(lengths), num_samples * filtered.numel())
     return torch.from_numpy(out).reshape(num_samples, num_steps, *batch)

@@ -8,7 +8,8 @@ from typing import TypeGuard
 import torch
 from torch import Tensor
 
-from pplseq.kernels import compiled_chain, shared_matrix
+from pplseq.kernels import compiled, compiled_chain, shared_matrix
+from pplseq.kernels.chain import call
 from pplseq.kernels.scan import LogMatrices, StepMatrices, as_rows, is_shared
 from pplseq.kernels.triton import scans as device
 
@@ -28,7 +29,7 @@ def max_forward(message: Tensor, matrix: Tensor) -> tuple[Tensor, Tensor]:
 
 def viterbi_pass(init: Tensor, matrices: LogMatrices, emit: Tensor, valid: Tensor | None) -> tuple[Tensor, Tensor]:
     """The most probable path, as positions (T, *B), and its log-probability log p(path, x) (*B,)."""
-    if loops_apply(matrices, emit):
+    if loops_apply(matrices, emit) and call.pays("viterbi", *_sizes(emit)):
         return compiled_chain.viterbi_pass(init, matrices.log, matrices.shared, emit, valid)
     if isinstance(matrices, StepMatrices) and device.applies(matrices, emit):
         return device.viterbi_pass(init, matrices, emit, valid)
@@ -119,20 +120,34 @@ def k_best_pass(
 
 def sample_pass(matrices: LogMatrices, filtered: Tensor, valid: Tensor | None, num_samples: int) -> Tensor:
     """Exact posterior paths by backward sampling from the filtered messages: positions (S, T, *B)."""
-    if loops_apply(matrices, filtered):
-        return compiled_chain.sample_pass(matrices.log, matrices.shared, filtered, valid, num_samples)
     if isinstance(matrices, StepMatrices) and device.applies(matrices, filtered):
         return device.sample_pass(matrices, filtered, valid, num_samples)
-    return sample_in_torch(matrices, filtered, valid, num_samples)
+    # the same numbers whichever way: the same paths
+    uniform = torch.rand(num_samples, *filtered.shape[:-1], dtype=torch.float64, device=filtered.device)
+    num_rows, num_steps, num_states = _sizes(filtered)
+    if loops_apply(matrices, filtered):
+        work = 12 * num_steps, 10 * num_samples * num_steps * num_rows * num_states
+        if compiled.pays("kernels.path_loops.sample", *work):
+            return compiled_chain.sample_pass(matrices.log, matrices.shared, filtered, valid, uniform)
+    return sample_in_torch(matrices, filtered, valid, uniform)
 
 
-def sample_in_torch(matrices: LogMatrices, filtered: Tensor, valid: Tensor | None, num_samples: int) -> Tensor:
-    """:func:`sample_pass` in tensor operations, a few a step."""
-    position = sample_log(filtered[-1].expand(num_samples, *filtered.shape[1:]))
+def _sizes(emit: Tensor) -> tuple[int, int, int]:
+    """Rows, steps and states of (T, *B, K)."""
+    return emit.shape[1:-1].numel(), emit.shape[0], emit.shape[-1]
+
+
+def sample_in_torch(matrices: LogMatrices, filtered: Tensor, valid: Tensor | None, uniform: Tensor) -> Tensor:
+    """:func:`sample_pass` in tensor operations, a few a step, by ``uniform`` (S, T, *B)."""
+    last = uniform[:, -1]
+    if valid is not None:  # a row's own last step
+        at = valid.sum(0).sub(1).clamp_min(0).expand(len(uniform), 1, *valid.shape[1:])
+        last = uniform.gather(1, at).squeeze(1)
+    position = place_of(filtered[-1].expand(len(uniform), *filtered.shape[1:]), last)
     path = [position]
     for t in range(filtered.shape[0] - 1, 0, -1):
         column = take_columns(matrices.at(t), position)
-        new = sample_log(filtered[t - 1] + column)
+        new = place_of(filtered[t - 1] + column, uniform[:, t - 1])
         position = new if valid is None else torch.where(valid[t], new, position)
         path.append(position)
     return torch.stack(path[::-1], 1)
@@ -147,6 +162,17 @@ def take_columns(matrix: Tensor, position: Tensor) -> Tensor:
     transposed = transposed.expand(*batch, *transposed.shape[-2:])
     index = position.expand(batch)[..., None, None].expand(*batch, 1, transposed.shape[-1])
     return transposed.gather(-2, index).squeeze(-2)
+
+
+def place_of(log_weight: Tensor, uniform: Tensor) -> Tensor:
+    """One index per row of unnormalised log weights (..., K), by a number (...) in [0, 1): where shares add up to more."""
+    log = log_weight.double()
+    top = log.amax(-1, keepdim=True)
+    total = (log - torch.where(top.isneginf(), 0.0, top)).exp().cumsum(-1)
+    last = total[..., -1:].contiguous()
+    place = torch.searchsorted(total, uniform.expand(total.shape[:-1]).unsqueeze(-1) * last, right=True).squeeze(-1)
+    # none but for rounding: the last one of a share
+    return torch.minimum(place, torch.searchsorted(total, last).squeeze(-1))
 
 
 def sample_log(log_weight: Tensor) -> Tensor:

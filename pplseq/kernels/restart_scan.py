@@ -118,7 +118,7 @@ def expectation(init: Tensor, pair: Tensor, emit: Tensor, lattice: Lattice) -> E
 
     Cost: R times the number of steps times Z^2.
     """
-    if _pays_one_by_one(pair, lattice):
+    if _pays_one_by_one(pair, lattice, "kernels.path_loops.scaled_expectation"):
         rows, *counts = _expectation_one_by_one(init, pair, emit, lattice)
         return Expectation(lattice.unsort(rows), *counts)
     parts = [_expectation(*tables, lattice) for tables in _batches(init, pair, emit, lattice)]
@@ -127,7 +127,7 @@ def expectation(init: Tensor, pair: Tensor, emit: Tensor, lattice: Lattice) -> E
 
 def log_prob(init: Tensor, pair: Tensor, emit: Tensor, lattice: Lattice) -> Tensor:
     """(B, R) log-likelihoods alone; arguments as for :func:`expectation`."""
-    if _pays_one_by_one(pair, lattice):
+    if _pays_one_by_one(pair, lattice, "kernels.chain_loops.forward"):
         return lattice.unsort(_log_prob_one_by_one(init, pair, emit, lattice))
     parts = []
     for tables in _batches(init, pair, emit, lattice):
@@ -329,10 +329,13 @@ def _redo(init, pair, emit, lattice, risky, log_prob, total=None) -> None:
 
 
 # ---------------------------------------------------------------- few and long rows: one after the other, compiled
-def _pays_one_by_one(pair: Tensor, lattice: Lattice) -> bool:
+def _pays_one_by_one(pair: Tensor, lattice: Lattice, loop: str) -> bool:
     """Whether a parameter set at a time, row by row, is the faster way."""
     few = lattice.sizes[0] * pair.shape[-1] < SIDE_BY_SIDE and pair.shape[0] <= compiled_chain.MOST_OWN
-    return few and pair.device.type == "cpu" and pair.dtype == torch.float64 and compiled.available()
+    if not few or pair.device.type != "cpu" or pair.dtype != torch.float64:
+        return False
+    operations, multiplications = 20 * len(lattice.sizes), 4 * lattice.num_packed * pair.shape[-1] * pair.shape[0] ** 2
+    return compiled.pays(loop, operations, multiplications)
 
 
 def _log_prob_one_by_one(init: Tensor, pair: Tensor, emit: Tensor, lattice: Lattice) -> Tensor:

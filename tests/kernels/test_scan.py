@@ -235,3 +235,26 @@ def test_no_two_gradients_share_their_memory():
     before = emit.grad.clone()
     init.grad.zero_()  # as clipping and optimizers change them, in place
     assert torch.equal(emit.grad, before)
+
+
+@pytest.mark.parametrize("ragged", [False, True])
+@pytest.mark.parametrize("shared", [False, True])
+def test_loops_and_twins_draw_the_same_paths(ragged, shared):
+    """By the same numbers: a loop that is compiled in between changes nothing."""
+    from pplseq.kernels import compiled
+
+    torch.manual_seed(3)
+    steps, rows, states = 9, 5, 4
+    pair = torch.randn(*(() if shared else (steps - 1, rows)), states, states, dtype=torch.float64).log_softmax(-1)
+    emit = torch.randn(steps, rows, states, dtype=torch.float64)
+    emit[2, 1, :3] = -torch.inf
+    valid = torch.arange(steps).unsqueeze(-1) < torch.tensor([9, 9, 4, 1, 7]) if ragged else None
+    init, drawn = torch.randn(states, dtype=torch.float64).log_softmax(-1), []
+    for way in (compiled.always, compiled.twins_only):
+        with way(), torch.no_grad():
+            matrices = scan.StepMatrices(pair, shared)
+            forward = scan.forward_pass(init.expand(rows, states), matrices, emit, valid)
+            torch.manual_seed(0)
+            drawn.append(path_scan.sample_pass(matrices, forward.filtered, valid, 50))
+    kept = torch.ones(steps, rows, dtype=torch.bool) if valid is None else valid
+    assert torch.equal(drawn[0][:, kept], drawn[1][:, kept])

@@ -1,7 +1,7 @@
 """An HMM's rows through the compiled loops of :mod:`pplseq.kernels.chain.loops`, from tables of log-probabilities.
 
-Sums return None where those loops do not do: where digits may be lost, or a row is impossible. The general scans,
-:mod:`pplseq.kernels.scan` and :mod:`pplseq.kernels.path_scan`, are the readable twins and the way that is left then.
+Sums return None where those loops do not do: where digits may be lost, a row is impossible, or compiling does not pay yet. The
+general scans, :mod:`pplseq.kernels.scan` and :mod:`pplseq.kernels.path_scan`, are the readable twins and the way that is left then.
 """
 
 from __future__ import annotations
@@ -14,8 +14,12 @@ import torch
 from torch import Tensor
 
 from pplseq.kernels import compiled
+from pplseq.kernels.chain import LOWEST
 from pplseq.kernels.compiled import array
 
+LOOPS = "kernels.chain.loops"
+# of the scans: operations a step, and passes over a matrix's numbers a step and row
+TWINS = {"likelihood": (3, 1), "smooth": (10, 4), "viterbi": (4, 2)}
 FEW = 4  # states up to which loops are compiled for a number of them
 MOST_STATES = 64  # with more of them products of matrices gain
 FEW_LANES = 32  # rows from which a loop takes several side by side
@@ -68,21 +72,24 @@ def applies(num_states: int, *tables: Tensor) -> bool:
 
 def emissions_of(logs: Tensor) -> Emissions | None:
     """From log-probabilities (V, K) of words, or densities of observations."""
+    given = array(logs)
+    if not compiled.pays(f"{LOOPS}.scaled", 5, 10 * given.size):
+        top = given.max(-1, keepdims=True)
+        top = np.where(top > -np.inf, top, 0.0)
+        weights = np.exp(given - top)
+        return None if (~(weights >= LOWEST) & (given != -np.inf)).any() else Emissions(weights, top[:, 0], given)
     from pplseq.kernels.chain import loops
 
-    given = array(logs)
     found = Emissions(np.empty(given.shape), np.empty(len(given)), given)
     return found if loops.scaled(given, found.shift, found.weights) else None
 
 
 def chain_of(initial: Tensor, matrix: Tensor) -> Chain | None:
     """From log-probabilities, (K,) of all rows or (B, K), and (K, K)."""
-    from pplseq.kernels.chain import loops
-
     logs = array(initial).reshape(-1, len(matrix)), array(matrix)[None]
     start, transitions = np.exp(logs[0]), np.exp(logs[1][0])
     for probs, log in ((start, logs[0]), (transitions, logs[1][0])):
-        if (~(probs >= loops.LOWEST) & (log != -np.inf)).any():  # NaN too
+        if (~(probs >= LOWEST) & (log != -np.inf)).any():  # NaN too
             return None
     return Chain((start, transitions, np.ascontiguousarray(transitions.T)), logs)
 
@@ -94,9 +101,21 @@ def states_of(num_states: int) -> tuple[int, ...]:
 
 def are_words(rows: Rows, num_words: int, gaps: bool = True) -> bool:
     """Whether all steps are words 0..V-1, or gaps if these may be."""
+    numbers, least = rows.numbers, -1 if gaps else 0
+    if not compiled.pays(f"{LOOPS}.all_within", 2, 3 * numbers.size):
+        beyond = (numbers < least) | (numbers >= num_words)
+        if len(rows.lengths):
+            beyond &= np.arange(numbers.shape[1]) < rows.lengths[:, None]
+        return not beyond.any()
     from pplseq.kernels.chain import loops
 
-    return loops.all_within(rows.numbers, rows.lengths, -1 if gaps else 0, num_words)
+    return loops.all_within(numbers, rows.lengths, least, num_words)
+
+
+def pays(loop: str, num_rows: int, num_steps: int, num_states: int) -> bool:
+    """Whether a loop, "likelihood", "smooth" or "viterbi", does so many rows, or the scans."""
+    operations, passes = TWINS[loop]
+    return compiled.pays(f"{LOOPS}.{loop}", operations * num_steps, passes * num_rows * num_steps * num_states**2)
 
 
 def side_by_side(num_rows: int, rows: Rows, num_steps: int, start: np.ndarray, matrix: np.ndarray) -> bool:
@@ -111,9 +130,11 @@ def side_by_side(num_rows: int, rows: Rows, num_steps: int, start: np.ndarray, m
 
 def log_prob(chain: Chain, emissions: Emissions, rows: Rows) -> np.ndarray | None:
     """(B,) log p(x)."""
+    index, lengths = rows
+    if not pays("likelihood", *index.shape, emissions.weights.shape[1]):
+        return None
     from pplseq.kernels.chain import loops
 
-    index, lengths = rows
     found, states = np.empty(len(index)), states_of(emissions.weights.shape[1])
     tables = *chain.probs, emissions.weights, emissions.shift, states
 
@@ -133,10 +154,12 @@ def smooth(
 ) -> Smoothed | None:
     """Posteriors and expected counts; without ``pairs``, which take a third of the time, these are zeros (1, 1), and without
     ``posterior`` there are none (0, 0, 0) of steps, nor memory for them."""
-    from pplseq.kernels.chain import loops
-
     index, lengths = rows
     num_states = emissions.weights.shape[1]
+    if not pays("smooth", *index.shape, num_states):
+        return None
+    from pplseq.kernels.chain import loops
+
     parts = compiled.num_parts(len(index), _work(rows, emissions))
     found, states = np.empty(len(index)), np.empty((*index.shape, num_states) if posterior else (0, 0, 0))
     starts = np.zeros((parts, num_states))

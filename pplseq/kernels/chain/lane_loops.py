@@ -13,7 +13,8 @@ from collections import namedtuple
 
 import numpy as np
 
-from pplseq.kernels.chain.loops import AT_ONCE, LOWEST, PIECE, SMALL
+from pplseq.kernels.chain import LOWEST
+from pplseq.kernels.chain.loops import AT_ONCE, PIECE, SMALL
 from pplseq.kernels.compiled import jit
 
 MOST_LANES = 64  # rows side by side

@@ -20,10 +20,10 @@ import math
 
 import numpy as np
 
+from pplseq.kernels.chain import LOWEST
 from pplseq.kernels.compiled import jit
 from pplseq.kernels.loop_math import exponentials, product
 
-LOWEST = 1e-280  # a smaller number may have lost digits, or be what is left of several that underflowed
 SMALL = 1e-30  # messages whose sum is smaller are scaled
 FEW = 16  # states up to which a product goes entry by entry
 PIECE = 256  # steps of which messages are kept, of a likelihood and of long rows

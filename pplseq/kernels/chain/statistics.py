@@ -42,7 +42,10 @@ class Vectors(NamedTuple):
 def applies(parameters: Words | Vectors, x: Tensor) -> bool:
     """Whether there are loops for such parameters and rows (B, T[, D])."""
     wanted = torch.int64 if isinstance(parameters, Words) else torch.float64
-    return call.applies(len(parameters.initial), *parameters) and x.dtype == wanted
+    num_states = len(parameters.initial)
+    if not call.applies(num_states, *parameters) or x.dtype != wanted or not x.numel():
+        return False
+    return call.pays("smooth", *x.shape[:2], num_states)
 
 
 def expected_statistics(
@@ -159,6 +162,8 @@ def small_modes(counts: Tensor, previous: Tensor) -> Tensor | None:
     if counts.numel() > FEW_NUMBERS or counts.shape != previous.shape or counts.numel() == 0:
         return None
     if twice.derivatives_wanted(counts, previous) or not call.applies(1, counts, previous):
+        return None
+    if not compiled.pays("kernels.chain.table_loops.modes", 15):
         return None
     from pplseq.kernels.chain import table_loops as loops
 

@@ -11,7 +11,8 @@ import math
 
 import numpy as np
 
-from pplseq.kernels.chain.loops import LOWEST, add_rows, all_within, scaled
+from pplseq.kernels.chain import LOWEST
+from pplseq.kernels.chain.loops import add_rows, all_within, scaled
 from pplseq.kernels.compiled import jit
 
 

@@ -17,7 +17,7 @@ from pplseq.distributions.dense import DenseTransition
 from pplseq.distributions.second_order import SecondOrderTransition
 from pplseq.distributions.state import Transition
 from pplseq.kernels import compiled, compiled_chain
-from pplseq.kernels.chain import call
+from pplseq.kernels.chain import LOWEST, call
 from pplseq.kernels.higher_order import second_order
 from pplseq.kernels.parallel import time_scan
 from pplseq.models.taggers.conditional_programs import LinearChainCRF
@@ -147,8 +147,6 @@ class PosteriorTables:
 
 def state_weights(logs: Tensor) -> np.ndarray:
     """p(word | state) (V, K) over the largest of each word, from logarithms; NaN of words where they lose digits."""
-    from pplseq.kernels.chain.loops import LOWEST
-
     weights = (logs - logs.amax(-1, keepdim=True)).exp()
     lost = ((weights < LOWEST) & (logs > -torch.inf)).any(-1, keepdim=True)
     return weights.masked_fill(lost, torch.nan).numpy()
