@@ -55,7 +55,7 @@ def applies(log: Tensor, emit: Tensor) -> bool:
 def pays(log: Tensor, emit: Tensor) -> bool:
     """Whether loops do a chain's sums, in the place of the scans."""
     num_steps, num_rows, num_states = emit.shape[0], emit.shape[1:-1].numel(), emit.shape[-1]
-    work = 4 * num_steps, 2 * num_steps * num_rows * num_states**2
+    work = num_steps, 2 * num_steps * num_rows * num_states**2
     return gains(log, emit) and compiled.pays("kernels.chain_loops.forward", *work, worth=WORTH)
 
 

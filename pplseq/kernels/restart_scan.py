@@ -334,7 +334,7 @@ def _pays_one_by_one(pair: Tensor, lattice: Lattice, loop: str) -> bool:
     few = lattice.sizes[0] * pair.shape[-1] < SIDE_BY_SIDE and pair.shape[0] <= compiled_chain.MOST_OWN
     if not few or pair.device.type != "cpu" or pair.dtype != torch.float64:
         return False
-    operations, multiplications = 20 * len(lattice.sizes), 4 * lattice.num_packed * pair.shape[-1] * pair.shape[0] ** 2
+    operations, multiplications = 5 * len(lattice.sizes), 4 * lattice.num_packed * pair.shape[-1] * pair.shape[0] ** 2
     return compiled.pays(loop, operations, multiplications)
 
 

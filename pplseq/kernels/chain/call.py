@@ -1,7 +1,7 @@
 """An HMM's rows through the compiled loops of :mod:`pplseq.kernels.chain.loops`, from tables of log-probabilities.
 
 Sums return None where those loops do not do: where digits may be lost, a row is impossible, or compiling does not pay yet. The
-general scans, :mod:`pplseq.kernels.scan` and :mod:`pplseq.kernels.path_scan`, are the readable twins and the way that is left then.
+general scans, :mod:`pplseq.kernels.scan` and :mod:`pplseq.kernels.path_scan`, are the readable twins and the way that is left.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from pplseq.kernels.chain import LOWEST
 from pplseq.kernels.compiled import array
 
 LOOPS = "kernels.chain.loops"
-# of the scans: operations a step, and passes over a matrix's numbers a step and row
-TWINS = {"likelihood": (3, 1), "smooth": (10, 4), "viterbi": (4, 2)}
+# of the scans: operations a step, mostly of arrays (a fifth of a tensor's), and passes over a matrix a step and row
+TWINS = {"likelihood": (0.6, 1), "smooth": (2, 4), "viterbi": (0.8, 2)}
 FEW = 4  # states up to which loops are compiled for a number of them
 MOST_STATES = 64  # with more of them products of matrices gain
 FEW_LANES = 32  # rows from which a loop takes several side by side

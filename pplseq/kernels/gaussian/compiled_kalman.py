@@ -19,8 +19,9 @@ MOST_NUMBERS = 64
 WORTH_TILES = 16  # states from which products go by tiles, which take half as long again to compile
 FIRST_ROOM = 256  # nodes that there is room for at first
 WALK, WALK_BACK = (f"kernels.gaussian.kalman_loops.{name}" for name in ("walk", "walk_back"))
+WORTH = 4.0  # seconds of twins for which the walk is compiled, which takes as long
 MEANS = "kernels.gaussian.mean_loops.filter_means"
-NODE_OPERATIONS, MEAN_OPERATIONS, GRADIENT_OPERATIONS = 25, 60, 100  # of twins: a node, all means, a step with its gradient
+NODE_OPERATIONS, MEAN_OPERATIONS, GRADIENT_OPERATIONS = 10, 60, 100  # of twins: a node, all means, a step with its gradient
 
 
 def most_states() -> int:
@@ -36,7 +37,7 @@ def applies(dtype: torch.dtype, device: torch.device, h: int, n: int) -> bool:
 
 def walk_pays() -> bool:
     """Whether covariances are found by loops, or by their twin, which says what it did by :func:`twin_walked`."""
-    return compiled.pays(WALK)
+    return compiled.pays(WALK, worth=WORTH)
 
 
 def twin_walked(num_nodes: int) -> None:
