@@ -1,5 +1,6 @@
 """When loops are compiled, and how their machine code is kept."""
 
+import json
 import logging
 import os
 import subprocess
@@ -150,3 +151,33 @@ print("numba" in sys.modules)
 """
     found = in_another_process(code, PPLSEQ_LOOPS="auto", NUMBA_CACHE_DIR=str(tmp_path))
     assert found.endswith("False\n") and not list(tmp_path.rglob("*.code"))
+
+
+# processor seconds that compiling may take; measured ones are about half of these
+BUDGET, LARGER = 6.0, {"whole_loops": 35.0, "chain_loops": 12.0, "table_loops": 12.0, "mean_loops": 9.0, "kalman_loops": 15.0}
+
+
+@pytest.mark.slow
+def test_no_loop_takes_longer_to_compile_than_its_budget(tmp_path):
+    """What a call waits for once; a loop that grows shows here."""
+    code = """
+import json, time
+from numba.core import event
+found, begun = {}, []
+class Listener(event.Listener):
+    def on_start(self, event):
+        begun.append(time.process_time())
+    def on_end(self, event):
+        seconds, loop = time.process_time() - begun.pop(), event.data["dispatcher"].py_func
+        if not begun:
+            name = f"{loop.__module__.rpartition('.')[2]}.{loop.__name__}"
+            found[name] = max(found.get(name, 0.0), seconds)
+event.register("numba:compile", Listener())
+import pplseq
+pplseq.warm_up()
+print(json.dumps(found))
+"""
+    found = json.loads(in_another_process(code, NUMBA_CACHE_DIR=str(tmp_path)).splitlines()[-1])
+    assert len(found) > 15
+    late = {name: took for name, took in found.items() if took > LARGER.get(name.split(".")[0], BUDGET)}
+    assert not late
