@@ -189,13 +189,15 @@ class SwitchingParameters(Estimator):
         if len(target) > 1 and not spread > 1e-12 * target.abs().max():
             raise ValueError("x must vary to fit the model, but every number is the same")
         values = {name: value.detach().clone() for name, value in self.estimates().items()}
+        before = [value.clone() for value in (self.unit, self.centre, self.input_units)]
         if spread > 0:
             self.unit.copy_(spread)
             self.centre.copy_(target.mean() if self.can_centre else target.new_zeros(()))
         if batch.inputs is not None:
             size = batch.inputs[seen].square().mean(0).sqrt()
             self.input_units.copy_(size.where(size > 0, 1.0))
-        self._write(values)
+        if not all(map(torch.equal, before, (self.unit, self.centre, self.input_units))):
+            self._write(values)  # else they would be what they are but for rounding
 
     def _explained(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """:meth:`observed`, without the steps behind the ends of rows."""
