@@ -115,12 +115,13 @@ def latent_tagger():
 def vlhmm():
     from pplseq import VLHMM
 
-    corpus = toy_corpus()
-    model = VLHMM(num_states=64, hidden_size=32)
-    return {
-        "fit": lambda: model.fit(corpus, num_blocks=8, epochs=4, batch_size=8, seed=0),
-        "sample": lambda: model.sample(12, num_sequences=3, seed=0),
-    }
+    corpus, made = toy_corpus(), []
+
+    def fit():
+        made.append(VLHMM(num_states=64, hidden_size=32))
+        made[-1].fit(corpus, num_blocks=8, epochs=4, batch_size=8, seed=0)
+
+    return {"fit": fit, "sample": lambda: made[-1].sample(12, num_sequences=3, seed=0)}
 
 
 def iohmm():
@@ -145,7 +146,7 @@ def dynamax_lds():
     from dynamax.linear_gaussian_ssm import LinearGaussianSSM
 
     jax.config.update("jax_enable_x64", True)
-    x, model, found = walks(), LinearGaussianSSM(2, 2), {}
+    x, model, found = jax.numpy.asarray(walks()), LinearGaussianSSM(2, 2), {}
 
     def fit():
         found["parameters"] = model.fit_em(*model.initialize(jax.random.PRNGKey(0)), x, num_iters=50, verbose=False)[0]
@@ -160,7 +161,7 @@ def dynamax_hmm():
     import jax
     from dynamax.hidden_markov_model import GaussianHMM
 
-    x, model, found = walks(), GaussianHMM(3, 2), {}
+    x, model, found = jax.numpy.asarray(walks()), GaussianHMM(3, 2), {}
 
     def fit():
         found["parameters"] = model.fit_em(*model.initialize(jax.random.PRNGKey(0)), x, num_iters=50, verbose=False)[0]
