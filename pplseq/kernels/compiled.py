@@ -55,7 +55,7 @@ def _importable() -> bool:
 
 def choice() -> Choice:
     """When loops are used: "auto", once compiling pays; "always"; or "never". Unless set, ``PPLSEQ_LOOPS`` says."""
-    found = os.environ.get("PPLSEQ_LOOPS", "auto") if _choice is None else _choice
+    found = (os.environ.get("PPLSEQ_LOOPS") or "auto") if _choice is None else _choice
     if found not in get_args(Choice):
         raise ValueError(f"PPLSEQ_LOOPS: expected 'auto', 'always' or 'never', got {found!r}")
     return cast(Choice, found)

@@ -87,8 +87,8 @@ class Kept(_Cache):
         return f"{self.name}-{_digest(numba.__version__, sys.version, processor, about, *parts_of(self.function))}"
 
     def is_there(self) -> bool:
-        """Whether there is code for some kind of arguments."""
-        return any(next(folder.glob(f"{self.prefix}-*.code"), None) for folder in self.folders())
+        """Whether there is code, undamaged, for some kind of arguments."""
+        return any(_content(file) for folder in self.folders() for file in folder.glob(f"{self.prefix}-*.code"))
 
     def _file_name(self, signature) -> str:
         return f"{self.prefix}-{_digest(signature)}.code"
@@ -99,16 +99,13 @@ class Kept(_Cache):
         name = self._file_name(sig)
         for file in [folder / name for folder in self.folders()] if self._is_enabled else []:
             try:
-                content = file.read_bytes()
-            except OSError:
-                continue
-            try:
-                if hashlib.blake2b(content[DIGEST:], digest_size=DIGEST).digest() != content[:DIGEST]:
-                    raise ValueError("damaged")
-                return CompileResult._rebuild(target_context, *pickle.loads(content[DIGEST:]))
-            except Exception:  # damaged, in any way: made again
-                with suppress(OSError):
-                    file.unlink()
+                content = _content(file)
+                if content:
+                    return CompileResult._rebuild(target_context, *pickle.loads(content))
+            except Exception:  # of another build of numba
+                pass
+            with suppress(OSError):  # damaged, in any way: made again
+                file.unlink()
         self._timer = threading.Timer(PATIENCE, _say_waiting)
         self._timer.daemon = True
         self._timer.start()
@@ -123,6 +120,16 @@ class Kept(_Cache):
         content = dumps(data._reduce())
         with suppress(OSError), files.new_file(folder / self._file_name(sig)) as file:
             file.write_bytes(hashlib.blake2b(content, digest_size=DIGEST).digest() + content)
+
+
+def _content(file: Path) -> bytes:
+    """What a file holds; nothing where it is not there, or is not what was written."""
+    try:
+        content = file.read_bytes()
+    except OSError:
+        return b""
+    whole = hashlib.blake2b(content[DIGEST:], digest_size=DIGEST).digest() == content[:DIGEST]
+    return content[DIGEST:] if whole else b""
 
 
 def _digest(*made_from) -> str:

@@ -80,6 +80,10 @@ def test_code_on_disk_is_used_at_once(fresh):
     in_another_process(make)
     assert in_another_process(code) == "True\n"
     (stored,) = fresh.glob("product_loops.multiply-*.code")
+    whole = stored.read_bytes()
+    stored.write_bytes(whole[:99])  # which is not there, then
+    assert in_another_process(code) == "False\n"
+    stored.write_bytes(whole)
     stored.rename(stored.with_name("product_loops.multiply-0123456789abcdef-0123456789abcdef.code"))  # of another version
     assert in_another_process(code) == "False\n"
 

@@ -155,6 +155,15 @@ def test_windows_tell_topics_apart():
     assert bool((sign * (lifts[100:150, 0] - lifts[100:150, 1]) > 0.5).all())
     assert bool((sign * (lifts[150:, 0] - lifts[150:, 1]) < -0.5).all()) and float(shares.min()) > 0.4
     assert window_topics(np.zeros(WINDOW - 1, np.int64), 200, 2) is None
+    assert window_topics(rng.choice(20, 3 * WINDOW), 200, 2) is None, "every word in every window"
+
+
+def test_a_short_text_keeps_the_topics_that_were_drawn():
+    rng = np.random.default_rng(0)
+    lines = [[f"w{word}" for word in np.minimum(rng.zipf(1.3, 10), 500)] for _ in range(100)]
+    model = VLHMM(num_states=32, hidden_size=16, num_topics=2, transition="hierarchical")
+    model.fit(lines, num_blocks=4, epochs=1, batch_size=8, seed=0)
+    assert math.isfinite(model.score(lines))
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime, timedelta
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -46,7 +47,11 @@ def _values(times: Any) -> np.ndarray:
     if isinstance(times, Tensor):
         times = checks.dense("times", times).detach().cpu()
         times = (times.double() if times.is_floating_point() else times).numpy()
-    if hasattr(times, "to_timestamp"):  # periods
+    if is_frame(times) and not hasattr(times, "columns") and hasattr(times, "dt"):  # a series of dates, durations or periods
+        import pandas
+
+        times = pandas.Index(times)
+    if type(getattr(times, "dtype", None)).__name__ == "PeriodDtype":
         times = times.to_timestamp()
     if getattr(times, "tz", None) is not None:
         times = times.tz_convert(None)
@@ -58,8 +63,10 @@ def _values(times: Any) -> np.ndarray:
         dates = [time.replace(tzinfo=None) - (time.utcoffset() or timedelta()) for time in told if isinstance(time, datetime)]
         return np.array(dates, dtype="M8[us]").reshape(values.shape) if dates else np.array(told).reshape(values.shape)
     if values.dtype.kind == "O":
+        if all(hasattr(time, "to_timestamp") for time in values.flat):  # periods, which begin then
+            values = np.array([time.to_timestamp() for time in values.flat], dtype=object).reshape(values.shape)
         try:
-            values = values.astype("M8[us]")
+            values = values.astype("m8[us]" if all(isinstance(time, timedelta) for time in values.flat) else "M8[us]")
         except (TypeError, ValueError):
             raise TypeError(f"times: expected numbers or dates, got {type(values.flat[0]).__name__}") from None
     if values.dtype.kind not in "iufmM":
@@ -120,10 +127,17 @@ def gaps_ahead(times: Any, future: Any, lengths: Any = None) -> Tensor:
 
 
 def labels_of(future: Any, rows: int) -> tuple[Any, ...] | None:
-    """Of each sequence the index of the steps to come, where their times are one of pandas."""
-    several = isinstance(future, (list, tuple)) and len(future) == rows
+    """Of each sequence the index of the steps to come, where their times are one of pandas, or dates or durations."""
+    several = isinstance(future, (list, tuple)) and np.ndim(future[0]) > 0
     found = tuple(future) if several else (future,) * rows
-    return found if all(hasattr(index, "get_loc") for index in found) else None
+    if all(hasattr(index, "get_loc") for index in found):
+        return found
+    values = [_values(index) for index in found]
+    if values[0].dtype.kind not in "mM" or any(value.ndim != 1 for value in values) or find_spec("pandas") is None:
+        return None
+    import pandas
+
+    return tuple(map(pandas.Index, values))
 
 
 def _rising(name: str, times: np.ndarray, number: int) -> np.ndarray:

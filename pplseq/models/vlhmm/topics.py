@@ -36,7 +36,7 @@ def start_topics(model: Any, text: Text) -> None:
     """
     found = window_topics(np.asarray(text.tokens), model.num_words, model.num_topics)
     if found is None:
-        return  # too short for windows: the topics that were drawn
+        return  # too short to tell: the topics that were drawn
     lifts, shares = found
     with torch.no_grad():
         model.topic_words.copy_(lifts)
@@ -44,7 +44,8 @@ def start_topics(model: Any, text: Text) -> None:
 
 
 def window_topics(tokens: np.ndarray, num_words: int, num_topics: int) -> tuple[Tensor, Tensor] | None:
-    """What topics lift of words (V, C), nats, and their shares (C,); None for a text of fewer windows than topics."""
+    """What topics lift of words (V, C), nats, and their shares (C,); None for a text of fewer windows than topics, or without
+    words that occur in some windows and not in others."""
     windows = len(tokens) // WINDOW
     if windows < num_topics:
         return None
@@ -57,6 +58,8 @@ def window_topics(tokens: np.ndarray, num_words: int, num_topics: int) -> tuple[
     overall = total / total.sum()
     occurs = torch.bincount(counts.indices()[1], minlength=num_words)
     telling = ((occurs >= FEWEST) & (occurs <= MOST * len(words))).float()
+    if telling.sum() < num_topics:
+        return None
     posterior = torch.softmax(0.1 * torch.randn(len(words), num_topics), -1)
     for step in range(ROUNDS):
         mass = torch.sparse.mm(counts.t(), posterior) + SMOOTHED[0] * overall.unsqueeze(-1)  # (V, C)

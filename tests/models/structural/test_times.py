@@ -192,3 +192,26 @@ def test_a_model_of_times_is_asked_with_times(tmp_path):
     assert model.sample(8, 2, times=times, seed=0).x.shape == (2, 8, 1)
     model.fit(x, num_steps=3)
     assert math.isfinite(model.score(x))
+
+
+def test_periods_and_durations_in_any_form_are_one():
+    pandas = pytest.importorskip("pandas")
+    x = torch.randn(20, generator=torch.Generator().manual_seed(0), dtype=torch.float64).cumsum(0).numpy()
+    months = pandas.period_range("2020-01", periods=20, freq="M")
+    starts = months.to_timestamp()
+    model = StructuralModel().fit(x, times=months, num_steps=3)
+    forms = [months, list(months), list(map(str, months)), starts, list(starts), pandas.Series(months), pandas.Series(starts)]
+    scores = [model.score(x, times=times) for times in forms]
+    assert scores == pytest.approx([scores[0]] * len(forms))
+    days = pandas.to_timedelta(range(0, 600, 30), unit="D")
+    scores = [model.score(x, times=times) for times in (days, list(days), days.to_pytimedelta().tolist(), pandas.Series(days))]
+    assert scores == pytest.approx([scores[0]] * 4)
+    assert model.score(x, times=pandas.Series(range(0, 600, 30))) == pytest.approx(scores[0])
+
+
+def test_dates_to_come_in_a_list_are_the_index_of_a_forecast():
+    pandas = pytest.importorskip("pandas")
+    x = pandas.Series(range(20), index=pandas.date_range("2020-01-01", periods=20)).astype(float) % 7
+    model = StructuralModel().fit(x, times="index", num_steps=3)
+    for future in (["2020-03-05"], [pandas.Timestamp("2020-03-05")], pandas.DatetimeIndex(["2020-03-05"])):
+        assert list(model.forecast(x, times="index", future_times=future).frame().index) == [pandas.Timestamp("2020-03-05")]
