@@ -14,7 +14,7 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Generic, ParamSpec, Self, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Self, TypeVar, overload
 
 from pplseq import checks
 
@@ -22,7 +22,7 @@ Value = TypeVar("Value")
 Given = ParamSpec("Given")
 
 
-class once(Generic[Value]):  # noqa: N801  (it is written as a decorator)
+class _Once(Generic[Value]):
     """A property that is computed when it is first asked for, and kept.
 
     ``functools.cached_property`` of Python 3.11 holds one lock for all instances of a class while it computes: threads wait for
@@ -44,6 +44,12 @@ class once(Generic[Value]):  # noqa: N801  (it is written as a decorator)
         if instance is None:
             return self
         return vars(instance).setdefault(self.name, self.function(instance))
+
+
+if TYPE_CHECKING:  # whose types checkers know
+    from functools import cached_property as once
+else:
+    once = _Once
 
 
 # ------------------------------------------------------------------------------------------------ what is put back

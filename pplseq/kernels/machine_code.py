@@ -65,7 +65,7 @@ class Kept(_Cache):
         self.name = f"{function.__module__.rpartition('.')[2]}.{function.__name__}"
 
     @property
-    def cache_path(self) -> str:
+    def cache_path(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
         return str(self.folders()[0])
 
     def enable(self) -> None:
@@ -83,7 +83,8 @@ class Kept(_Cache):
     def prefix(self) -> str:
         """Name of the files of this version of the loop, on this processor."""
         about = sorted((key, sorted(value) if isinstance(value, set) else value) for key, value in self.options.items())
-        processor = cpu_target.target_context.codegen().magic_tuple()
+        context: Any = cpu_target.target_context
+        processor = context.codegen().magic_tuple()
         return f"{self.name}-{_digest(numba.__version__, sys.version, processor, about, *parts_of(self.function))}"
 
     def is_there(self) -> bool:
@@ -93,7 +94,7 @@ class Kept(_Cache):
     def _file_name(self, signature) -> str:
         return f"{self.prefix}-{_digest(signature)}.code"
 
-    def load_overload(self, sig, target_context):
+    def load_overload(self, sig, target_context):  # pyright: ignore[reportIncompatibleMethodOverride]
         """The compiled function, or None."""
         target_context.refresh()
         name = self._file_name(sig)

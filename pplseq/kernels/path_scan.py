@@ -29,7 +29,7 @@ def max_forward(message: Tensor, matrix: Tensor) -> tuple[Tensor, Tensor]:
 
 def viterbi_pass(init: Tensor, matrices: LogMatrices, emit: Tensor, valid: Tensor | None) -> tuple[Tensor, Tensor]:
     """The most probable path, as positions (T, *B), and its log-probability log p(path, x) (*B,)."""
-    if loops_apply(matrices, emit) and call.pays("viterbi", *_sizes(emit)):
+    if loops_apply(matrices, emit) and call.pays("viterbi", _sizes(emit)[:2], emit.shape[-1]):
         return compiled_chain.viterbi_pass(init, matrices.log, matrices.shared, emit, valid)
     if isinstance(matrices, StepMatrices) and device.applies(matrices, emit):
         return device.viterbi_pass(init, matrices, emit, valid)

@@ -174,7 +174,7 @@ def run_training(
 def check_same_run(folder: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
     """Raises ValueError where a run began with other data or settings (:attr:`Training.about`) than it is resumed with."""
     now = json.loads(json.dumps(now))
-    for name in {**before, **now} if before and now else ():
+    for name in dict.fromkeys([*before, *now]) if before and now else ():
         both = before.get(name), now.get(name)
         if both[0] == both[1]:
             continue

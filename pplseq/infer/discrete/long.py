@@ -92,7 +92,7 @@ class LongDenseChain(DenseChain):
     """A :class:`DenseChain` whose likelihood, its gradient, posteriors of states, expected counts and best path need memory for
     their results and a few megabytes beside them; other queries make the emissions of all steps."""
 
-    _tables = None  # they would be of all steps
+    _tables = None  # pyright: ignore[reportAssignmentType]  (they would be of all steps)
 
     @once
     def _parts(self) -> tuple[long_scan.LongChain, Tensor, Tensor, list[Tensor]]:

@@ -26,7 +26,7 @@ class HigherOrderChain(DenseChain):
         passes: the kernel, with ``k_best_pass`` and ``sample_pass``. kind: the chain's name, for messages.
     """
 
-    _tables = None
+    _tables = None  # pyright: ignore[reportAssignmentType]
     passes: ClassVar[ModuleType]
     kind: ClassVar[str]
     _matrices: Any

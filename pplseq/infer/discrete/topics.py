@@ -6,7 +6,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from pplseq.distributions.topics import TopicTransition
+from pplseq.distributions.topics import TopicLayout, TopicTransition
 from pplseq.infer.discrete.hierarchical import HierarchicalChain
 from pplseq.kernels import scan
 from pplseq.kernels.pair_scan import pair_chain_log_prob, plan_pairs
@@ -16,6 +16,10 @@ class TopicChain(HierarchicalChain):
     """See :class:`~pplseq.infer.discrete.hierarchical.HierarchicalChain`."""
 
     transition: TopicTransition  # pyright: ignore[reportIncompatibleVariableOverride]
+
+    @property
+    def layout(self) -> TopicLayout:
+        return self.transition.layout
 
     @property
     def _has_pairs(self) -> bool:

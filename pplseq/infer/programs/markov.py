@@ -262,7 +262,7 @@ def stack_steps(steps: list, batch: torch.Size, part, event=(), like: Tensor | N
 
 
 # ------------------------------------------------------------------------------------------------ the loop
-def markov(fn=None, history: int = 1, keep: bool = False, *, vectorize: bool = True):
+def markov(fn=None, history: int = 1, keep: bool = False, *, vectorize: bool = True) -> Any:
     """A drop-in for ``pyro.markov`` that ``BlockedEnum`` and ``KalmanCollapse`` may run once for all steps.
 
     Under such a handler the body runs twice: for the first step, and for a :class:`TimeIndex` that stands for all others.

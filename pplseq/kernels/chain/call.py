@@ -112,9 +112,9 @@ def are_words(rows: Rows, num_words: int, gaps: bool = True) -> bool:
     return loops.all_within(numbers, rows.lengths, least, num_words)
 
 
-def pays(loop: str, num_rows: int, num_steps: int, num_states: int) -> bool:
-    """Whether a loop, "likelihood", "smooth" or "viterbi", does so many rows, or the scans."""
-    operations, passes = TWINS[loop]
+def pays(loop: str, sizes: tuple[int, ...], num_states: int) -> bool:
+    """Whether a loop, "likelihood", "smooth" or "viterbi", does so many rows and steps, or the scans."""
+    (num_rows, num_steps), (operations, passes) = sizes, TWINS[loop]
     return compiled.pays(f"{LOOPS}.{loop}", operations * num_steps, passes * num_rows * num_steps * num_states**2)
 
 
@@ -131,7 +131,7 @@ def side_by_side(num_rows: int, rows: Rows, num_steps: int, start: np.ndarray, m
 def log_prob(chain: Chain, emissions: Emissions, rows: Rows) -> np.ndarray | None:
     """(B,) log p(x)."""
     index, lengths = rows
-    if not pays("likelihood", *index.shape, emissions.weights.shape[1]):
+    if not pays("likelihood", index.shape, emissions.weights.shape[1]):
         return None
     from pplseq.kernels.chain import loops
 
@@ -156,7 +156,7 @@ def smooth(
     ``posterior`` there are none (0, 0, 0) of steps, nor memory for them."""
     index, lengths = rows
     num_states = emissions.weights.shape[1]
-    if not pays("smooth", *index.shape, num_states):
+    if not pays("smooth", index.shape, num_states):
         return None
     from pplseq.kernels.chain import loops
 

@@ -45,7 +45,7 @@ def applies(parameters: Words | Vectors, x: Tensor) -> bool:
     num_states = len(parameters.initial)
     if not call.applies(num_states, *parameters) or x.dtype != wanted or not x.numel():
         return False
-    return call.pays("smooth", *x.shape[:2], num_states)
+    return call.pays("smooth", x.shape[:2], num_states)
 
 
 def expected_statistics(
