@@ -59,6 +59,10 @@ class TopicLayout(BlockLayout):
         """Topics and base states of global ids."""
         return ids // self._full % self.num_topics, ids // (self._full * self.num_topics) * self._full + ids % self._full
 
+    def block_of_global(self, ids: Tensor) -> Tensor:
+        """Blocks of global ids, kept or not."""
+        return ids // (self._full * self.num_topics)
+
     def of_local(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Topics and base local numbers of local numbers."""
         wide = self.base_width * self.num_topics
@@ -154,10 +158,9 @@ class TopicTransition(HierarchicalTransition):
         message = belief.log_probs.view(topics.shape)
         step = log_matmul(message + gates, inner)
         if self.end_block is not None:
-            full = layout.num_states // layout.num_blocks
             afresh = (torch.logsumexp(message, -1).exp() @ self.mix).log().unsqueeze(-1)
             afresh = afresh + layout.base.of_blocks(self.base_initial, block).unsqueeze(-2)
-            ended = ids[:, :1, None] // full == self.end_block
+            ended = layout.block_of_global(ids[:, :1, None]) == self.end_block
             step = torch.where(ended, afresh, step)
         return step.flatten(-2)
 
@@ -181,8 +184,7 @@ class TopicTransition(HierarchicalTransition):
 
     def leaving_outside(self, ids):
         topics, base = self.layout.of_global(ids)
-        full = self.layout.num_states // self.layout.num_blocks
-        return self._marked(self._base_outside(base), topics, self._ends(ids // full))
+        return self._marked(self._base_outside(base), topics, self._ends(self.layout.block_of_global(ids)))
 
     def _ends(self, blocks: Tensor) -> Tensor:
         return torch.zeros_like(blocks, dtype=torch.bool) if self.end_block is None else blocks == self.end_block

@@ -22,6 +22,7 @@ from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 import numba
+import numpy as np
 from numba.core.caching import NullCache, _Cache
 from numba.core.compiler import CompileResult
 from numba.core.registry import cpu_target
@@ -145,7 +146,7 @@ def keep(dispatcher, options: dict[str, Any], folders: Callable[[], list[Path]])
 
 
 def parts_of(function: FunctionType) -> list[tuple]:
-    """What a loop's code is made from: of it and all that it calls bytecode, constants, and globals that are plain."""
+    """What a loop's code is made from: of it and all that it calls bytecode, constants, and what it reads of its module."""
     seen: dict[FunctionType, tuple] = {}
     _add_parts(function, seen)
     return list(seen.values())
@@ -155,7 +156,7 @@ def _add_parts(function: FunctionType, seen: dict[FunctionType, tuple]) -> None:
     if function in seen:
         return
     codes = list(_codes(function.__code__))
-    bytecode = [(code.co_code, code.co_names, code.co_varnames, _plain(code.co_consts)) for code in codes]
+    bytecode = [(code.co_code, code.co_names, code.co_varnames, _described(code.co_consts)) for code in codes]
     names, found = sorted({name for code in codes for name in code.co_names}), []
     seen[function] = function.__module__, function.__name__, bytecode, found
     spaces = [function.__globals__]
@@ -165,8 +166,8 @@ def _add_parts(function: FunctionType, seen: dict[FunctionType, tuple]) -> None:
             value = space.get(name)
             if hasattr(value, "py_func"):
                 _add_parts(value.py_func, seen)
-            elif _is_plain(value):
-                found.append((name, value))
+            elif value is not None:
+                found.append((name, _described(value)))
 
 
 def _codes(code: CodeType) -> Iterator[CodeType]:
@@ -176,9 +177,15 @@ def _codes(code: CodeType) -> Iterator[CodeType]:
             yield from _codes(constant)
 
 
-def _is_plain(value: object) -> bool:
-    return isinstance(value, PLAIN) or isinstance(value, tuple) and all(map(_is_plain, value))
-
-
-def _plain(constants: tuple) -> tuple:
-    return tuple(value for value in constants if _is_plain(value))
+def _described(value: Any) -> Any:
+    """What of a constant goes into machine code: numbers and arrays as they are, of tuples with names these too."""
+    if isinstance(value, (tuple, frozenset)):
+        parts = sorted(value, key=repr) if isinstance(value, frozenset) else value
+        return type(value).__name__, *map(_described, parts)
+    if isinstance(value, np.ndarray):
+        return value.dtype.str, value.shape, value.tobytes()
+    if isinstance(value, (*PLAIN, np.generic)):
+        return type(value).__name__, repr(value)
+    if isinstance(value, CodeType):
+        return "code"  # which is looked at by itself
+    return getattr(value, "__module__", None), getattr(value, "__qualname__", None), getattr(value, "_fields", None)

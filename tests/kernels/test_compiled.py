@@ -5,6 +5,7 @@ import logging
 import os
 import subprocess
 import sys
+from collections import namedtuple
 from pathlib import Path
 
 import numpy as np
@@ -108,6 +109,16 @@ def versions(body: str, constant: int):
     space = {"jit": compiled.jit, "LIMIT": constant}
     exec(f"def inner(x):\n    return {body}\ninner = jit(inner)\ndef outer(x):\n    return inner(x) + LIMIT", space)
     return machine_code.parts_of(space["outer"])
+
+
+@pytest.mark.parametrize(
+    "before, after",
+    [(np.float32(1), np.float32(2)), (np.float32(1), np.float64(1)), (np.ones(2), np.zeros(2)),
+     (namedtuple("P", "a b"), namedtuple("P", "b a")), (frozenset({1}), frozenset({2})), (np.float32, np.float64), (0.0, -0.0)],
+)  # fmt: skip
+def test_code_is_that_of_constants_of_any_kind(before, after):
+    """Of names of tuples, too: code finds their parts by place."""
+    assert versions("x", before) == versions("x", before) != versions("x", after)
 
 
 def test_code_is_that_of_what_it_calls_and_reads():

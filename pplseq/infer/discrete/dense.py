@@ -67,10 +67,13 @@ class DenseChain(Chain):
         index = np.arange(len(f.emit) * batch.numel()).reshape(len(f.emit), -1).T.copy()
         return Tables(chain, emissions, call.Rows(index, *lengths), batch)
 
+    def _pays(self, loop: str) -> bool:
+        return call.pays(loop, (self.batch_shape.numel(), self.num_steps), self.transition.num_states)
+
     def _row_log_probs(self) -> np.ndarray | None:
         """(N,) log p(x); None where these loops do not do."""
         if self._likelihoods is None and not self._fails:
-            tables = self._tables
+            tables = self._tables if self._pays("likelihood") else None
             self._likelihoods = None if tables is None else call.log_prob(*tables[:3])
             self._fails = self._likelihoods is None
         return self._likelihoods
@@ -78,7 +81,7 @@ class DenseChain(Chain):
     def _posterior(self, pairs: bool) -> call.Smoothed | None:
         """Posteriors, with expected transitions or without; None where these loops do not do."""
         if self._found is None or pairs and not self._has_pairs:
-            tables = None if self._fails else self._tables
+            tables = self._tables if not self._fails and self._pays("smooth") else None
             if tables is None:
                 return None
             self._found = call.smooth(*tables[:3], pairs=pairs)

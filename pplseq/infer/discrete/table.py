@@ -44,7 +44,7 @@ class TableChain(DenseChain):
         return None if emissions is None else Tables(self._chain, emissions, self._rows, self.batch_shape)
 
     def viterbi(self) -> tuple[Tensor, Tensor]:
-        if not call.pays("viterbi", self._rows.numbers.shape, self.transition.num_states):
+        if not self._pays("viterbi"):
             return super().viterbi()
         words, own = self._word_tables, self._chain.logs
         logs = self.factors.emit.flatten(0, 1).numpy() if words is None else words.logs

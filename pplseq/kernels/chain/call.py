@@ -1,7 +1,8 @@
 """An HMM's rows through the compiled loops of :mod:`pplseq.kernels.chain.loops`, from tables of log-probabilities.
 
-Sums return None where those loops do not do: where digits may be lost, a row is impossible, or compiling does not pay yet. The
-general scans, :mod:`pplseq.kernels.scan` and :mod:`pplseq.kernels.path_scan`, are the readable twins and the way that is left.
+Sums return None where those loops do not do: where digits may be lost, or a row is impossible. The general scans,
+:mod:`pplseq.kernels.scan` and :mod:`pplseq.kernels.path_scan`, are the readable twins and the way that is left then; and as
+long as compiling does not pay, which callers ask first.
 """
 
 from __future__ import annotations
@@ -130,11 +131,9 @@ def side_by_side(num_rows: int, rows: Rows, num_steps: int, start: np.ndarray, m
 
 def log_prob(chain: Chain, emissions: Emissions, rows: Rows) -> np.ndarray | None:
     """(B,) log p(x)."""
-    index, lengths = rows
-    if not pays("likelihood", index.shape, emissions.weights.shape[1]):
-        return None
     from pplseq.kernels.chain import loops
 
+    index, lengths = rows
     found, states = np.empty(len(index)), states_of(emissions.weights.shape[1])
     tables = *chain.probs, emissions.weights, emissions.shift, states
 
@@ -154,12 +153,10 @@ def smooth(
 ) -> Smoothed | None:
     """Posteriors and expected counts; without ``pairs``, which take a third of the time, these are zeros (1, 1), and without
     ``posterior`` there are none (0, 0, 0) of steps, nor memory for them."""
-    index, lengths = rows
-    num_states = emissions.weights.shape[1]
-    if not pays("smooth", index.shape, num_states):
-        return None
     from pplseq.kernels.chain import loops
 
+    index, lengths = rows
+    num_states = emissions.weights.shape[1]
     parts = compiled.num_parts(len(index), _work(rows, emissions))
     found, states = np.empty(len(index)), np.empty((*index.shape, num_states) if posterior else (0, 0, 0))
     starts = np.zeros((parts, num_states))

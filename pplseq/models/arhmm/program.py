@@ -17,7 +17,8 @@ from pplseq.infer.programs.markov import markov
 from pplseq.models.arhmm.fit import m_step, regression_statistics, start
 from pplseq.models.arhmm.parameters import ARHMMParameters
 from pplseq.models.base import Given, Sizes, one_chain
-from pplseq.models.lds.arguments import check_inputs, inputs_ahead, one_to_come, to_come
+from pplseq.models.lds.arguments import inputs_ahead, one_to_come, to_come
+from pplseq.models.regressed import RegressedSteps
 
 
 class VectorForecast(NamedTuple):
@@ -56,7 +57,7 @@ class VectorForecast(NamedTuple):
         return forecast_frame(self.means, lambda: self.intervals(level), row, self.column_names, self.times, self.sequences)
 
 
-class ARHMM(ARHMMParameters):
+class ARHMM(RegressedSteps, ARHMMParameters):
     """States z_t move as a Markov chain, and vectors follow the autoregression of their state, exactly:
 
         x_t ~ N(constants[z_t] + sum_l lags[z_t, l] x_{t-l} + inputs[z_t] u_t, covariances[z_t])
@@ -121,27 +122,8 @@ class ARHMM(ARHMMParameters):
                         see.last = pyro.sample(f"x_{t}", emission(z, inputs=see(t)), obs=given.value(t))
         return x
 
-    def _told(self, x, lengths, start, inputs, known):
-        """What the program was called with, what its steps are regressed on, and the two specs."""
-        given = self.given(x, lengths, start, **known)
-        return given, Lags(self, given, check_inputs(inputs, given.shape, self.num_inputs, lengths)), self.specs()
-
-    def direct_chain(self, x, lengths=None, start=None, *, inputs=None, **known) -> Chain | None:
-        if not self.is_one_chain:
-            return None
-        given, see, specs = self._told(x, lengths, start, inputs, known)
-        return given.chain(*specs, start, emission_inputs=see.values)
-
-    def direct_draw(self, *, start=None, inputs=None, **known) -> tuple[Tensor, Tensor] | None:
-        if not self.is_one_chain:
-            return None
-        given, see, (transition, emission) = self._told(None, None, start, inputs, known)
-
-        def emit(z, t, x):
-            see.last = x
-            return emission(z, inputs=see(t))
-
-        return given.draw(lambda z, t, x: transition(z), emit, start)
+    def seen_before(self, given: Given, inputs: Tensor | None) -> Lags:
+        return Lags(self, given, inputs)
 
     def check_start(self, start, num_rows: int) -> None:
         super().check_start(start, num_rows)

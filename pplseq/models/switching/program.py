@@ -14,12 +14,12 @@ from pplseq.infer.discrete.chain import Chain
 from pplseq.infer.fit.em import Batch, Statistics
 from pplseq.infer.programs.markov import markov
 from pplseq.models.base import Given, Sizes, one_chain
-from pplseq.models.lds.arguments import check_inputs
+from pplseq.models.regressed import RegressedSteps
 from pplseq.models.switching.fit import m_step, moments_of
 from pplseq.models.switching.queries import SwitchingQueries
 
 
-class SwitchingRegression(SwitchingQueries):
+class SwitchingRegression(RegressedSteps, SwitchingQueries):
     """Regimes s_t move as a Markov chain, and numbers follow the regression of their regime.
 
         lags_of="values":      x_t ~ N(mean[s_t] + inputs[s_t] u_t + sum_i lags[s_t, i] x_{t-i}, variance[s_t])
@@ -99,29 +99,8 @@ class SwitchingRegression(SwitchingQueries):
                         see.last = pyro.sample(f"x_{t}", emission(z, inputs=see(t)), obs=given.value(t))
         return x
 
-    def _told(self, x, lengths, start, inputs, known):
-        """What the program was called with, what its steps are regressed on, and the two specs."""
-        given = self.given(x, lengths, start, **known)
-        return given, Regressors(self, given, check_inputs(inputs, given.shape, self.num_inputs, lengths)), self.specs()
-
-    def direct_chain(
-        self, x: Tensor, lengths: Tensor | None = None, start: Belief | None = None, *, inputs: Tensor | None = None, **known,
-    ) -> Chain | None:  # fmt: skip
-        if not self.is_one_chain:
-            return None
-        given, see, specs = self._told(x, lengths, start, inputs, known)
-        return given.chain(*specs, start, emission_inputs=see.values)
-
-    def direct_draw(self, *, start=None, inputs=None, **known) -> tuple[Tensor, Tensor] | None:
-        if not self.is_one_chain:
-            return None
-        given, see, (transition, emission) = self._told(None, None, start, inputs, known)
-
-        def emit(z, t, x):
-            see.last = x
-            return emission(z, inputs=see(t))
-
-        return given.draw(lambda z, t, x: transition(z), emit, start)
+    def seen_before(self, given: Given, inputs: Tensor | None) -> Regressors:
+        return Regressors(self, given, inputs)
 
     def check_start(self, start, num_rows: int) -> None:
         super().check_start(start, num_rows)

@@ -262,7 +262,7 @@ class VLHMM(Constrainable):
 
     @property
     def decays(self) -> dict[str, float]:
-        """Weight decays of single parameters, at least, in training: what topics add to scores learns a text by heart else."""
+        """Weight decays of single parameters, in training: what topics add to scores learns a text by heart else."""
         return {"topic_words": self._config["topic_decay"], "topic_blocks": self._config["topic_decay"]}
 
     # ---------------------------------------------------------------- the two conditional distributions
