@@ -27,7 +27,7 @@ def make():
 @pytest.mark.parametrize("method", ["em", "gem"])
 def test_restarts_of_a_cluster_are_those_of_one_process(here, method):
     x, inputs, lengths = data()
-    how = dict(inputs=inputs, method=method, num_restarts=BLOCKS, seed=0, max_iterations=6, tolerance=0.0)
+    how = dict(inputs=inputs, method=method, num_restarts=BLOCKS, seed=0, max_iterations=3, tolerance=0.0)
     alone, there = make().fit(x, lengths, **how), make().fit(x, lengths, **how, cluster=here)
     ours, theirs = there.history.restarts, alone.history.restarts
     torch.testing.assert_close(ours.trace, theirs.trace, rtol=1e-9, atol=1e-9, equal_nan=True)

@@ -118,11 +118,11 @@ def test_one_batch_is_a_loop_over_single_fits_and_never_falls(case):
     # So few data are separable: weights of linear networks grow without end, a Newton step has a Hessian of size 1e-16 then,
     # and rounding, which depends on the size of the batch, chooses its direction: 1e-16 in the weights after one iteration,
     # 1e-10 after four, 1 after eight.
-    few = {"max_iterations": 4 if "linear" in case.values() else 8, "tolerance": 2e-2}
+    few = {"max_iterations": 4 if "linear" in case.values() else 6, "tolerance": 2e-2}
     together = EMRun(many, start, blocks=blocks, **few).run()
     gains = (together.objectives[1:] - together.objectives[:-1])[:, :2]
     assert float(gains[~gains.isnan()].min()) > -1e-9
-    for restart in range(4):
+    for restart in (1, 2):
         block = blocks[restart // 2].replaced(1)
         alone = EMRun(
             problem(**case, graph=graph),
@@ -256,10 +256,10 @@ def test_a_variance_floor():
 def test_generalised_em_goes_up_to_about_where_em_goes(case):
     one = problem(**case)
     start = draw_parameters(one, [RestartBlock(2)])
-    found = EMRun(one, start, gradient=True, max_iterations=30, tolerance=0.0).run()
+    found = EMRun(one, start, gradient=True, max_iterations=15, tolerance=0.0).run()
     gains = found.trace[1:] - found.trace[:-1]
     assert float(gains[~gains.isnan()].min()) > -1e-9
-    exact = EMRun(one, start, max_iterations=5, tolerance=0.0).run()
+    exact = EMRun(one, start, max_iterations=3, tolerance=0.0).run()
     assert bool((found.log_likelihoods > found.trace[0] + 0.8 * (exact.log_likelihoods - found.trace[0])).all())
 
 

@@ -95,12 +95,9 @@ def test_what_restarts_learn_is_what_the_model_says(kind):
 @pytest.mark.parametrize(
     ("kind", "covariance"),
     [("vectors, bits, Mealy", None)]
-    + [
-        (kind, c)
-        for kind in ("symbols, vectors, full", "vectors, vectors, Mealy")
-        for c in ("diag", "full", "tied", "spherical")
-    ]
-    + [("layers, vectors", "full"), ("layers, vectors", "diag")],
+    + [("symbols, vectors, full", c) for c in ("diag", "full", "tied", "spherical")]
+    + [("vectors, vectors, Mealy", c) for c in ("diag", "full")]
+    + [("layers, vectors", "full")],
 )
 def test_vectors_that_lack_some_dimensions(kind, covariance):
     options, outputs, inputs = KINDS[kind]
@@ -117,7 +114,7 @@ def test_vectors_that_lack_some_dimensions(kind, covariance):
     assert found == sorted(found) and len(found) == 5
     if covariance is None or "layers" in kind:  # separable bits have no maximum
         return
-    model.fit(x, inputs=u, num_restarts=3, seed=0, max_iterations=200, tolerance=1e-11)
+    model.fit(x, inputs=u, warm_start=True, max_iterations=100, tolerance=1e-9)
     batch = model.as_batch(x, inputs=u)
     objective = model.log_joint(batch.x, batch.lengths, **batch.known)
     for gradient in torch.autograd.grad(objective, [*model.emission_network.parameters(), *model.noise.parameters()]):
@@ -143,10 +140,10 @@ def test_softmax_and_least_squares_recover_a_system():
         truth.transition_network.weight.copy_(torch.tensor([[[-3.0, 3.0], [1.0, -1.0]], [[3.0, -3.0], [-1.0, 1.0]]]))
         truth.emission_network.weight.copy_(torch.tensor([[[2.0], [1.0]], [[-1.0], [-3.0]]]))
         truth.noise.set(torch.tensor([[[0.04]], [[0.25]]], dtype=torch.float64))
-    u = torch.randn(40, 50, 1, dtype=torch.float64)
+    u = torch.randn(20, 50, 1, dtype=torch.float64)
     x, states, _ = truth.sample(inputs=u, seed=1)
     model = IOHMM(2, num_inputs=1, outputs="gaussian", num_outputs=1, mealy=True)
-    model.fit(x, inputs=u, num_restarts=3, seed=0)
+    model.fit(x, inputs=u, num_restarts=2, seed=0)
     assert model.history.converged
     assert model.score(x, inputs=u) > truth.score(x, inputs=u)
     order = model.emission_network.weight[:, 1, 0].argsort(descending=True)
@@ -158,17 +155,20 @@ def test_softmax_and_least_squares_recover_a_system():
     assert float((order[states] == model.decode(x, inputs=u)).double().mean()) > 0.97
 
 
+SYMBOLS, VECTORS, LAYERS = dict(num_symbols=L), dict(num_inputs=U, mealy=True), dict(num_inputs=U, hidden=(3,))
+
+
 @pytest.mark.parametrize(
-    "options", [dict(num_symbols=L), dict(num_inputs=U, mealy=True), dict(num_inputs=U, hidden=(3,))]
+    ("family", "options"),
+    [("words", SYMBOLS), ("words", VECTORS), ("bits", VECTORS), ("bits", LAYERS), ("vectors", SYMBOLS), ("vectors", LAYERS)],
 )
-@pytest.mark.parametrize("family", ["words", "bits", "vectors"])
 def test_with_priors_em_climbs_the_posterior(options, family):
     x, u = data(family, "symbols" if "num_symbols" in options else "vectors")
     outputs = {"words": dict(num_outputs=4), "bits": dict(outputs="bernoulli", num_outputs=2)}
     outputs["vectors"] = dict(outputs="gaussian", num_outputs=2)
     model = IOHMM(2, **options, **outputs[family], priors=True)
     exact = not options.get("hidden") and family != "vectors"
-    model.fit(x, inputs=u, seed=0, max_iterations=400 if exact else 20, tolerance=1e-12 if exact else 0.0)
+    model.fit(x, inputs=u, seed=0, max_iterations=400 if exact else 8, tolerance=1e-10 if exact else 0.0)
     history = model.history
     assert history.log_posteriors == sorted(history.log_posteriors)
     batch = model.as_batch(x, inputs=u)
@@ -205,7 +205,7 @@ def test_a_module_of_ones_own():
 def test_distributions_over_weights(method):
     x, u = data("words", "symbols")
     model = IOHMM(2, num_symbols=L, num_outputs=4, priors=True)
-    options = dict(num_steps=40) if method == "svi" else dict(num_samples=4, warmup_steps=4, max_tree_depth=2)
+    options = dict(num_steps=10) if method == "svi" else dict(num_samples=4, warmup_steps=4, max_tree_depth=2)
     model.fit(x, inputs=u, method=method, seed=0, **options)
     assert model.history.method == method
     if method == "nuts":
@@ -222,14 +222,14 @@ def test_blocks_of_settings_and_the_smallest_consistent():
     x, u = parity_data()
     model = IOHMM(2, num_symbols=2, num_outputs=2, initial="transition")
     blocks = [
-        RestartBlock(20, concentration=0.5, fixed_start=True),
-        dict(num_restarts=10, prior=1.5, prior_iterations=20),
+        RestartBlock(10, concentration=0.5, fixed_start=True),
+        dict(num_restarts=5, prior=1.5, prior_iterations=20),
     ]
     model.fit(x, inputs=u, num_restarts=blocks, select="smallest_consistent", seed=0, max_iterations=200)
     report = model.history.restarts
-    assert report.block.tolist() == [0] * 20 + [1] * 10
-    assert float(report.scores[report.chosen]) == 1 and "30 restarts" in report.summary()
-    right = [float((_labels(model, report, r, u) == x).double().mean()) for r in range(30)]
+    assert report.block.tolist() == [0] * 10 + [1] * 5
+    assert float(report.scores[report.chosen]) == 1 and "15 restarts" in report.summary()
+    right = [float((_labels(model, report, r, u) == x).double().mean()) for r in range(15)]
     expected = [float(share == 1) for share in right]
     assert [s for s in report.scores.tolist() if s == s] == [
         e for e, s in zip(expected, report.scores.tolist(), strict=True) if s == s
@@ -245,7 +245,7 @@ def test_validation_and_sizes():
     x, u = parity_data()
     held_out = parity_data(rows=30, seed=7)
     options = dict(num_symbols=2, num_outputs=2, initial="transition")
-    fit = dict(num_restarts=20, seed=0, max_iterations=100)
+    fit = dict(num_restarts=10, seed=0, max_iterations=100)
     model = IOHMM(2, **options).fit(x, inputs=u, select="validation", validation=held_out, **fit)
     report = model.history.restarts
     assert_close(

@@ -85,15 +85,15 @@ def test_gradients_variational_inference_and_nuts():
     torch.manual_seed(2)
     halves = [model.as_batch(part, inputs=v) for part, v in zip(x.split(6), u.split(6), strict=True)]
     fitted = copy.deepcopy(model)
-    history = fit_variationally(fitted, halves, initial=model.sites(), num_steps=60, guide="delta")
+    history = fit_variationally(fitted, halves, initial=model.sites(), num_steps=30, guide="delta")
     assert np.mean(history.losses[-6:]) < np.mean(history.losses[:6]) + 0.01
     fitted.set_parameters(**{name: value.detach() for name, value in history.guide.median().items()})
     assert float(fitted.log_joint(x, inputs=u).detach()) > mode - 5
-    history = fit_variationally(model, [batch], initial=model.sites(), num_steps=20)
+    history = fit_variationally(model, [batch], initial=model.sites(), num_steps=5)
     assert set(history.guide.median()) == set(model.sites())
-    draws = sample_parameters(model, batch, initial=model.sites(), num_samples=6, warmup_steps=4, max_tree_depth=3)
+    draws = sample_parameters(model, batch, initial=model.sites(), num_samples=4, warmup_steps=3, max_tree_depth=2)
     values = []
-    for index in range(6):
+    for index in range(4):
         model.set_parameters(**{name: value[index] for name, value in draws.samples.items()})
         values.append(float(model.log_joint(x, inputs=u).detach()))
     assert all(np.isfinite(values)) and max(values) > before + 50

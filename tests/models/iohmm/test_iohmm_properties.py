@@ -8,7 +8,7 @@ from pplseq.infer.oracles.discrete import enumerate_paths, forward_loop
 from pplseq.models import IOHMM
 
 close = torch.testing.assert_close
-quick = settings(max_examples=30, deadline=None, derandomize=True)
+quick = settings(max_examples=20, deadline=None, derandomize=True)
 
 
 @st.composite

@@ -26,8 +26,7 @@ def data(options):
     return torch.randint(2, (10, 7), generator=generator), u
 
 
-@pytest.mark.parametrize("name", FITS)
-@pytest.mark.parametrize("after", [0, 3])
+@pytest.mark.parametrize(("name", "after"), [*zip(FITS, [3] * 4, strict=True), ("em", 0)])
 def test_interrupted_and_resumed(name, after, tmp_path, monkeypatch):
     options, fit = FITS[name]
     x, u = data(options)
@@ -85,7 +84,7 @@ def test_time_that_is_over(method, tmp_path, monkeypatch):
     model = IOHMM(2, num_symbols=3, num_outputs=2)
     monkeypatch.setattr(RestartPriors, "settled", lambda self, iteration, restarts: torch.zeros(len(restarts)).bool())
     steps = {"em": "max_iterations", "sgd": "num_steps"}[method]
-    model.fit(x, inputs=u, method=method, seed=0, num_restarts=3, max_time=1.0, folder=tmp_path / "r", **{steps: 10**6})
+    model.fit(x, inputs=u, method=method, seed=0, num_restarts=3, max_time=0.2, folder=tmp_path / "r", **{steps: 10**6})
     found = model.history.restarts
     assert 1 < len(found.trace) < 10**6 and len(found) == 3
     assert float(found.log_likelihoods[found.chosen]) == pytest.approx(model.score(x, inputs=u))

@@ -64,7 +64,7 @@ def test_fits_do_not_depend_on_the_units_of_inputs(steps):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         expected = fit(0.0, 1.0)
-        for mean, scale in ((20.0, 1.0), (1000.0, 1.0), (0.0, 1e4), (0.0, 1e-6)):
+        for mean, scale in ((1000.0, 1.0), (0.0, 1e4), (0.0, 1e-6)):
             assert fit(mean, scale) == pytest.approx(expected, abs=1e-3), (mean, scale)
 
 

@@ -27,7 +27,7 @@ def drawn(sigma, groups=60, steps=40, seed=0, turn=0.0):
 
 
 def fitted(x, u):
-    return IOHMM(2, **GAUSSIAN).fit(x, inputs={"emission": u}, num_restarts=5, seed=0)
+    return IOHMM(2, **GAUSSIAN).fit(x, inputs={"emission": u}, num_restarts=2, seed=0)
 
 
 @pytest.mark.parametrize("sigma", [0.8, 0.3])
@@ -77,8 +77,8 @@ def test_no_spread_is_the_plain_model():
 
 
 def grid_integral(found, x, u, groups, lengths):
-    """log p(x) by the trapezoidal rule over 4,001 values of each group's effect, by forward sums of its own."""
-    grid = torch.linspace(-9, 9, 4001).double()
+    """log p(x) by the trapezoidal rule over 1,001 values of each group's effect, by forward sums of its own."""
+    grid = torch.linspace(-9, 9, 1001).double()
     model = found.model
     start = torch.softmax(model.network("initial").logits.detach(), -1)
     spread = found._spread.detach()
@@ -105,7 +105,7 @@ def grid_integral(found, x, u, groups, lengths):
                 norm = alpha.sum(-1, keepdim=True)
                 log_prob, alpha = log_prob + norm[:, 0].log(), alpha / norm
         prior = torch.distributions.Normal(0.0, 1.0).log_prob(grid)
-        total += float(torch.logsumexp(log_prob + prior, 0) + math.log(18 / 4000))
+        total += float(torch.logsumexp(log_prob + prior, 0) + math.log(18 / 1000))
     return total
 
 
@@ -146,7 +146,7 @@ def test_rounds_that_run_out_are_told():
 
 
 def test_transitions_that_differ_by_group():
-    x, u, effect = drawn(0.0, turn=1.0, steps=80)
+    x, u, effect = drawn(0.0, groups=30, turn=1.0, steps=80)
     plain = fitted(x, u)
     found = fit_random_effects(plain, x, range(len(x)), inputs={"emission": u}, part="transition")
     assert found.log_likelihood > plain.score(x, inputs={"emission": u}) + 10
@@ -178,7 +178,7 @@ def test_effects_however_precisely_they_are_known(noise):
     np.testing.assert_allclose(deviations, (1 + 40 / noise**2) ** -0.5, rtol=1e-6)
 
 
-@pytest.mark.parametrize("noise", [0.3, 1e-2, 3e-4])
+@pytest.mark.parametrize("noise", [0.3, 3e-4])
 def test_the_fit_comes_to_the_formula_of_the_maximum(noise):
     _, x = precise(noise)
     plain = IOHMM(1, num_inputs=0, outputs="gaussian", num_outputs=1).fit(x, num_restarts=1, seed=0)
@@ -196,11 +196,12 @@ def test_what_numbers_cannot_tell_is_refused():
         found.score(x, range(6))
 
 
+@pytest.mark.filterwarnings("ignore:max_rounds")
 def test_columns_are_read_by_name():
     pandas = pytest.importorskip("pandas")
     generator = np.random.default_rng(0)
-    u = generator.random((6, 20, 2))
-    y = 2 * u[..., :1] - u[..., 1:] + generator.normal(size=(6, 1, 1)) + 0.3 * generator.normal(size=(6, 20, 2)) + [0, 5]
+    u = generator.random((6, 10, 2))
+    y = 2 * u[..., :1] - u[..., 1:] + generator.normal(size=(6, 1, 1)) + 0.3 * generator.normal(size=(6, 10, 2)) + [0, 5]
     x = [pandas.DataFrame(row, columns=["p", "q"]) for row in y]
     inputs = [pandas.DataFrame(row, columns=["a", "b"]) for row in u]
     plain = IOHMM(1, num_inputs={"emission": 2}, outputs="gaussian", num_outputs=2, mealy=True)
@@ -208,19 +209,19 @@ def test_columns_are_read_by_name():
     for turned in (plain, IOHMM(**plain.get_params())):
         turned.load_state_dict(plain.state_dict())
         turned.is_fitted = True
-        found = fit_random_effects(turned, x, range(6), inputs={"emission": inputs}, max_rounds=60)
+        found = fit_random_effects(turned, x, range(6), inputs={"emission": inputs}, max_rounds=2)
         value = found.score(x, range(6), inputs={"emission": inputs})
         other = [row[["q", "p"]] for row in x]
         assert found.score(other, range(6), inputs={"emission": inputs}) == pytest.approx(value)
         own = found.inputs(x, range(6), inputs={"emission": inputs})
         assert found.model.score(other, inputs=own) == pytest.approx(found.model.score(x, inputs=own))
         if turned is plain:
-            again = fit_random_effects(turned, other, range(6), inputs={"emission": inputs}, max_rounds=60)
+            again = fit_random_effects(turned, other, range(6), inputs={"emission": inputs}, max_rounds=2)
             assert again.log_likelihood == pytest.approx(found.log_likelihood)
         with pytest.raises(ValueError, match="no column 'p'"):
             found.score([row.rename(columns={"p": "r"}) for row in x], range(6), inputs={"emission": inputs})
     one = IOHMM(1, num_inputs=2, outputs="gaussian", num_outputs=2, mealy=True).fit(x, inputs=inputs, num_restarts=1, seed=0)
-    found = fit_random_effects(one, x, range(6), inputs=inputs, max_rounds=60)
+    found = fit_random_effects(one, x, range(6), inputs=inputs, max_rounds=2)
     swapped = [row[["b", "a"]] for row in inputs]
     assert found.score(x, range(6), inputs=swapped) == found.score(x, range(6), inputs=inputs)
     with pytest.raises(ValueError, match="no column 'a'"):
@@ -268,7 +269,7 @@ def test_other_outputs(options):
     truth = IOHMM(2, num_inputs=0, **options)
     x = truth.sample(num_sequences=10, num_steps=15, seed=0).x
     plain = IOHMM(2, num_inputs=0, **options).fit(x, num_restarts=2, seed=0, max_iterations=20)
-    found = fit_random_effects(plain, x, [row // 2 for row in range(10)], max_rounds=3)
+    found = fit_random_effects(plain, x, [row // 2 for row in range(10)], max_rounds=1)
     assert found.log_likelihood > plain.score(x) - 1e-3 and found.spread.shape == (2,)
     assert len(found.effects(x, range(10))) == 10
 
