@@ -199,7 +199,10 @@ def test_killed_between_lines(pplseq, general, personal, whole, tmp_path, monkey
 SCRIPT = "import sys; from pplseq.cli import main; main(sys.argv[1:])"
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT], ids=["kill", "term", "int"])
+@pytest.mark.parametrize("number", [
+    pytest.param(signal.SIGKILL, id="kill"), pytest.param(signal.SIGTERM, id="term"),
+    pytest.param(signal.SIGINT, id="int", marks=pytest.mark.slow),
+])  # fmt: skip
 def test_signals_to_a_process(pplseq, general, whole, tmp_path, number, options, personal_lines):
     """A process that reads from a pipe is ended between two lines; another one takes up the rest."""
     settings = ["personalize", general, *map(str, options), "--state", str(tmp_path / "state"), "--save-every", "1"]

@@ -173,12 +173,12 @@ def test_decode_samples_and_marginals_agree(run):
     paths = ask(run, "decode", "--num-paths", 3)[0]["paths"]
     assert ask(run, "decode")[0]["paths"][0]["states"] == paths[0]["states"]
     assert 1 >= paths[0]["prob"] >= paths[1]["prob"] >= paths[2]["prob"] > 0
-    samples = np.array(ask(run, "sample", "--num-samples", 4000)[0]["samples"])
+    samples = np.array(ask(run, "sample", "--num-samples", 1500)[0]["samples"])
     share = np.mean(np.all(samples == paths[0]["states"], axis=1))
-    assert share == pytest.approx(paths[0]["prob"], abs=0.03)
+    assert share == pytest.approx(paths[0]["prob"], abs=0.05)
     smoothed = ask(run, "smooth")[0]["states"]
     for t, states in enumerate(smoothed):
-        assert np.mean(samples[:, t] == states[0]["state"]) == pytest.approx(states[0]["prob"], abs=0.04)
+        assert np.mean(samples[:, t] == states[0]["state"]) == pytest.approx(states[0]["prob"], abs=0.05)
 
 
 def test_next_word_is_the_ratio_of_two_scores(run, trained):

@@ -105,7 +105,7 @@ STORED = {name: CASES[name] for name in KINDS} | {
 @pytest.mark.parametrize("name", STORED)
 def test_what_was_held_is_saved_and_stays(name, tmp_path):
     make, x, fixed, *_ = STORED[name]
-    x = x[:60]
+    x = x[:30]
     model = make()
     short = {"max_iterations" if model.methods[0] == "em" else "num_steps": 2}
     model.fit(x, seed=0, **short).fit(x, warm_start=True, fixed=fixed, folder=tmp_path / "run", **short)
@@ -225,7 +225,7 @@ def test_draws_are_of_what_is_free(fixed):
     models = [HMM(2, 3, priors={"initial": 2.0, "transition": 2.0, "emission": 2.0}).set_parameters(**known) for _ in range(3)]
     common = {"fixed": fixed, "warm_start": True, "seed": 0}
     models[0].fit(words, method="em", max_iterations=500, tolerance=1e-10, **common)
-    models[1].fit(words, method="svi", guide="delta", num_steps=150, lr=0.2, **common)
+    models[1].fit(words, method="svi", guide="delta", num_steps=80, lr=0.3, **common)
     models[2].fit(words, method="nuts", num_samples=4, warmup_steps=2, max_tree_depth=2, **common)
     names = [fixed] if isinstance(fixed, str) else fixed
     start = HMM(2, 3).set_parameters(**known)

@@ -104,7 +104,7 @@ def test_errors_are_those_of_finite_differences(case):
         warnings.simplefilter("ignore")  # which have none is seen below
         model.fit(x, **known, seed=0)
         if "lbfgs" in model.methods:
-            model.fit(x, **known, method="lbfgs", warm_start=True, num_steps=100)
+            model.fit(x, **known, method="lbfgs", warm_start=True, num_steps=30)
         found = model.summary(x, **known)
         names, errors, lost, size = by_differences(model, model.as_batch(x, **known))
     assert len(names) == len(found.names)

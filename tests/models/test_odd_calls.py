@@ -17,7 +17,7 @@ SEED = int(os.environ.get("PPLSEQ_FUZZ_SEED", "0"))
 
 def test_odd_arguments_are_refused_in_words():
     calls = OddCalls(SEED)
-    assert not [wrong for _ in range(400) if (wrong := calls.call()) is not None]
+    assert not [wrong for _ in range(200) if (wrong := calls.call()) is not None]
 
 
 @pytest.mark.slow

@@ -51,7 +51,7 @@ def test_it_learns_under_pyro(case):
     elbo(x, LENGTHS, **case.known)  # parameters are found now
     optimizer = torch.optim.Adam(elbo.parameters(), lr=0.03)
     before = model.log_prob(x, LENGTHS, **case.known).sum()
-    for _ in range(20):
+    for _ in range(6):
         optimizer.zero_grad()
         loss = elbo(x, LENGTHS, **case.known)
         loss.backward()

@@ -5,13 +5,12 @@ import json
 import os
 import random
 import signal
-import subprocess
-import sys
 from functools import partial
 
 import numpy as np
 import pytest
 import torch
+from support.faulty_disk import in_process
 
 import pplseq
 from pplseq import CRFTagger, DictionaryTagger, LatentTagger, MEMMTagger
@@ -124,18 +123,23 @@ def test_a_training_goes_on_where_it_was_stopped(case, tmp_path, monkeypatch):
     assert numbers == list(range(1, len(numbers) + 1)) and len(numbers) > middle
 
 
-def test_a_killed_command_is_resumed(text, tmp_path):
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="processes are forked")
+def test_a_killed_command_is_resumed(text, tmp_path, monkeypatch):
     """The process is gone in the middle, without a word."""
-    code = (
-        "import os, sys, pplseq\n"
-        "from pplseq.models.taggers import training\n"
-        "training.SAVED_EVERY = 0.0\n"
-        "step, n = training.TaggerTraining.step, []\n"
-        "training.TaggerTraining.step = lambda self: os._exit(9) if len(n) > 6 else (n.append(1), step(self))[1]\n"
-        "pplseq.train('tagger', sys.argv[1], folder=sys.argv[2], system='latent', set=('num_substates=4',))\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code, str(text), str(tmp_path / "run")], stderr=subprocess.DEVNULL)
-    assert done.returncode == 9 and run_status(tmp_path / "run")["status"] == "died"
+    step, taken = TaggerTraining.step, []
+
+    def killed(self):
+        if len(taken) > 6:
+            os.kill(os.getpid(), signal.SIGKILL)
+        taken.append(1)
+        return step(self)
+
+    def training():
+        monkeypatch.setattr("pplseq.models.taggers.training.SAVED_EVERY", 0.0)
+        monkeypatch.setattr(TaggerTraining, "step", killed)
+        pplseq.train("tagger", text, folder=tmp_path / "run", system="latent", set=("num_substates=4",))
+
+    assert in_process(training)[0] == 137 and run_status(tmp_path / "run")["status"] == "died"
     summary = pplseq.train(folder=tmp_path / "run", resume=True)
     assert summary["stop_reason"] == "finished" and summary["steps"] == 40
     assert json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[-1])["step"] == 40

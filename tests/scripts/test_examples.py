@@ -1,14 +1,26 @@
 """The example scripts run, as a reader would run them."""
 
+import io
 import os
 import re
+import runpy
 import subprocess
 import sys
+from contextlib import redirect_stdout
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parents[2]
+
+
+def script(name, *arguments):
+    """What a script prints, run in this process."""
+    printed = io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(printed):
+        patch.setattr(sys, "argv", [name, *map(str, arguments)])
+        runpy.run_path(str(ROOT / "scripts" / name), run_name="__main__")
+    return printed.getvalue()
 
 
 def run(*command, **environment):
@@ -22,7 +34,7 @@ def run(*command, **environment):
 def trained(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs") / "example"
     options = "--data builtin:generated --num-states 64 --blocks 16 --hidden-size 16 --minutes 10 --epochs 3"
-    return folder, run(sys.executable, ROOT / "scripts" / "train_vlhmm.py", folder, *options.split())
+    return folder, script("train_vlhmm.py", folder, *options.split())
 
 
 def test_training(trained):
@@ -36,7 +48,7 @@ def test_queries(trained):
     folder, _ = trained
     words = (folder / "best" / "vocab.txt").read_text().split()[1:4]
     sentence = f"{words[0]} _ {words[1]} {words[2]}"
-    output = run(sys.executable, ROOT / "scripts" / "query_posterior.py", folder / "best", sentence)
+    output = script("query_posterior.py", folder / "best", sentence)
     assert "log p(words) = " in output and "most probable path: [" in output
     assert output.count("a draw:") == 3 and "word 2 could be: " in output
     assert "in one block with" in output

@@ -19,7 +19,7 @@ from pplseq.models.automata.repair import num_right, repair
 from pplseq.models.automata.state_merging import merge_states
 from pplseq.models.iohmm.restarts.history import RestartBlock
 
-FEW = (RestartBlock(20, 0.5, True), RestartBlock(20))
+FEW = (RestartBlock(10, 0.5, True), RestartBlock(10))
 
 
 def by_em(*arguments, **settings):
@@ -47,7 +47,7 @@ def test_languages_are_learnt_exactly(number):
 
 def test_validation_chooses_among_languages_that_fit():
     grammar = tomita(5)
-    learner = by_em(4, blocks=(RestartBlock(100, 0.5, True), RestartBlock(200)), max_iterations=150)
+    learner = by_em(4, blocks=(RestartBlock(50, 0.5, True), RestartBlock(100)), max_iterations=150)
     found = learner.fit(grammar.strings, grammar.labels, validation=validation(grammar))
     assert len(found.candidates) > 1
     assert found.automaton.equals(Automaton.from_regex(grammar.regex, "01"))
@@ -180,7 +180,7 @@ def test_the_same_seed_gives_the_same():
     grammar = tomita(2)
     runs = [
         by_em(3, blocks=FEW, max_iterations=40, seed=seed).fit(grammar.strings, grammar.labels)
-        for seed in (3, 3, 4)
+        for seed in (3, 3, 5)
     ]
     assert torch.equal(runs[0].tables.transition, runs[1].tables.transition)
     assert not torch.equal(runs[0].tables.transition, runs[2].tables.transition)

@@ -123,12 +123,13 @@ def test_few_sizes_are_kept_to():
     assert "found no automaton of so few states" in found.report
 
 
-def test_noise_is_left_to_em():
+def test_noise_is_left_to_em(monkeypatch):
     """A string in eight has the wrong label: no small automaton is consistent, and telling the exceptions takes few bits."""
+    monkeypatch.setattr(state_merging.smallest_by_merging, "__kwdefaults__", {"work": 1_000_000})
     generator = np.random.default_rng(0)
     strings = sorted({"".join(generator.choice(["a", "b"], generator.integers(1, 11))) for _ in range(250)})
     labels = [bool(string.count("a") % 2) ^ bool(place % 8 == 0) for place, string in enumerate(strings)]
-    learner = AutomatonLearner(blocks=(RestartBlock(20, 0.5, True),), max_iterations=60)
+    learner = AutomatonLearner(blocks=(RestartBlock(8, 0.5, True),), max_iterations=40)
     learnt = learner.fit(strings, labels)
     assert learnt.automaton.equals("b*ab*(ab*ab*)*") and not learnt.consistent and learnt.noisy
     assert [size.num_states for size in learnt.sizes] == [2, 3, 4]  # two that are worse end it
@@ -156,7 +157,7 @@ def test_no_automaton_that_is_wrong_comes_before_one_that_is_right(monkeypatch):
     assert found.consistent and [size.num_states for size in found.sizes] == [11]  # 10 states would be 11 as well
 
 
-@pytest.mark.parametrize(("modulus", "other"), [(3, 3), (5, 2), (2, 4)])
+@pytest.mark.parametrize(("modulus", "other"), [(3, 3), (5, 2)])
 def test_larger_automata_that_are_simpler(modulus, other):
     """Fewer states label the strings right, but only counters permute their states."""
     generator = np.random.default_rng(1)

@@ -37,12 +37,12 @@ def model_and_statistics(switching, initial="stationary", num_regimes=3):
 def test_solved_steps_end_where_climbing_ends(switching, initial):
     model, statistics, _ = model_and_statistics(switching, initial)
     other, last = copy.deepcopy(model), -float("inf")
-    for _ in range(40):
+    for _ in range(20):
         m_step(model, statistics)
         value = float(expected_log_likelihood(model, statistics).detach())
         assert value > last - 1e-9
         last = value
-    for _ in range(8):
+    for _ in range(4):
         climb(other, list(other.parameters()), statistics, num_steps=50)
     climbed = float(expected_log_likelihood(other, statistics).detach())
     assert climbed - 1e-6 < last < climbed + 1e-2

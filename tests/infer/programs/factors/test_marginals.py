@@ -94,7 +94,7 @@ def test_marginals_have_gradients():
 def test_draws_have_the_posterior_s_frequencies():
     joint = by_hand(MOVES, MEANS)
     pyro.set_rng_seed(0)
-    elbo, counts, number = TraceBlockedEnum_ELBO(max_plate_nesting=1), torch.zeros_like(joint), 300
+    elbo, counts, number = TraceBlockedEnum_ELBO(max_plate_nesting=1), torch.zeros_like(joint), 100
     for _ in range(number):
         drawn = poutine.trace(elbo.sample_posterior).get_trace(mixture, no_guide, MOVES, MEANS).nodes
         for row in range(len(Y)):
