@@ -17,6 +17,10 @@ import pyro  # noqa: E402
 import pytest  # noqa: E402
 import torch  # noqa: E402
 
+if not torch.cuda.is_available():
+    # torch.manual_seed keeps a trace of the stack for each kind of device that is not there: more than many a test takes
+    torch.manual_seed = torch.default_generator.manual_seed
+
 
 def pytest_sessionstart(session):
     """Where several processes run the tests, each has its share of the loops compiled before it begins."""

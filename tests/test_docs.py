@@ -14,7 +14,10 @@ PAGES = sorted(page for page in DOCS.rglob("*.md") if "```python exec" in page.r
 LONG = ("jobs", "regimes", "kinds_of_data", "own_program", "text", "iohmm", "constraints")  # more than a few seconds
 
 # what a reader waits for, a test need not
-QUICKER = [("max_time=20", "max_time=3"), ("range(300)", "range(3)")]
+QUICKER = [
+    ("max_time=20", "max_time=1"), ("range(300)", "range(3)"), ("24 * 7 * 3", "24 * 5"), ("50, 60))", "50, 20))"),
+    ("size=59", "size=19"), ("size=60)", "size=20)"),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(

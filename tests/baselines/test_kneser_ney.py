@@ -85,7 +85,7 @@ def texts(lines):
     return Text.from_lines(train, vocabulary, name="train"), Text.from_lines(test, vocabulary, name="test")
 
 
-@pytest.mark.parametrize("order", [1, 2, 3, 5])
+@pytest.mark.parametrize("order", [1, 2, 4])
 def test_equals_the_slow_twin(lines, texts, order):
     slow = SlowKneserNey(lines[0], texts[0].vocabulary, order)
     fast = KneserNey(order).fit(texts[0])

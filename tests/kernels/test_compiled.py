@@ -144,12 +144,15 @@ def test_an_installation_that_was_warmed_up_serves_users_who_cannot_write_to_it(
     assert first == Path(compiled.__file__).parent / "__pycache__" and second.name == "pplseq"
 
 
-def test_waiting_is_said_once(monkeypatch, caplog):
+def test_waiting_is_said_once(monkeypatch):
     machine_code._say_waiting.cache_clear()
-    with caplog.at_level(logging.INFO, logger="pplseq"):
-        for _ in range(2):
-            machine_code._say_waiting()
-    assert [record.message for record in caplog.records] == [machine_code.MESSAGE]
+    said, handler = [], logging.Handler()
+    monkeypatch.setattr(handler, "emit", lambda record: said.append(record.getMessage()))
+    monkeypatch.setattr(logging.getLogger("pplseq"), "handlers", [handler])
+    monkeypatch.setattr(logging.getLogger("pplseq"), "level", logging.INFO)
+    for _ in range(2):
+        machine_code._say_waiting()
+    assert said == [machine_code.MESSAGE]
 
 
 def test_a_first_answer_compiles_nothing(tmp_path):

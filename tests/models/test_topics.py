@@ -113,12 +113,12 @@ def test_carried_is_whole_and_other_questions_are_exact():
     total = torch.stack([log_prob((start, moves, words), torch.cat([X[0, :5], torch.tensor([v]), X[0, 6:]])) for v in range(V)])
     close(model.posterior(x).log_prob()[0], torch.logsumexp(total, 0).detach())
     # the best path, against all of a short text
-    paths, value = model.posterior(X[:1, :4]).viterbi()
+    paths, value = model.posterior(X[:1, :3]).viterbi()
     ids = [(b * C + c) * K + k for c in range(C) for b in range(M) for k in range(K)]  # of states by topic, then block
     best = max(
-        (float(start[p[0]] * math.prod(float(moves[p[t - 1], p[t]]) for t in range(1, 4))
-               * math.prod(float(words[p[t], X[0, t]]) for t in range(4))), p)
-        for p in itertools.product(range(M * K * C), repeat=4)
+        (float(start[p[0]] * math.prod(float(moves[p[t - 1], p[t]]) for t in range(1, 3))
+               * math.prod(float(words[p[t], X[0, t]]) for t in range(3))), p)
+        for p in itertools.product(range(M * K * C), repeat=3)
     )  # fmt: skip
     assert [ids[state] for state in best[1]] == paths[0].tolist() and float(value[0]) == pytest.approx(math.log(best[0]))
 

@@ -83,7 +83,7 @@ class BatchStream:
         Args:
             y: (B,) word ids, -1 for a missing one.
             source_log_probs: (B, K_s) log f^k(y | past) of every source; not read where y is missing.
-            learn: False only moves the filters; averaged parameters are then used where there is averaging.
+            learn: False only moves the filters; averaged parameters are then used where something is averaged.
             active: (B,) False for users without a token in this step, whose streams stay as they are; None for all.
 
         Returns:
@@ -169,12 +169,10 @@ class BatchStream:
     def _own_probs(self, word: Tensor, average: bool) -> Tensor:
         """(B, K_p) lambda_k of a word of every user."""
         rows = self._mean_rows() if average else self.rows
+        cold = self.cold.get(word, ["values"])[0] * self.scale[:, None]
         if average:
             values, sums, corrections = self.cold.get(word, ["values", "sums", "corrections"])
-            cold = values * self.weighted[:, None] + sums - corrections
-            cold = cold / self.total_weight.clamp_min(1e-300)[:, None]
-        else:
-            cold = self.cold.get(word, ["values"])[0] * self.scale[:, None]
+            cold = self._mean_or(values * self.weighted[:, None] + sums - corrections, cold)
         same = (self.words == word[:, None]).to(rows)
         counts = cold + (same[:, None] @ self._hot(rows))[:, 0]
         return torch.where(self.maximized[:, None], self._smoothed(counts, rows), self.table.T[word])
@@ -284,8 +282,13 @@ class BatchStream:
         counts = counts + options.transition_smoothing / self.num_states
         return initial, _shares(counts, wanted[:, None, None], self.transition)
 
+    def _mean_or(self, sums: Tensor, now: Tensor) -> Tensor:
+        """Means over tokens (B, ...) of each user; ``now`` for those of whom nothing is averaged yet."""
+        weight = self.total_weight[:, None]
+        return torch.where(weight > 0, sums / weight.clamp_min(1e-300), now)
+
     def _mean_rows(self) -> Tensor:
-        return self.sums / self.total_weight.clamp_min(1e-300)[:, None]
+        return self._mean_or(self.sums, self.rows)
 
     def _mean_moves(self) -> tuple[Tensor, Tensor]:
         return self._maximal_moves(self._mean_rows(), self.total_weight > 0)

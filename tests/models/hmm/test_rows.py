@@ -16,8 +16,8 @@ from pplseq.models import HMM
 from pplseq.models.base import AT_POINT, said
 from pplseq.models.hmm.rows import log_prob_of_rows
 
-SIZES = [(1, 1, 1), (2, 1, 10), (3, 2, 1), (4, 3, 300), (16, 2, 13), (17, 3, 9)]
-SIZES += [(2, 64, 10), (3, 70, 13), (4, 65, 1), (4, 33, 13)]  # several rows side by side
+SIZES = [(1, 1, 1), (2, 1, 10), (3, 2, 1), (4, 3, 300), (17, 3, 9)]
+SIZES += [(2, 64, 10), (3, 70, 13)]  # several rows side by side
 KINDS = ["words", "diag", "spherical", "full", "tied"]
 
 
@@ -144,8 +144,11 @@ def test_second_derivatives(kind, ragged):
 
 
 @pytest.mark.parametrize("ragged", [False, True])
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(("num_states", "rows", "steps"), SIZES[1:])
+@pytest.mark.parametrize(
+    ("kind", "num_states", "rows", "steps"),
+    [*(("words", *size) for size in SIZES[1:]), *(("diag", *size) for size in SIZES[3:6])]
+    + [(kind, 4, 3, 9) for kind in KINDS[2:]],
+)
 def test_questions(kind, num_states, rows, steps, ragged):
     model, x = model_and_rows(kind, num_states, rows, steps)
     x, lengths = holes(x, kind) if ragged else (x, None)

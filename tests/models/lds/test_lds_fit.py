@@ -235,7 +235,7 @@ def test_paths_drawn_from_the_posterior(truth):
 
 
 def test_random_starts_race(sequences):
-    options = dict(initialization="random", max_iterations=12, tolerance=0.0)
+    options = dict(initialization="random", max_iterations=6, tolerance=0.0)
     one = LDS(H, N).fit(sequences, seed=3, **options)
     best = LDS(H, N).fit(sequences, seed=3, num_restarts=4, **options)
     assert best.history.log_likelihoods[0] > one.history.log_likelihoods[0]
@@ -370,7 +370,7 @@ def test_parameters_that_coordinates_make_up_for_are_not_counted(offsets, noise,
         return torch.cat(found)
 
     vector = torch.cat([v.reshape(-1) if where[k] is None else v[tuple(where[k])] for k, v in free.items()])
-    jacobian = torch.autograd.functional.jacobian(moments, vector)
+    jacobian = torch.autograd.functional.jacobian(moments, vector, vectorize=True)
     held = {{"state_noise": "state_scale"}.get(name, name) for name in fixed}
     names = [k for k, v in free.items() for _ in range(v.numel() if where[k] is None else where[k].shape[1])]
     jacobian = jacobian[:, [name not in held for name in names]]

@@ -36,7 +36,7 @@ def batch_of(tables, options):
 OPTIONS = {
     "decreasing": OnlineEM(),
     "recent": OnlineEM(exponent=0.8, averaging="recent", prior_tokens=10.0),
-    "constant, averaged": OnlineEM(step_size=0.2, averaging=60, warm_up=5, prior_tokens=1.0),
+    "constant, averaged": OnlineEM(step_size=0.2, averaging=30, warm_up=5, prior_tokens=1.0),
     "constant": OnlineEM(step_size=0.3, warm_up=1, smoothing=0.5, transition_smoothing=0.1),
 }
 SIZES = [(1, 2, 9), (0, 3, 7), (2, 1, 50), (0, 1, 1)]
@@ -50,11 +50,11 @@ SIZES = [(1, 2, 9), (0, 3, 7), (2, 1, 50), (0, 1, 1)]
 )  # fmt: skip
 def test_a_batch_is_its_users(sizes, name):
     options = OPTIONS[name]
-    tables, words, logs, active, boundary = problem(*sizes, num_steps=150)
+    tables, words, logs, active, boundary = problem(*sizes, num_steps=60)
     batch = batch_of(tables, options)
     alone = [start_stream(**tables, options=options) for _ in range(USERS)]
-    for t in range(150):
-        learn = not 100 <= t < 105
+    for t in range(60):
+        learn = not (20 <= t < 23 or 50 <= t < 55)  # before and after averaging begins
         batch.new_sequence(torch.as_tensor(boundary[t]))
         info = batch.step(words[t], logs[t], learn, torch.as_tensor(active[t]))
         for user, stream in enumerate(alone):

@@ -88,7 +88,7 @@ def test_with_steps_1_over_t_the_recursion_is_forward_backward(sizes):
     np.testing.assert_allclose(60 * dense.emission_statistics, counts, rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("sizes", SIZES)
+@pytest.mark.parametrize("sizes", [SIZES[0], SIZES[-1]])
 @pytest.mark.parametrize(
     "options",
     [

@@ -60,8 +60,9 @@ def loss_and_gradients(elbo, examples, number, batch_size, raftery=False):
     return loss, {name: leaf.grad.clone() for name, leaf in pyro.get_param_store()._params.items()}
 
 
-@pytest.mark.parametrize("number", range(8))
-@pytest.mark.parametrize("batch_size", [None, 4], ids=["all", "subsampled"])
+@pytest.mark.parametrize(
+    ("number", "batch_size"), [*((number, 4) for number in range(8)), *((number, None) for number in (0, 4, 7))]
+)
 def test_same_loss_and_gradients(examples, number, batch_size):
     expected, wanted = loss_and_gradients(TraceEnum_ELBO, examples, number, batch_size)
     loss, found = loss_and_gradients(TraceBlockedEnum_ELBO, examples, number, batch_size)
