@@ -20,6 +20,8 @@ import torch  # noqa: E402
 if not torch.cuda.is_available():
     # torch.manual_seed keeps a trace of the stack for each kind of device that is not there: more than many a test takes
     torch.manual_seed = torch.default_generator.manual_seed
+# what tests write need not outlive a power cut, and disks take longer for it than most tests
+os.fsync = lambda descriptor: None
 
 
 def pytest_sessionstart(session):

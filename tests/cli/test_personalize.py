@@ -177,7 +177,7 @@ def crash_after(monkeypatch, num_lines):
     return Vanished
 
 
-@pytest.mark.parametrize("num_lines,save_every", [(1, 1), (7, 3), (9, 3), (12, 100), (30, 1)])
+@pytest.mark.parametrize("num_lines,save_every", [(7, 3), (12, 100), (30, 1)])
 def test_killed_between_lines(pplseq, general, personal, whole, tmp_path, monkeypatch, num_lines, save_every, options):
     out, state = tmp_path / "out", tmp_path / "state"
     command = ("personalize", general, *options, "--stream", personal, "--out", out, "--state", state)

@@ -21,10 +21,10 @@ def script(monkeypatch):
 
 def test_the_divergence_falls_with_the_length_of_the_stream(script, monkeypatch, capsys):
     monkeypatch.setattr(script, "LENGTHS", [50, 800])
-    monkeypatch.setattr(sys, "argv", ["x", "--sizes", "12", "--repetitions", "2", "--holdout", "4000", "--no-record"])
+    monkeypatch.setattr(sys, "argv", ["x", "--sizes", "12", "--repetitions", "1", "--holdout", "2000", "--no-record"])
     script.main()
     assert "W =   12" in capsys.readouterr().out
-    runs = [script.repetition(12, seed, 4000, {"exponent": 0.6, "smoothing": 0.05}) for seed in range(2)]
+    runs = [script.repetition(12, seed, 2000, {"exponent": 0.6, "smoothing": 0.05}) for seed in range(2)]
     for name in script.ESTIMATES:
         assert np.mean([run[800][name]["D"] for run in runs]) < 0.6 * np.mean([run[50][name]["D"] for run in runs])
 

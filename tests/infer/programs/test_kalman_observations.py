@@ -30,9 +30,10 @@ def matrices(kind, num_steps, seed):
     return take, values.expand(B, num_steps, 2, 2)
 
 
-@pytest.mark.parametrize("num_steps", [B, 7])
-@pytest.mark.parametrize("first", KINDS)
-@pytest.mark.parametrize("second", KINDS)
+@pytest.mark.parametrize(
+    ("first", "second", "num_steps"),
+    [*((first, second, 7) for first in KINDS for second in KINDS), *((kind, kind, B) for kind in KINDS)],
+)
 def test_two_observations_of_a_state(first, second, num_steps):
     s = System(2)
     takes, wholes = zip(matrices(first, num_steps, 1), matrices(second, num_steps, 2), strict=True)

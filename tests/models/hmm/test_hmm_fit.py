@@ -79,7 +79,7 @@ def test_sgd_meets_em(kind):
     x, *_ = model.sample(15, 20, seed=0)
     em, sgd = (copy.deepcopy(model) for _ in range(2))
     em.fit(x, warm_start=True, max_iterations=500, tolerance=1e-7)
-    sgd.fit(x, warm_start=True, method="sgd", num_steps=150)
+    sgd.fit(x, warm_start=True, method="sgd", num_steps=100)
     objectives = [float(m.log_joint(x).detach()) for m in (em, sgd)]
     assert objectives[1] == pytest.approx(objectives[0], abs=0.05)
     assert em.history.log_posteriors[-1] == pytest.approx(objectives[0], abs=1e-3)

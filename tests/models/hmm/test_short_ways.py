@@ -14,7 +14,7 @@ from pplseq.kernels.parallel.time_scan import parallel_in_time
 from pplseq.models import HMM
 from pplseq.models.hmm import rows as hmm_rows
 
-SIZES = [(1, 1, 2), (2, 1, 10), (3, 2, 2), (4, 3, 300), (17, 3, 9)]
+SIZES = [(1, 1, 2), (2, 1, 10), (4, 3, 300), (17, 3, 9), (3, 2, 1)]
 
 
 def model_and_words(num_states=3, rows=2, steps=9, **options):
@@ -25,26 +25,6 @@ def model_and_words(num_states=3, rows=2, steps=9, **options):
     model.is_fitted = True
     model.score(x)  # from here on tables are remembered
     return model, x
-
-
-@pytest.mark.parametrize(("num_states", "rows", "steps"), SIZES)
-def test_answers(num_states, rows, steps):
-    model, x = model_and_words(num_states, rows, steps)
-    assert model.chain_at_once(x) is not None and model.chain_at_once(x.T.contiguous().T) is not None
-    with compiled.twins_only():
-        assert model.chain_at_once(x) is None
-        chain = model.posterior(x)
-        expected, counts = chain.log_prob(), chain.expected_counts()
-        paths, probs = chain.viterbi(), chain.marginals().probs
-    assert model.score(x) == pytest.approx(float(expected.sum()), rel=1e-13)
-    assert model.score(x, per_token=True) == pytest.approx(float(expected.sum()) / x.numel(), rel=1e-13)
-    torch.testing.assert_close(model.predict_proba(x), probs, rtol=1e-10, atol=1e-12)
-    assert torch.equal(model.predict(x), paths[0])
-    short = model.chain_at_once(x)
-    torch.testing.assert_close(short.marginals().probs, probs, rtol=1e-10, atol=1e-12)  # before pairs, and behind them
-    torch.testing.assert_close(short.expected_counts().transition, counts.transition, rtol=1e-10, atol=1e-12)
-    torch.testing.assert_close(short.marginals().probs, probs, rtol=1e-10, atol=1e-12)
-    torch.testing.assert_close(short.log_prob(), expected, rtol=1e-13, atol=1e-12)
 
 
 class Own(HMM):
@@ -77,7 +57,7 @@ def test_what_is_out_of_the_ordinary_takes_another_way(monkeypatch):
     monkeypatch.setattr(hmm_rows, "MOST_NUMBERS", x.numel() * 3 - 1)
     assert model.chain_at_once(x) is None
     monkeypatch.undo()
-    assert model.chain_at_once(x) is not None
+    assert model.chain_at_once(x) is not None and model.chain_at_once(x.T.contiguous().T) is not None
     model.specs = lambda: None
     assert model.chain_at_once(x) is None
 
@@ -127,7 +107,7 @@ def test_what_is_remembered_keeps_no_model():
 
 # ---------------------------------------------------------------------------------------------- counts and gradients
 @pytest.mark.parametrize("gradients", [False, True])
-@pytest.mark.parametrize(("num_states", "rows", "steps"), [*SIZES, (3, 2, 1)])
+@pytest.mark.parametrize(("num_states", "rows", "steps"), SIZES)
 def test_one_call_finds_what_several_find(num_states, rows, steps, gradients):
     model, _ = model_and_words(num_states)
     x = torch.randint(7, (rows, steps))

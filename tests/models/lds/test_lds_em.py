@@ -109,7 +109,7 @@ def test_em_in_a_stationary_start_ends_where_the_gradient_vanishes():
     x = [np.cumsum(np.random.default_rng(k).normal(size=(12, 1)), 0) for k in range(2)]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)
-        model.fit(x, max_iterations=100, tolerance=0)
+        model.fit(x, max_iterations=50, tolerance=0)
     batch = model.as_batch(x)
     model.zero_grad()
     (-model.log_joint(batch.x) / batch.num_tokens).backward()

@@ -210,7 +210,7 @@ def test_penalised_fit_is_where_the_gradient_vanishes_and_either_optimiser_gets_
     loss = float(loss.detach())
     assert math.isclose(tagger.history[-1], loss, rel_tol=1e-12)
     assert tagger.tag(words) == [tuple(t) for t in tags]
-    sgd = CRFSettings(l2=0.5, method="sgd", epochs=60, batch_size=2, lr=0.3)
+    sgd = CRFSettings(l2=0.5, method="sgd", epochs=40, batch_size=2, lr=0.3)
     other = CRFTagger(TEMPLATES, settings=sgd, dtype="float64").fit(TRAIN)
     assert float(other.weights.loss(data, 0.5).detach()) < loss + 0.02
 
