@@ -32,9 +32,10 @@ endif
 demo: $(VENV)/.core
 	PATH="$(CURDIR)/$(BIN):$$PATH" bash scripts/demo.sh
 
+# assertions as they stand: to rewrite them takes each process as long as hundreds of tests. What failed is run again, in words
 test: $(VENV)/.test
 	$(BIN)/ruff check .
-	$(BIN)/python -m pytest -q -n 2 --dist worksteal
+	$(BIN)/python -m pytest -q -n 2 --dist worksteal --assert=plain || ($(BIN)/python -m pytest -q --last-failed; false)
 
 test-slow: $(VENV)/.test
 	$(BIN)/python -m pytest -q -m "slow"

@@ -187,6 +187,11 @@ MUTANTS = [
         ("tests/models/props/test_guard.py",),
     ),
     Mutant(
+        "props: a batch averages what nobody has learned yet", "pplseq/models/props/online_batch.py",
+        "return torch.where(weight > 0, sums / weight.clamp_min(1e-300), now)", "return sums / weight.clamp_min(1e-300)",
+        ("tests/models/props/test_online_batch.py",),
+    ),
+    Mutant(
         "props: online counts without their gain", "pplseq/models/props/online_em.py",
         "            rho[moves:fixed].reshape(-1)[:: num_states + 1] += gain", "            rho[moves:fixed].reshape(-1)[:: num_states + 1] += 1.0",
         ("tests/models/props/test_online_em.py",),

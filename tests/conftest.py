@@ -13,13 +13,8 @@ os.environ.setdefault("PPLSEQ_LOOPS", "always")
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
-import pyro  # noqa: E402
 import pytest  # noqa: E402
-import torch  # noqa: E402
 
-if not torch.cuda.is_available():
-    # torch.manual_seed keeps a trace of the stack for each kind of device that is not there: more than many a test takes
-    torch.manual_seed = torch.default_generator.manual_seed
 # what tests write need not outlive a power cut, and disks take longer for it than most tests
 os.fsync = lambda descriptor: None
 
@@ -33,9 +28,22 @@ def pytest_sessionstart(session):
         compile_a_share(int(worker["workerid"].removeprefix("gw")), worker["workercount"])
 
 
+@pytest.fixture(scope="session")
+def one_generator():
+    """The seed of the only generator there is; torch is imported in fixtures, as what hands out the tests needs none of it."""
+    import torch
+
+    if not torch.cuda.is_available():
+        # torch's own keeps a trace of the stack for each kind of device that is not there: more than many a test takes
+        torch.manual_seed = torch.default_generator.manual_seed
+
+
 @pytest.fixture(autouse=True)
-def fresh_state():
+def fresh_state(one_generator):
     """Every test starts from the same seed and an empty parameter store; torch.empty is filled with NaN."""
+    import pyro
+    import torch
+
     pyro.clear_param_store()
     pyro.set_rng_seed(0)
     torch.utils.deterministic.fill_uninitialized_memory = True
