@@ -300,7 +300,7 @@ def test_killed_between_the_two_renames(saved):
 def test_a_reader_beside_a_writer_sees_one_or_the_other(saved):
     process = writer(saved)
     try:
-        steps, until = set(), time.monotonic() + 20
+        steps, until = set(), time.monotonic() + 90
         while len(steps) < 4 and time.monotonic() < until:
             header, _, _, text = KIND.read(saved, more=lambda folder, header: (folder / "vocab.txt").read_text())
             steps.add(header["step"])
