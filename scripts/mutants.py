@@ -58,6 +58,31 @@ MUTANTS = [
         "        position = new if valid is None else torch.where(valid[t], new, position)\n", "        position = new\n",
         ("tests/kernels/test_time_scan.py", "tests/kernels/test_scan.py", "tests/infer/discrete/test_chain.py"),
     ),
+    Mutant(
+        "contexts: what becomes too small counts as impossible", "pplseq/kernels/contexts/loops.py",
+        "                    if value < LOWEST and new[z] > 0.0 and emit[t, n, z] != -np.inf:\n", "                    if False:\n",
+        ("tests/kernels/test_contexts.py",),
+    ),
+    Mutant(
+        "contexts: an emission that is no number is not looked at", "pplseq/kernels/contexts/loops.py",
+        "            if value != value:\n                return 0, np.nan\n", "",
+        ("tests/kernels/test_contexts.py",),
+    ),
+    Mutant(
+        "contexts: every row weighs one in the gradient", "pplseq/kernels/contexts/loops.py",
+        "share = weight[n] * own / both", "share = own / both",
+        ("tests/kernels/test_contexts.py",),
+    ),
+    Mutant(
+        "contexts: sums of moves in parts are those of the last part", "pplseq/kernels/contexts/reference.py",
+        "found = torch.maximum(found, part) if number else part", "found = part",
+        ("tests/kernels/test_contexts.py",),
+    ),
+    Mutant(
+        "contexts: the k best paths take a move once", "pplseq/kernels/contexts/reference.py",
+        "            rank[winner] += 1\n", "            rank[winner] += k\n",
+        ("tests/kernels/test_contexts.py",),
+    ),
     # ---- infer
     Mutant(
         "kalman: half of the squares", "pplseq/infer/gaussian/chain.py",
