@@ -83,6 +83,16 @@ MUTANTS = [
         "            rank[winner] += 1\n", "            rank[winner] += k\n",
         ("tests/kernels/test_contexts.py",),
     ),
+    Mutant(
+        "chain loops: pairs of all steps are those of the first matrix", "pplseq/kernels/chain/loops.py",
+        "add_pairs(k, k + 1, probs, factors, num_states, pairs, move)", "add_pairs(k, k + 1, probs, factors, num_states, pairs, 0)",
+        ("tests/kernels/test_restart_scan.py",),
+    ),
+    Mutant(
+        "chain loops: all rows start as the first one", "pplseq/kernels/chain/loops.py",
+        "starts[n if len(starts) > 1 else 0, j] += single[j]", "starts[0, j] += single[j]",
+        ("tests/kernels/test_restart_scan.py",),
+    ),
     # ---- infer
     Mutant(
         "kalman: half of the squares", "pplseq/infer/gaussian/chain.py",

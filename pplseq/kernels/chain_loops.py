@@ -410,6 +410,6 @@ def smooth(
                     forward_logs(carry, p, n, links, step, room)
                 backward_logs(message, links, step, begin, n, scale[n], shown[n], room, single, apart)
             if len(pairs):
-                add_pairs(0, step, room.probs, room.factors, num_states, pairs[first_matrix[n]])
+                add_pairs(0, step, room.probs, room.factors, num_states, pairs, first_matrix[n])
             elif len(apart):
                 add_step_pairs(links, step, room, apart)
