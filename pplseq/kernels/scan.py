@@ -25,8 +25,9 @@ from typing import Protocol, TypeGuard
 import torch
 from torch import Tensor
 
-from pplseq.kernels import compiled_chain, shared_matrix, twice
-from pplseq.kernels.compiled_chain import Kept
+from pplseq.kernels import shared_matrix, twice
+from pplseq.kernels.chain import piece_call
+from pplseq.kernels.chain.piece_call import Kept
 from pplseq.kernels.log_semiring import logsumexp
 from pplseq.kernels.triton import scans as device
 from pplseq.threads import once
@@ -163,7 +164,7 @@ class Forward:
     @once
     def messages(self) -> Tensor:
         assert self.kept is not None, "given, unless they can be made again"
-        return compiled_chain.messages(self.kept).reshape(*self.step_log_prob.shape, -1)
+        return piece_call.messages(self.kept).reshape(*self.step_log_prob.shape, -1)
 
     @property
     def filtered(self) -> Tensor:
@@ -175,7 +176,7 @@ class Forward:
         """(*B, K) log p(z_T | x), of each row's own last step."""
         if self.kept is None or "messages" in self.__dict__:
             return self.filtered[-1]
-        return compiled_chain.last_message(self.kept).reshape(*self.log_prob.shape, -1)
+        return piece_call.last_message(self.kept).reshape(*self.log_prob.shape, -1)
 
 
 def is_shared(matrices: LogMatrices, emit: Tensor) -> TypeGuard[StepMatrices]:
@@ -193,8 +194,8 @@ def as_rows(emit: Tensor, valid: Tensor | None) -> tuple[Tensor, Tensor | None]:
 
 def forward_pass(init: Tensor, matrices: LogMatrices, emit: Tensor, valid: Tensor | None) -> Forward:
     """Filtering: log p(z_t | x_<=t) for every t. Cost: T K^2 a row."""
-    if isinstance(matrices, StepMatrices) and matrices.restart is None and compiled_chain.pays(matrices.log, emit):
-        steps, kept = compiled_chain.forward_pass(init, matrices.log, matrices.shared, emit, valid)
+    if isinstance(matrices, StepMatrices) and matrices.restart is None and piece_call.pays(matrices.log, emit):
+        steps, kept = piece_call.forward_pass(init, matrices.log, matrices.shared, emit, valid)
         return Forward(steps.sum(0).to(emit.dtype), kept, steps.to(emit.dtype))
     if isinstance(matrices, StepMatrices) and device.applies(matrices, emit):
         messages, steps = device.forward_pass(init, matrices, emit, valid)
@@ -340,7 +341,7 @@ def smooth(
 ) -> tuple[Tensor, Tensor | None]:
     """Both posteriors at once: p(z_t | x) (T, *B, K), and (unless ``pairs`` is False) what pair_posterior returns."""
     if forward.kept is not None:
-        return compiled_chain.smooth(forward.kept, weight, scaled_states=False, pairs=pairs)
+        return piece_call.smooth(forward.kept, weight, scaled_states=False, pairs=pairs)
     if not is_shared(matrices, emit):
         beta = backward_pass(matrices, emit, valid)
         single = state_posterior(forward.filtered, beta, valid)
@@ -420,7 +421,7 @@ class ChainLogProb(torch.autograd.Function):
             args = (init, pair, emit, valid, matrices.shared, restart, restart_to)
             return twice.gradients(lambda *a: forward_twin(*a)[0], args, weight)
         if ctx.kept is not None:
-            single, pairs = compiled_chain.smooth(ctx.kept, weight, pairs=ctx.needs_input_grad[1])
+            single, pairs = piece_call.smooth(ctx.kept, weight, pairs=ctx.needs_input_grad[1])
             return single[0].clone(), pairs, single, None, None, None, None
         forward = Forward(weight, result[1], result[0], ctx.in_logs)
         single, pairs = smooth(matrices, emit, forward, valid, weight, pairs=ctx.needs_input_grad[1])

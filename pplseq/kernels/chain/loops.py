@@ -1,7 +1,7 @@
-"""Compiled loops over the rows of a chain, from tables: likelihood, posteriors, expected counts, best paths.
+"""Compiled loops over the rows of a chain, from tables: likelihood, posteriors, expected counts, best paths, samples.
 
 The readable twins are :mod:`pplseq.kernels.scan` and :mod:`pplseq.kernels.path_scan`; a row in which digits may be lost goes to
-:mod:`pplseq.kernels.chain_loops`. :mod:`pplseq.kernels.chain.call` calls these loops. Importing this module imports numba.
+:mod:`pplseq.kernels.chain.piece_loops`. Importing this module imports numba.
 
 What costs time in short rows is the way into a loop, and in long ones of few states the exponential of every emission, a
 division and a logarithm a step. Here emissions come as a table of probabilities, of which a step names a row (of densities
@@ -415,3 +415,40 @@ def viterbi(
                 path[n, begin + k - 1] = position
         for t in range(length, most):
             path[n, t] = (path[n, length - 1] if length else 0) if repeats else -1
+
+
+# ---------------------------------------------------------------- samples
+@jit(entry=True)
+def sample(begin_row, end_row, table, first_matrix, stride, filtered, lengths, uniform, paths):
+    """Backward sampling of some rows.
+
+    Args:
+        filtered: (T, N, K) log p(z_t | x_<=t). uniform: (S, T, N) in [0, 1).
+        paths: (S, T, N) out; padded steps repeat the last.
+    """
+    num_states = filtered.shape[2]
+    weight = np.empty(num_states)
+    for s in range(len(paths)):
+        for n in range(begin_row, end_row):
+            length = max(lengths[n], 1)
+            position = 0
+            for t in range(length - 1, -1, -1):
+                log = table[first_matrix[n] + t * stride] if t < length - 1 else table[0]
+                top, total = -np.inf, 0.0
+                for i in range(num_states):
+                    weight[i] = filtered[t, n, i] + (log[i, position] if t < length - 1 else 0.0)
+                    top = max(top, weight[i])
+                for i in range(num_states):
+                    weight[i] = math.exp(weight[i] - top) if weight[i] > -np.inf else 0.0
+                    total += weight[i]
+                left, position = uniform[s, t, n] * total, -1
+                for i in range(num_states):
+                    if weight[i] > 0.0:
+                        position = i
+                        left -= weight[i]
+                        if left < 0.0:
+                            break
+                position = max(position, 0)
+                paths[s, t, n] = position
+            for t in range(length, paths.shape[1]):
+                paths[s, t, n] = paths[s, t - 1, n]

@@ -17,8 +17,8 @@ from pplseq.distributions.dense import DenseTransition
 from pplseq.distributions.second_order import SecondOrderTransition
 from pplseq.distributions.state import Transition
 from pplseq.distributions.variable_order import VariableOrderTransition
-from pplseq.kernels import compiled, compiled_chain
-from pplseq.kernels.chain import LOWEST, call
+from pplseq.kernels import compiled
+from pplseq.kernels.chain import LOWEST, call, piece_call
 from pplseq.kernels.contexts import call as contexts
 from pplseq.kernels.contexts.reference import ContextSteps
 from pplseq.kernels.parallel import time_scan
@@ -99,8 +99,8 @@ def best_by_features(weights: LinearChainCRF, features: TagFeatures, sentences: 
         emit[(lengths - 1)[:, None], np.arange(len(lengths))[:, None], np.flatnonzero(~last)] = -np.inf
         matrix = np.where(after, matrix, -np.inf)
     init = torch.zeros(len(lengths), weights.num_tags, dtype=torch.float64)
-    links = compiled_chain.Links(matrix[None], np.zeros(len(lengths), np.int64), 0)
-    paths, log_prob, _ = compiled_chain.viterbi_along(init, links, torch.from_numpy(emit), lengths)
+    links = piece_call.Links(matrix[None], np.zeros(len(lengths), np.int64), 0)
+    paths, log_prob, _ = piece_call.viterbi_along(init, links, torch.from_numpy(emit), lengths)
     return _possible(paths, log_prob, lengths)
 
 
@@ -124,8 +124,8 @@ def best_states(transition: Transition, rows: Sequence[Sequence[np.ndarray]]) ->
         valid = torch.from_numpy(np.arange(len(emit))[:, None] < lengths)
         paths, log_prob = contexts.k_best_pass(init, ContextSteps.of(transition), words, valid, 1)
         return _possible(transition.symbol[paths[0]], log_prob[0], lengths - 1)
-    links = compiled_chain.Links(compiled.array(transition.matrix)[None], np.zeros(len(lengths), np.int64), 0)
-    paths, log_prob, _ = compiled_chain.viterbi_along(init, links, torch.from_numpy(emit), lengths)
+    links = piece_call.Links(compiled.array(transition.matrix)[None], np.zeros(len(lengths), np.int64), 0)
+    paths, log_prob, _ = piece_call.viterbi_along(init, links, torch.from_numpy(emit), lengths)
     return _possible(paths, log_prob, lengths - 1)
 
 
