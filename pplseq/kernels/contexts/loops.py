@@ -6,7 +6,8 @@ module imports numba.
 
 Shapes: init (N, Z) and emit (T, N, Z) logarithms; table (Z, M) of a context and a symbol, each entry 0 or at least LEAST;
 successor (Z, M) the context that they lead to, which ends with the symbol; symbol (Z,) the last one of each; in_order: M where
-the symbols of every context lead to contexts one after the other, as numbers go, else -1; lengths (N,).
+the symbols of every context lead to contexts one after the other, as numbers go, else -1; lengths (N,). Those contexts are
+counted without a sign: an index that may be negative hinders a processor's vectors.
 """
 
 from __future__ import annotations
@@ -67,9 +68,9 @@ def forward(begin_row, end_row, init, table, successor, symbol, in_order, emit, 
                     s = alive[k]
                     own = messages[t - 1, n, s]
                     if number == in_order:
-                        there = new[successor[s, 0] :]
-                        for c in range(num_symbols):
-                            there[c] += own * table[s, c]
+                        first = np.uint64(successor[s, 0])
+                        for c in range(np.uint64(num_symbols)):
+                            new[first + c] += own * table[s, c]
                     else:
                         for i in range(number):
                             new[successor[s, allowed[i]]] += own * table[s, allowed[i]]
@@ -134,9 +135,9 @@ def smooth(begin_row, end_row, table, successor, symbol, in_order, emit, lengths
                 if own > 0.0:
                     value = 0.0
                     if number == in_order:
-                        there = evidence[successor[s, 0] :]
-                        for c in range(num_symbols):
-                            value += table[s, c] * there[c]
+                        first = np.uint64(successor[s, 0])
+                        for c in range(np.uint64(num_symbols)):
+                            value += table[s, c] * evidence[first + c]
                     else:
                         for i in range(number):
                             value += table[s, allowed[i]] * evidence[successor[s, allowed[i]]]
@@ -183,7 +184,8 @@ def k_best(begin_row, end_row, init, table, successor, symbol, in_order, emit, l
     for n in range(begin_row, end_row):
         total, count = 0.0, 0
         if lengths[n] == 0:
-            score[:k], score[0] = -np.inf, 0.0
+            for rank in range(k):
+                score[rank] = 0.0 if rank == 0 else -np.inf
             alive[0], count = 0, 1
         for t in range(lengths[n]):
             best[:] = -np.inf
@@ -195,12 +197,12 @@ def k_best(begin_row, end_row, init, table, successor, symbol, in_order, emit, l
                 for which in range(count):
                     s = alive[which]
                     if number == in_order and k == 1:
-                        there, before, own = best[successor[s, 0] :], source[successor[s, 0] :], score[s]
-                        for c in range(num_symbols):
+                        first, own = np.uint64(successor[s, 0]), score[s]
+                        for c in range(np.uint64(num_symbols)):
                             value = own + table[s, c]
-                            better = value > there[c]
-                            there[c] = value if better else there[c]
-                            before[c] = s if better else before[c]
+                            better = value > best[first + c]
+                            best[first + c] = value if better else best[first + c]
+                            source[first + c] = s if better else source[first + c]
                     else:
                         for i in range(number):
                             first = successor[s, allowed[i]] * k
@@ -213,7 +215,8 @@ def k_best(begin_row, end_row, init, table, successor, symbol, in_order, emit, l
                                     place -= 1
                                 best[place], source[place] = value, s * k + rank
             top, count = -np.inf, 0
-            pointers[t, :] = source
+            for place in range(size * k):
+                pointers[t, place] = source[place]
             for z in range(size):
                 value = emit[t, n, z]
                 if not value < np.inf:
