@@ -364,34 +364,46 @@ def smooth(
     return single.reshape(shape), pair
 
 
-def forward_twin(init, pair, emit, valid, shared, restart, restart_to) -> tuple[Tensor, Tensor, Tensor]:
-    """The slow twin of :class:`ChainLogProb`: plain torch operations, differentiable to any order, without a decision.
+def filtered_twin(
+    init: Tensor, pair: Tensor, emit: Tensor, valid: Tensor | None, shared: bool, restart: Tensor | None = None,
+    restart_to: Tensor | None = None, width: int = 1,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """log p(z_t | x_<=t) (T, *B, *K) and log p(x_t | x_<t) (T, *B), in plain torch operations, differentiable to any order,
+    without a decision.
 
-    Returns:
-        log p(x) (*B,); and, without a graph, log p(z_t | x_<=t) (T, *B, K) and log p(x_t | x_<t) (T, *B).
+    Args:
+        width: dimensions of a state: 1, or 2 for a chain over pairs (a, b), whose table is (M, M, M), [a, b, c].
 
     Cost: T K^2 numbers a row, kept for the backward.
     """
+
+    def wide(value: Tensor) -> Tensor:
+        return value.reshape(*value.shape, *(1,) * width)
+
     if valid is not None:  # what stands behind a row's end must not reach a gradient, were it NaN
-        emit = torch.where(valid.unsqueeze(-1), emit, 0.0)
-    message, messages, steps = init, [], []
-    log_prob = torch.zeros((), dtype=torch.float64, device=emit.device)
+        emit = torch.where(wide(valid), emit, 0.0)
+    messages, steps = [], []
     for t in range(emit.shape[0]):
-        score = message
+        score = init
         if t > 0:
-            score = logsumexp(message.unsqueeze(-1) + (pair if shared else pair[t - 1]), -2)
+            score = logsumexp(messages[-1].unsqueeze(-1) + (pair if shared else pair[t - 1]), -1 - width)
             if restart is not None:
                 score = torch.where(restart[t].unsqueeze(-1), restart_to, score)
         score = score + emit[t]
-        step = logsumexp(score, -1)
-        score = score - step.clamp_min(torch.finfo(step.dtype).min).unsqueeze(-1)
+        step = logsumexp(score.flatten(score.dim() - width), -1)
+        score = score - wide(step.clamp_min(torch.finfo(step.dtype).min))
         if valid is not None:
             step = torch.where(valid[t], step, 0.0)
-            score = score if t == 0 else torch.where(valid[t].unsqueeze(-1), score, message)
-        message, log_prob = score, log_prob + step.double()
-        messages.append(message.detach())
-        steps.append(step.detach())
-    return log_prob.to(emit.dtype), torch.stack(messages), torch.stack(steps)
+            score = score if t == 0 else torch.where(wide(valid[t]), score, messages[-1])
+        messages.append(score)
+        steps.append(step)
+    return torch.stack(messages), torch.stack(steps)
+
+
+def forward_twin(init, pair, emit, valid, shared, restart, restart_to) -> tuple[Tensor, Tensor, Tensor]:
+    """The slow twin of :class:`ChainLogProb`: log p(x) (*B,); and without a graph what :func:`filtered_twin` gives."""
+    messages, steps = filtered_twin(init, pair, emit, valid, shared, restart, restart_to)
+    return steps.sum(0, dtype=torch.float64).to(emit.dtype), messages.detach(), steps.detach()
 
 
 class ChainLogProb(torch.autograd.Function):
