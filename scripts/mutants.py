@@ -74,13 +74,13 @@ MUTANTS = [
         ("tests/kernels/test_contexts.py",),
     ),
     Mutant(
-        "contexts: sums of moves in parts are those of the last part", "pplseq/kernels/contexts/reference.py",
-        "found = torch.maximum(found, part) if number else part", "found = part",
+        "contexts: symbols that a word forbids move too", "pplseq/kernels/contexts/reference.py",
+        ".masked_fill(along >= number[rows].unsqueeze(-1), -math.inf)", "",
         ("tests/kernels/test_contexts.py",),
     ),
     Mutant(
         "contexts: the k best paths take a move once", "pplseq/kernels/contexts/reference.py",
-        "            rank[winner] += 1\n", "            rank[winner] += k\n",
+        "        rank[winner] += 1\n", "        rank[winner] += k\n",
         ("tests/kernels/test_contexts.py",),
     ),
     Mutant(

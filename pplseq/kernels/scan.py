@@ -387,7 +387,7 @@ def filtered_twin(
         score = init
         if t > 0:
             score = logsumexp(messages[-1].unsqueeze(-1) + (pair if shared else pair[t - 1]), -1 - width)
-            if restart is not None:
+            if restart is not None and restart_to is not None:
                 score = torch.where(restart[t].unsqueeze(-1), restart_to, score)
         score = score + emit[t]
         step = logsumexp(score.flatten(score.dim() - width), -1)

@@ -20,17 +20,19 @@ from torch import Tensor
 from pplseq import checks
 from pplseq.kernels import compiled, twice
 from pplseq.kernels.log_semiring import logsumexp, safe_log
-from pplseq.kernels.path_scan import rescaled, sample_log
+from pplseq.kernels.path_scan import sample_log
 from pplseq.kernels.scan import Forward, forward_in_log_space, log_normalise
 from pplseq.threads import once
 
-MAX_MOVES = 1 << 21  # that are listed at a time
+MAX_MOVES = 1 << 19  # that are listed at a time
 
 
 class Moves(NamedTuple):
-    """Moves of rows of a batch out of n contexts by up to W symbols. row, source: (n,). symbol: (n, W). target: (n, W) as
-    row Z + context. score: (n, W) log p(symbol | source), -inf where a row's word allows fewer symbols."""
+    """Moves of rows of a batch out of n contexts by up to W symbols. which: (n,) of the contexts that were given. row, source:
+    (n,). symbol: (n, W). target: (n, W) as row Z + context. score: (n, W) log p(symbol | source), -inf where a row's word
+    allows fewer symbols."""
 
+    which: Tensor
     row: Tensor
     source: Tensor
     symbol: Tensor
@@ -69,40 +71,48 @@ class ContextSteps:
         some[row, self.symbol[context]] = True
         return some
 
-    def moves(self, alive: Tensor, allowed: Tensor | None = None) -> Iterator[Moves]:
-        """All of them, from contexts (R, Z) by symbols (R, M), or by all; in parts of rows that fit into memory."""
-        row, source = _places(alive)
-        every = number = torch.arange(self.num_symbols, device=alive.device)
-        if allowed is not None and bool(allowed.all()):
-            allowed = None
-        if allowed is not None:
-            number = allowed.sum(1)
-            every = allowed.byte().argsort(dim=1, descending=True, stable=True)[:, : int(number.amax())]
-        for part in _parts(row, max(every.shape[-1], 1)):
-            rows, sources = row[part], source[part]
-            if allowed is None:
-                symbol, score, target = every, self.log.index_select(0, sources), self.successor.index_select(0, sources)
-            else:
-                symbol, place = every[rows], sources.unsqueeze(-1)
-                score, target = self.log[place, symbol], self.successor[place, symbol]
-                beyond = torch.arange(symbol.shape[1], device=alive.device) >= number[rows].unsqueeze(-1)
-                score = score.masked_fill(beyond, -math.inf)
-            yield Moves(rows, sources, symbol.expand(score.shape), target + rows.unsqueeze(-1) * self.size, score)
+    def moves(self, given: tuple[Tensor, ...], allowed: Tensor | None = None) -> Iterator[Moves]:
+        """All of them, from given rows, in order, and contexts (n,), by symbols (R, M), or by all; in parts of whole rows that
+        fit into memory, and of those whose words allow about as many symbols."""
+        (row, source), every = given, torch.arange(self.num_symbols, device=given[0].device)
+        if allowed is None or bool(allowed.all()):
+            for part in _parts(row, self.num_symbols):
+                rows, sources = row[part], source[part]
+                score, target = self.log.index_select(0, sources), self.successor.index_select(0, sources)
+                target = target + rows.unsqueeze(-1) * self.size
+                yield Moves(part, rows, sources, every.expand(score.shape), target, score)
+            return
+        number, symbols = allowed.sum(1), allowed.nonzero()[:, 1]
+        first, width = (number.cumsum(0) - number)[row], (2 * number - 1).clamp_min(0).to(torch.float64).log2().floor()[row]
+        for most in width[number[row] > 0].unique().tolist():  # powers of two
+            some = (width == most).nonzero().squeeze(-1)
+            along = every[: 2 ** int(most)]
+            for part in _parts(row[some], len(along)):
+                part = some[part]
+                rows, sources = row[part], source[part]
+                symbol = symbols[(first[part].unsqueeze(-1) + along).clamp_max(len(symbols) - 1)]
+                place = sources.unsqueeze(-1)
+                target = self.successor[place, symbol] + rows.unsqueeze(-1) * self.size
+                score = self.log[place, symbol].masked_fill(along >= number[rows].unsqueeze(-1), -math.inf)
+                yield Moves(part, rows, sources, symbol, target, score)
 
     def forward(self, message: Tensor, emit: Tensor | None = None) -> Tensor:
         """(R, Z) log sum_s exp(message_s) p(s'| s), of contexts s' that end with a symbol which the word allows."""
-        allowed = None if emit is None or twice.transformed() else self.symbols(emit)
-        found = torch.full_like(message, -math.inf)
-        for number, move in enumerate(self.moves(message.detach() > -math.inf, allowed)):
-            score = message[move.row, move.source].unsqueeze(-1) + move.score
-            part = _summed(score.flatten(), move.target.flatten(), message.numel()).view(message.shape)
-            found = torch.maximum(found, part) if number else part  # of other rows
+        if twice.transformed():
+            score = message.unsqueeze(-1) + self.log
+            first = torch.arange(len(message), device=message.device).view(-1, 1, 1) * self.size
+            return _summed(score.flatten(), (self.successor + first).flatten(), message.numel()).view(message.shape)
+        allowed, found = None if emit is None else self.symbols(emit), torch.full_like(message, -math.inf)
+        for move in self.moves((message.detach() > -math.inf).nonzero().unbind(1), allowed):
+            score, (place, local) = message[move.row, move.source].unsqueeze(-1) + move.score, _places(move.target, message)
+            found.view(-1)[place] = _summed(score.flatten(), local, len(place))
         return found
 
     def backward(self, message: Tensor, alive: Tensor | None = None) -> Tensor:
         """(R, Z) log sum_c p(c | s) exp(message of the successor), of contexts alive (R, Z), or of all; -inf of others."""
         found = torch.full_like(message, -math.inf)
-        for move in self.moves(torch.ones_like(message) > 0 if alive is None else alive, self.symbols(message)):
+        alive = torch.ones_like(message) > 0 if alive is None else alive
+        for move in self.moves(alive.nonzero().unbind(1), self.symbols(message)):
             score = move.score + message.reshape(-1)[move.target]
             found = found.index_put((move.row, move.source), logsumexp(score, -1))
         return found
@@ -129,18 +139,20 @@ class ContextSteps:
         return target.argsort(stable=True), number.cumsum(0) - number, number
 
 
-def _places(alive: Tensor) -> tuple[Tensor, ...]:
-    """Rows and contexts that are alive (R, Z); under a transform all of them, as nothing can be asked there."""
-    if not twice.transformed():
-        return alive.nonzero().unbind(1)
-    place = torch.arange(alive.numel(), device=alive.device)
-    return place // alive.shape[1], place % alive.shape[1]
+def _places(target: Tensor, like: Tensor) -> tuple[Tensor, Tensor]:
+    """The different ones of some places in a table, in order, and which of these each is, flattened."""
+    target, number = target.flatten(), torch.empty(like.numel(), dtype=torch.long, device=target.device)
+    some = torch.zeros(len(number), dtype=torch.bool, device=target.device)
+    some[target] = True
+    place = some.nonzero().squeeze(-1)
+    number[place] = torch.arange(len(place), device=target.device)
+    return place, number[target]
 
 
-def _parts(row: Tensor, width: int) -> Iterator[Tensor | slice]:
+def _parts(row: Tensor, width: int) -> Iterator[Tensor]:
     """Which of a list of contexts, ordered by row, are moved at a time, by so many symbols: those of whole rows."""
     if len(row) * width <= MAX_MOVES:
-        yield slice(None)
+        yield torch.arange(len(row), device=row.device)
         return
     part = (row.bincount().cumsum(0) * width // MAX_MOVES)[row]
     for number in part.unique().tolist():
@@ -203,7 +215,7 @@ def smooth(
     for t in range(1, len(emit) if counts or entropy else 0):
         before, later = posterior[t - 1], emit[t] + beta[t]
         alive = before > 0 if valid is None else (before > 0) & valid[t].unsqueeze(-1)
-        for move in steps.moves(alive, steps.symbols(later)):
+        for move in steps.moves(alive.nonzero().unbind(1), steps.symbols(later)):
             prob = torch.softmax(move.score + later.view(-1)[move.target], -1)  # of the symbol, given the context and x
             share = before[move.row, move.source]
             if entropy:
@@ -221,59 +233,66 @@ def k_best_pass(
 ) -> tuple[Tensor, Tensor]:
     """The k most probable paths: contexts (k, T, R), log-probabilities (k, R), -inf where there are fewer. List Viterbi."""
     num_steps, rows, size = emit.shape
-    message = emit.new_full((rows, size, k + 1), -math.inf)  # the last one stands for what is used up
-    first = init + emit[0]
+    first, ranks = init + emit[0], torch.arange(k, device=emit.device)
     if valid is not None:  # a row without steps has one path
         nothing = torch.full_like(first, -math.inf)
         nothing[:, 0] = 0.0
         first = first.where(valid[0].unsqueeze(-1), nothing)
-    message[..., 0] = first
-    message, total = rescaled(message, torch.zeros(rows, dtype=torch.float64, device=emit.device), (-2, -1))
-    ways = []
+    # of contexts that are reached places row Z + context, in order, and k best scores; the last stands for what is used up
+    place = (first > -math.inf).view(-1).nonzero().squeeze(-1)
+    best = emit.new_full((len(place), k + 1), -math.inf)
+    best[:, 0] = first.reshape(-1)[place]
+    ways, total = [], torch.zeros(rows, dtype=torch.float64, device=emit.device)
     for t in range(1, num_steps):
-        alive = message[..., 0] > -math.inf
-        goes_on = None if valid is None else valid[t][:, None]
-        new, place, before = _best_moves(steps, message, alive if goes_on is None else alive & goes_on, emit[t])
-        message = new if goes_on is None else torch.where(goes_on.unsqueeze(-1), new, message)
-        message, total = rescaled(message, total, (-2, -1))
+        row, allowed = place // size, steps.symbols(emit[t])
+        moving = ranks.new_ones(len(place)) > 0 if valid is None else valid[t][row]
+        found = [(place[~moving], best[~moving], place[~moving].unsqueeze(-1) * k + ranks)]  # rows that have ended stay
+        given = row[moving], place[moving] % size
+        for move in steps.moves(given, allowed):
+            found.append(_best_moves(move, best[moving][move.which], emit[t], size))
+        place, best, before = (torch.cat(parts) for parts in zip(*found, strict=True))
+        order = place.argsort()
+        place, best, before = place[order], best[order], before[order]
+        row = place // size
+        top = best.new_full((rows,), torch.finfo(best.dtype).min).scatter_reduce(0, row, best[:, 0], "amax")
+        best, total = best - top[row].unsqueeze(-1), total + top
         ways.append((place, before))
-    best, position = message[..., :k].flatten(1).topk(k, dim=-1)  # (R, k) context k + rank
+    last = emit.new_full((rows * size, k), -math.inf)
+    last[place] = best[:, :k]
+    score, position = last.view(rows, -1).topk(k, dim=-1)  # (R, k) context k + rank
     lost = ~(emit < math.inf).all(-1)
     lost = lost if valid is None else lost & valid
-    log_prob = (total.unsqueeze(-1) + best).masked_fill(lost.any(0).unsqueeze(-1), math.nan).to(emit.dtype)
-    path, start = [position // k], torch.arange(rows, device=emit.device).unsqueeze(-1) * size
-    for t in range(num_steps - 1, 0, -1):
-        place, before = ways[t - 1]
-        if len(place):  # fewer than k paths: what is left has probability zero
-            found = torch.searchsorted(place, start + position // k).clamp_max(len(place) - 1)
-            moved = before[found, position % k]
-            position = moved if valid is None else torch.where(valid[t].unsqueeze(-1), moved, position)
-        path.append(position // k)
+    log_prob = (total.unsqueeze(-1) + score).masked_fill(lost.any(0).unsqueeze(-1), math.nan).to(emit.dtype)
+    position = position + torch.arange(rows, device=emit.device).unsqueeze(-1) * size * k  # place k + rank
+    path = [position // k % size]
+    for place, before in reversed(ways):
+        if len(place):
+            here = torch.searchsorted(place, position // k).clamp_max(len(place) - 1)
+            there = place[here] == position // k  # fewer than k paths: what is left has probability zero
+            position = torch.where(there, before[here, position % k], position)
+        path.append(position // k % size)
     return torch.stack(path[::-1]).movedim(-1, 0), log_prob.movedim(-1, 0)
 
 
-def _best_moves(steps: ContextSteps, message: Tensor, alive: Tensor, emit: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """A step of scores (R, Z, k + 1), the last -inf; the places row Z + context that are reached, in order, and of each of its
-    k best where it came from, as context k + rank (n, k)."""
-    k = message.shape[-1] - 1
-    new = torch.full_like(message, -math.inf)
-    flat, before = new.view(-1, k + 1), torch.zeros(alive.numel(), k, dtype=torch.long, device=alive.device)
-    for move in steps.moves(alive, steps.symbols(emit)):
-        target, rank, width = move.target.flatten(), torch.zeros_like(move.target).flatten(), move.score.shape[-1]
-        score = (move.score + emit.reshape(-1).index_select(0, target).view(move.target.shape)).flatten()
-        value = (message[move.row, move.source, 0].unsqueeze(-1) + score.view(move.target.shape)).flatten()
-        for j in range(k):  # the best move into each target, which then offers its next one
-            top = value.new_full((alive.numel(),), -math.inf).scatter_reduce(0, target, value, "amax")
-            wins = (value < top.index_select(0, target)).logical_not_().nonzero().squeeze(-1)
-            winner = torch.full_like(before[:, 0], len(value)).scatter_reduce(0, target[wins], wins, "amin")
-            here = (winner < len(value)).nonzero().squeeze(-1)
-            winner = winner[here]
-            source = winner // width
-            flat[here, j], before[here, j] = top[here], move.source[source] * k + rank[winner]
-            rank[winner] += 1
-            value[winner] = message[move.row[source], move.source[source], rank[winner]] + score[winner]
-    place = (flat[:, 0] > -math.inf).nonzero().squeeze(-1)
-    return new, place, before[place]
+def _best_moves(move: Moves, best: Tensor, emit: Tensor, size: int) -> tuple[Tensor, Tensor, Tensor]:
+    """From scores (n, k + 1) of the contexts that move, the last -inf: the places that are reached, in order, their scores, and
+    of each of its k best where it came from, as place k + rank (n, k)."""
+    k, width = best.shape[1] - 1, move.score.shape[1]
+    place, target = _places(move.target, emit)
+    score = move.score.flatten() + emit.reshape(-1)[place][target]
+    new, before = best.new_full((len(place), k + 1), -math.inf), target.new_zeros(len(place), k)
+    rank, value = torch.zeros_like(target), best[:, 0].repeat_interleave(width) + score
+    for j in range(k):  # the best move into each target, which then offers its next one
+        new[:, j] = best.new_full((len(place),), -math.inf).scatter_reduce(0, target, value, "amax")
+        wins = (value < new[:, j].index_select(0, target)).logical_not_().nonzero().squeeze(-1)
+        winner = torch.full_like(place, len(value)).scatter_reduce(0, target[wins], wins, "amin")
+        winner = winner.clamp_max(len(value) - 1)  # NaN has none
+        source = winner // width
+        before[:, j] = (move.row[source] * size + move.source[source]) * k + rank[winner]
+        rank[winner] += 1
+        value[winner] = best[source, rank[winner]] + score[winner]
+    some = new[:, 0] > -math.inf
+    return place[some], new[some], before[some]
 
 
 def sample_pass(steps: ContextSteps, filtered: Tensor, valid: Tensor | None, num_samples: int) -> Tensor:
