@@ -58,6 +58,41 @@ MUTANTS = [
         "        position = new if valid is None else torch.where(valid[t], new, position)\n", "        position = new\n",
         ("tests/kernels/test_time_scan.py", "tests/kernels/test_scan.py", "tests/infer/discrete/test_chain.py"),
     ),
+    Mutant(
+        "contexts: what becomes too small counts as impossible", "pplseq/kernels/contexts/loops.py",
+        "                    if value < LOWEST and new[z] > 0.0 and emit[t, n, z] != -np.inf:\n", "                    if False:\n",
+        ("tests/kernels/test_contexts.py",),
+    ),
+    Mutant(
+        "contexts: an emission that is no number is not looked at", "pplseq/kernels/contexts/loops.py",
+        "            if value != value:\n                return 0, np.nan\n", "",
+        ("tests/kernels/test_contexts.py",),
+    ),
+    Mutant(
+        "contexts: every row weighs one in the gradient", "pplseq/kernels/contexts/loops.py",
+        "share = weight[n] * own / both", "share = own / both",
+        ("tests/kernels/test_contexts.py",),
+    ),
+    Mutant(
+        "contexts: symbols that a word forbids move too", "pplseq/kernels/contexts/reference.py",
+        ".masked_fill(along >= number[rows].unsqueeze(-1), -math.inf)", "",
+        ("tests/kernels/test_contexts.py",),
+    ),
+    Mutant(
+        "contexts: the k best paths take a move once", "pplseq/kernels/contexts/reference.py",
+        "        rank[winner] += 1\n", "        rank[winner] += k\n",
+        ("tests/kernels/test_contexts.py",),
+    ),
+    Mutant(
+        "chain loops: pairs of all steps are those of the first matrix", "pplseq/kernels/chain/loops.py",
+        "add_pairs(k, k + 1, probs, factors, num_states, pairs, move)", "add_pairs(k, k + 1, probs, factors, num_states, pairs, 0)",
+        ("tests/kernels/test_restart_scan.py",),
+    ),
+    Mutant(
+        "chain loops: all rows start as the first one", "pplseq/kernels/chain/loops.py",
+        "starts[n if len(starts) > 1 else 0, j] += single[j]", "starts[0, j] += single[j]",
+        ("tests/kernels/test_restart_scan.py",),
+    ),
     # ---- infer
     Mutant(
         "kalman: half of the squares", "pplseq/infer/gaussian/chain.py",

@@ -11,6 +11,7 @@ from pplseq.distributions.dense import check_normalised
 from pplseq.distributions.state import Transition, take_rows
 from pplseq.distributions.stationary import stationary_log_probs
 from pplseq.kernels.log_semiring import in_float32
+from pplseq.threads import once
 
 
 class SecondOrderTransition(Transition):
@@ -20,6 +21,8 @@ class SecondOrderTransition(Transition):
         initial: (M^2,) log p of the first pair, (state before the first, first state); -inf for pairs that cannot be first.
         table: (M, M, M) log p(c | a, b), [a, b, c].
     """
+
+    in_order = True  # pairs behind a pair have numbers one after the other
 
     def __init__(self, initial: Tensor, table: Tensor):
         size = table.shape[-1]
@@ -31,6 +34,16 @@ class SecondOrderTransition(Transition):
         check_normalised("table", table)
         self.initial, self.table, self.num_tags = in_float32(initial), in_float32(table), size
         self.num_states, self.device = size * size, table.device
+
+    @once
+    def symbol(self) -> Tensor:
+        """(M^2,) the last state of each pair."""
+        return torch.arange(self.num_tags, device=self.device).repeat(self.num_tags)
+
+    @once
+    def successor(self) -> Tensor:
+        """(M^2, M) the pair behind a pair and a state."""
+        return (self.symbol * self.num_tags).unsqueeze(-1) + torch.arange(self.num_tags, device=self.device)
 
     @classmethod
     def stationary(cls, table: Tensor) -> SecondOrderTransition:
@@ -49,8 +62,9 @@ class SecondOrderTransition(Transition):
     def rows(self, previous, inputs=None):
         if previous is None:
             return self.initial
-        last = previous % self.num_tags
-        table = take_rows(self.table.flatten(0, 1), previous)
-        full = table.new_full((*table.shape[:-1], self.num_tags, self.num_tags), -math.inf)
-        index = last[..., None, None].expand(*last.shape, 1, self.num_tags)
-        return full.scatter(-2, index, table.unsqueeze(-2)).flatten(-2)
+        return into_contexts(take_rows(self.table.flatten(0, 1), previous), self.successor[previous], self.num_states)
+
+
+def into_contexts(table: Tensor, successor: Tensor, num_states: int) -> Tensor:
+    """(..., Z) log-probabilities of contexts from those (..., M) of the symbols that lead to them."""
+    return table.new_full((*table.shape[:-1], num_states), -math.inf).scatter(-1, successor, table)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor
 
 from pplseq.distributions.dense import check_normalised
+from pplseq.distributions.second_order import into_contexts
 from pplseq.distributions.state import Transition, take_rows
 from pplseq.kernels.log_semiring import in_float32
 
@@ -27,6 +26,8 @@ class VariableOrderTransition(Transition):
     Source: D. Ron, Y. Singer, N. Tishby (1996), The power of amnesia: learning probabilistic automata with variable memory
         length (probabilistic suffix automata).
     """
+
+    in_order = False
 
     def __init__(self, initial: Tensor, table: Tensor, successor: Tensor, symbol: Tensor):
         size, num_symbols = table.shape
@@ -51,6 +52,4 @@ class VariableOrderTransition(Transition):
     def rows(self, previous, inputs=None):
         if previous is None:
             return self.initial
-        table, successor = take_rows(self.table, previous), self.successor[previous]
-        full = table.new_full((*table.shape[:-1], self.num_states), -math.inf)
-        return full.scatter(-1, successor, table)
+        return into_contexts(take_rows(self.table, previous), self.successor[previous], self.num_states)

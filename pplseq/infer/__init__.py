@@ -11,7 +11,7 @@ __getattr__, __dir__, __all__ = lazy_names(
         "PairMarginals": "@pplseq.infer.discrete.results",
         "ExpectedCounts": "@pplseq.infer.discrete.results",
         "NextDistribution": "@pplseq.infer.discrete.results",
-        "SecondOrderChain": "@pplseq.infer.discrete.second_order",
+        "SecondOrderChain": "@pplseq.infer.discrete.contexts",
         "constrain_states": "@pplseq.infer.discrete.constrained.states",
         "WordMoves": "@pplseq.infer.discrete.constrained.moves",
         "BlockedEnum": "@pplseq.infer.programs.blocked_enum",

@@ -1,7 +1,7 @@
 """Chains of so many steps that their emissions would fill the memory: some steps at a time, computed again on the way back.
 
 A chain is cut into segments. The pass forward keeps the log belief at each cut (and those between the pieces of
-:mod:`pplseq.kernels.chain_loops`, one in hundreds of steps); the emissions of a segment are made when its turn comes, and
+:mod:`pplseq.kernels.chain.piece_loops`, one in hundreds of steps); the emissions of a segment are made when its turn comes, and
 forgotten after it. The pass backward goes from the last segment to the first and makes them once more. What follows a segment
 is put onto the emissions of its last step, so that the loops need not know of segments. Every number is that of
 :mod:`pplseq.kernels.scan`, the twin.
@@ -19,8 +19,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pplseq.kernels import compiled_chain, twice
-from pplseq.kernels.compiled_chain import Kept, Links
+from pplseq.kernels import twice
+from pplseq.kernels.chain import piece_call
+from pplseq.kernels.chain.piece_call import Kept, Links
 from pplseq.kernels.log_semiring import log_matmul
 from pplseq.kernels.path_scan import max_forward
 from pplseq.kernels.scan import forward_twin
@@ -73,7 +74,7 @@ class Filtered:
         self.steps = torch.empty(chain.num_steps, num_rows, dtype=torch.float64)
         self.starts, self.ends = (torch.empty(num_segments, *init.shape, dtype=torch.float64) for _ in range(2))
         begin, end = chain.segments[0]
-        most = compiled_chain.num_pieces(end - begin, chain.num_states)
+        most = piece_call.num_pieces(end - begin, chain.num_states)
         self._carry = np.empty((num_segments, most + 1, *init.shape))
         self._in_logs = np.empty((num_segments, most, num_rows), np.bool_)
         self._chain, self._links, self._shape = chain, links, shape
@@ -87,7 +88,7 @@ class Filtered:
 
     def with_emissions(self, number: int, emit: Tensor) -> Kept:
         """The same of a segment whose emissions were made again."""
-        lengths, pieces = self._chain.lengths_in(*self._chain.segments[number]), compiled_chain.num_pieces(*emit.shape[::2])
+        lengths, pieces = self._chain.lengths_in(*self._chain.segments[number]), piece_call.num_pieces(*emit.shape[::2])
         carry, in_logs = self._carry[number, : pieces + 1], self._in_logs[number, :pieces]
         return Kept(self._links, emit, lengths, carry, in_logs, self._shape)
 
@@ -95,14 +96,14 @@ class Filtered:
 def forward_pass(chain: LongChain, init: Tensor, log: Tensor, tensors: Sequence[Tensor]) -> Filtered:
     """Filtering. Cost: T K^2 a row, memory of one segment and of a belief in hundreds of steps."""
     log, message = log.double(), init.double()
-    links = compiled_chain.links_of(log, True, torch.Size([len(init)]))
+    links = piece_call.links_of(log, True, torch.Size([len(init)]))
     found = Filtered(chain, links, init, log.shape)
     for number, (begin, end) in enumerate(chain.segments):
         start = message if begin == 0 else log_matmul(message, log)
         emit, lengths = chain.emit(tensors, begin, end), chain.lengths_in(begin, end)
-        found.steps[begin:end], kept = compiled_chain.forward_along(start, links, emit, lengths, log.shape)
+        found.steps[begin:end], kept = piece_call.forward_along(start, links, emit, lengths, log.shape)
         goes_on = torch.from_numpy(lengths > 0).unsqueeze(-1)
-        message = torch.where(goes_on, compiled_chain.carried(kept), message)
+        message = torch.where(goes_on, piece_call.carried(kept), message)
         found.starts[number], found.ends[number] = start, message
         found.keep(number, kept)
     return found
@@ -138,7 +139,7 @@ def backward_pass(
             last = torch.where(chain.rows_beyond(end).unsqueeze(-1), emit[-1] + ahead, emit[-1])
             emit = torch.cat([emit[:-1], last.to(emit.dtype).unsqueeze(0)])
         kept = found.with_emissions(number, emit)
-        states, inside = compiled_chain.smooth(kept, weight, scaled_states=False, pairs=pairs)
+        states, inside = piece_call.smooth(kept, weight, scaled_states=False, pairs=pairs)
         if begin > 0:
             before = found.ends[number - 1]
             first, start, here = states[0].double(), found.starts[number], chain.rows_beyond(begin)
@@ -241,4 +242,4 @@ def _best_in(chain, start, log, tensors, begin, end, last: Tensor | None = None)
     if last is not None:
         other = (last.unsqueeze(-1) >= 0) & (last.unsqueeze(-1) != torch.arange(chain.num_states))
         emit = torch.cat([emit[:-1], emit[-1:].masked_fill(other, -math.inf)])
-    return compiled_chain.viterbi_along(start, compiled_chain.links_of(log, True, start.shape[:-1]), emit, lengths)
+    return piece_call.viterbi_along(start, piece_call.links_of(log, True, start.shape[:-1]), emit, lengths)

@@ -17,25 +17,6 @@ def _widened(value: Tensor, width: int) -> Tensor:
     return value.reshape(*value.shape, *(1,) * width)
 
 
-def filtered_twin(
-    init: Tensor, pair: Tensor, emit: Tensor, valid: Tensor | None, shared: bool, width: int = 1
-) -> Tensor:
-    """(T, *B, *K) log p(z_t | x_<=t), differentiable; see :mod:`pplseq.kernels.scan` for the factors.
-
-    Args:
-        width: dimensions of a state: 1, or 2 for a chain over pairs (a, b), whose table is (M, M, M), [a, b, c].
-    """
-    messages: list[Tensor] = []
-    for t in range(len(emit)):
-        score = init
-        if t:
-            score = logsumexp(messages[-1].unsqueeze(-1) + (pair if shared else pair[t - 1]), -1 - width)
-        score = score + emit[t]
-        new = score - _widened(_sum_all(score, width), width)
-        messages.append(new if valid is None or t == 0 else torch.where(_widened(valid[t], width), new, messages[-1]))
-    return torch.stack(messages)
-
-
 def conditional(filtered: Tensor, pair: Tensor, over: int) -> tuple[Tensor, Tensor]:
     """log p(z_{t-1} | z_t, x_<t) from the filtered messages before, (..., K, 1) over the dimension ``over`` of ``pair``, and
     log p(z_t | x_<t), which it is divided by."""
@@ -69,7 +50,7 @@ def path_divergence(
     Args:
         filtered: (T, *B, *K) log p(z_t | x_<=t); pair: (T-1, *B, *K, K), or (*b, *K, K) where shared; valid: (T, *B) or None.
         other: the same (filtered, pair, shared) of q, or None. cross: whether to leave out log p.
-        width: dimensions of a state, as for :func:`filtered_twin`.
+        width: dimensions of a state, as for :func:`~pplseq.kernels.scan.filtered_twin`.
 
     Cost: T K^2 a row. Source: D. Hernando, V. Crespi, G. Cybenko (2005), Efficient computation of the hidden Markov model
     entropy for a given observation sequence.

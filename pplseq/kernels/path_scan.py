@@ -8,8 +8,8 @@ from typing import TypeGuard
 import torch
 from torch import Tensor
 
-from pplseq.kernels import compiled, compiled_chain, shared_matrix
-from pplseq.kernels.chain import call
+from pplseq.kernels import compiled, shared_matrix
+from pplseq.kernels.chain import call, piece_call
 from pplseq.kernels.scan import LogMatrices, StepMatrices, as_rows, is_shared
 from pplseq.kernels.triton import scans as device
 
@@ -30,7 +30,7 @@ def max_forward(message: Tensor, matrix: Tensor) -> tuple[Tensor, Tensor]:
 def viterbi_pass(init: Tensor, matrices: LogMatrices, emit: Tensor, valid: Tensor | None) -> tuple[Tensor, Tensor]:
     """The most probable path, as positions (T, *B), and its log-probability log p(path, x) (*B,)."""
     if loops_apply(matrices, emit) and call.pays("viterbi", _sizes(emit)[:2], emit.shape[-1]):
-        return compiled_chain.viterbi_pass(init, matrices.log, matrices.shared, emit, valid)
+        return piece_call.viterbi_pass(init, matrices.log, matrices.shared, emit, valid)
     if isinstance(matrices, StepMatrices) and device.applies(matrices, emit):
         return device.viterbi_pass(init, matrices, emit, valid)
     return viterbi_in_torch(init, matrices, emit, valid)
@@ -40,7 +40,7 @@ def loops_apply(matrices: LogMatrices, emit: Tensor) -> TypeGuard[StepMatrices]:
     """Whether the compiled loops do for this chain's paths."""
     if not isinstance(matrices, StepMatrices) or matrices.restart is not None:
         return False
-    return compiled_chain.applies(matrices.log, emit) and not bool(matrices.log.isnan().any())
+    return piece_call.applies(matrices.log, emit) and not bool(matrices.log.isnan().any())
 
 
 def viterbi_in_torch(init: Tensor, matrices: LogMatrices, emit: Tensor, valid: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -127,8 +127,8 @@ def sample_pass(matrices: LogMatrices, filtered: Tensor, valid: Tensor | None, n
     num_rows, num_steps, num_states = _sizes(filtered)
     if loops_apply(matrices, filtered):
         work = 12 * num_steps, 10 * num_samples * num_steps * num_rows * num_states
-        if compiled.pays("kernels.path_loops.sample", *work):
-            return compiled_chain.sample_pass(matrices.log, matrices.shared, filtered, valid, uniform)
+        if compiled.pays("kernels.chain.loops.sample", *work):
+            return piece_call.sample_pass(matrices.log, matrices.shared, filtered, valid, uniform)
     return sample_in_torch(matrices, filtered, valid, uniform)
 
 

@@ -22,21 +22,25 @@ from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Callable
 from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from pplseq.kernels import compiled, compiled_chain
+from pplseq.kernels.chain import call
 from pplseq.kernels.compiled import array
 from pplseq.threads import once
 
 FEW = 12  # entries of the pair table up to which sums over steps go entry by entry, as matrix products
 STEP_CELLS = 1 << 17  # numbers in one step's matrices up to which restarts go together on a CPU: what its cache holds
-SIDE_BY_SIDE = 24  # rows times parameter sets from which on one operation a step for all of them is faster
-MOST_SCALED = 32  # states up to which scaled probabilities in loops are the faster way
+# What calling a loop for a parameter set costs: an operation of the scan, or so many of its multiplications, of which making an
+# entry of the loop's tables takes as many as so many steps. Of so many times fewer sets than steps a loop is faster anyway.
+OVERHEAD, ENTRY, FEW_SETS = 1 << 14, 4, 16
 MANY_STATES = 12  # from which on, with few entries, a step is a matrix product with all of them
+
+
+Tables = tuple[Tensor, Tensor, Tensor]
 
 
 class Expectation(NamedTuple):
@@ -82,6 +86,16 @@ class Lattice:
         """Of each step, its packed positions."""
         return [slice(s, s + n) for s, n in zip(self.starts.tolist(), self.sizes, strict=False)]
 
+    @once
+    def rows(self) -> call.Rows:
+        """For loops over rows, which are sorted."""
+        everything, padded = torch.arange(self.num_packed), []
+        for index in (self.emit_index, self.pair_index):
+            full = torch.zeros(self.mask.shape, dtype=torch.long)
+            full[self.mask] = everything if index is None else index
+            padded.append(array(full.T))
+        return call.Rows(padded[0], array(self.lengths[self.order]), padded[1])
+
     def pack(self, padded: Tensor) -> Tensor:
         """(B, T, ...) -> (N, ...): the steps of all rows, step by step."""
         return padded[self.order].transpose(0, 1)[: len(self.sizes)][self.mask]
@@ -118,25 +132,19 @@ def expectation(init: Tensor, pair: Tensor, emit: Tensor, lattice: Lattice) -> E
 
     Cost: R times the number of steps times Z^2.
     """
-    if _pays_one_by_one(pair, lattice, "kernels.path_loops.scaled_expectation"):
-        rows, *counts = _expectation_one_by_one(init, pair, emit, lattice)
-        return Expectation(lattice.unsort(rows), *counts)
-    parts = [_expectation(*tables, lattice) for tables in _batches(init, pair, emit, lattice)]
-    return parts[0] if len(parts) == 1 else Expectation(*(torch.cat(v, -1) for v in zip(*parts, strict=True)))
+    return Expectation(*_by_whichever("smooth", _count_one, _count_together, (init, pair, emit), lattice))
 
 
 def log_prob(init: Tensor, pair: Tensor, emit: Tensor, lattice: Lattice) -> Tensor:
     """(B, R) log-likelihoods alone; arguments as for :func:`expectation`."""
-    if _pays_one_by_one(pair, lattice, "kernels.chain_loops.forward"):
-        return lattice.unsort(_log_prob_one_by_one(init, pair, emit, lattice))
-    parts = []
-    for tables in _batches(init, pair, emit, lattice):
-        first, move, seen = tables
-        *_, steps, risky = _forward(first, move.exp(), seen, lattice)
-        rows = lattice.by_row(steps)
-        _redo(*tables, lattice, risky, rows)
-        parts.append(lattice.unsort(rows))
-    return torch.cat(parts, -1)
+    return _by_whichever("likelihood", _sum_one, _sum_together, (init, pair, emit), lattice)[0]
+
+
+def _sum_together(init: Tensor, pair: Tensor, emit: Tensor, lattice: Lattice) -> tuple[Tensor, ...]:
+    *_, steps, risky = _forward(init, pair.exp(), emit, lattice)
+    rows = lattice.by_row(steps)
+    _redo(init, pair, emit, lattice, risky, rows)
+    return (lattice.unsort(rows),)
 
 
 def _batches(init: Tensor, pair: Tensor, emit: Tensor, lattice: Lattice) -> list[tuple[Tensor, Tensor, Tensor]]:
@@ -152,7 +160,7 @@ def _batches(init: Tensor, pair: Tensor, emit: Tensor, lattice: Lattice) -> list
     return [(init[..., p].contiguous(), pair[..., p].contiguous(), emit[..., p].contiguous()) for p in parts]
 
 
-def _expectation(init: Tensor, pair: Tensor, emit: Tensor, lattice: Lattice) -> Expectation:
+def _count_together(init: Tensor, pair: Tensor, emit: Tensor, lattice: Lattice) -> tuple[Tensor, ...]:
     matrices = pair.exp()
     alpha, weight, step_log_prob, risky = _forward(init, matrices, emit, lattice)
     log_prob = lattice.by_row(step_log_prob)
@@ -163,7 +171,7 @@ def _expectation(init: Tensor, pair: Tensor, emit: Tensor, lattice: Lattice) -> 
         gamma, weight, alpha = (value.where(keep, 0.0) for value in (gamma, weight, alpha))
     total = _count(gamma, alpha, weight, matrices, init.shape[1], emit.shape[1], lattice)
     _redo(init, pair, emit, lattice, risky, log_prob, total)
-    return Expectation(lattice.unsort(log_prob), *total)
+    return lattice.unsort(log_prob), *total
 
 
 def production(init: Tensor, pair: Tensor, lattice: Lattice) -> Tensor:
@@ -328,75 +336,50 @@ def _redo(init, pair, emit, lattice, risky, log_prob, total=None) -> None:
                 counts[..., sets] += more
 
 
-# ---------------------------------------------------------------- few and long rows: one after the other, compiled
-def _pays_one_by_one(pair: Tensor, lattice: Lattice, loop: str) -> bool:
-    """Whether a parameter set at a time, row by row, is the faster way."""
-    few = lattice.sizes[0] * pair.shape[-1] < SIDE_BY_SIDE and pair.shape[0] <= compiled_chain.MOST_OWN
-    if not few or pair.device.type != "cpu" or pair.dtype != torch.float64:
-        return False
-    operations, multiplications = 5 * len(lattice.sizes), 4 * lattice.num_packed * pair.shape[-1] * pair.shape[0] ** 2
-    return compiled.pays(loop, operations, multiplications)
+# ---------------------------------------------------------------- a parameter set after the other, by the loops over rows
+def _by_whichever(loop: str, one: Callable, together: Callable, tables: Tables, lattice: Lattice) -> tuple[Tensor, ...]:
+    """What ``one`` finds of each parameter set, a column of the tables, by a loop over rows, where this is the faster way; of
+    those that it leaves, or of all, what ``together`` finds."""
+    num_states, _, num_entries, num_sets = tables[1].shape
+    num_rows, num_steps, found = lattice.sizes[0], len(lattice.sizes), {}
+    spared = num_sets * (lattice.num_packed - ENTRY * num_entries) * num_states**2 / OVERHEAD
+    if (num_sets * FEW_SETS <= num_steps or num_sets <= num_steps + spared) and call.applies(num_states, *tables):
+        if call.pays(loop, (num_rows * num_sets, num_steps), num_states):
+            found = {r: one(*(table[..., r] for table in tables), lattice) for r in range(num_sets)}
+    left = [r for r in range(num_sets) if found.get(r) is None]
+    if not left:
+        return tuple(torch.stack(values, -1) for values in zip(*found.values(), strict=True))
+    some = tables if len(left) == num_sets else tuple(table[..., left] for table in tables)
+    parts = [together(*part, lattice) for part in _batches(*some, lattice)]
+    rest = tuple(torch.cat(values, -1) for values in zip(*parts, strict=True)) if len(parts) > 1 else parts[0]
+    if len(left) == num_sets:
+        return rest
+    for k, r in enumerate(left):
+        found[r] = tuple(value[..., k] for value in rest)
+    return tuple(torch.stack(values, -1) for values in zip(*found.values(), strict=True))
 
 
-def _log_prob_one_by_one(init: Tensor, pair: Tensor, emit: Tensor, lattice: Lattice) -> Tensor:
-    """(B, R), in the order of the sorted rows; the tables are those of ``restart_scan``."""
-    found = [_forward_of_one(init[..., r], pair[..., r], emit[..., r], lattice)[0] for r in range(pair.shape[-1])]
-    return torch.stack(found, -1)
-
-
-def _expectation_one_by_one(init: Tensor, pair: Tensor, emit: Tensor, lattice: Lattice) -> tuple[Tensor, ...]:
-    """log p(x | u) (B, R) by sorted row, and expected counts in the tables' shapes."""
-    parts = [_expectation_of_one(init[..., r], pair[..., r], emit[..., r], lattice) for r in range(pair.shape[-1])]
-    one, two, three, four = (torch.stack(part, -1) for part in zip(*parts, strict=True))
-    return one, two, three, four
-
-
-def _forward_of_one(init: Tensor, pair: Tensor, emit: Tensor, lattice: Lattice):
-    mask, num_states = lattice.mask, len(init)
-    seen = emit if lattice.emit_index is None else emit.index_select(1, lattice.emit_index)
-    emissions = emit.new_zeros(*mask.shape, num_states)
-    emissions[mask] = seen.T
-    table, first = array(pair.permute(2, 0, 1)), np.zeros(mask.shape[1], np.int64)
-    if len(table) == 1:
-        links = compiled_chain.Links(table, first, 0)
-    else:
-        numbers = torch.zeros(mask.shape, dtype=torch.int64)
-        numbers[mask] = torch.arange(lattice.num_packed) if lattice.pair_index is None else lattice.pair_index
-        links = compiled_chain.Links(table, first, 1, array(numbers))
-    lengths = mask.sum(0).numpy()
-    starts, shape = init[:, lattice.init_index].T, torch.Size(table.shape)
-    steps, kept = compiled_chain.forward_along(starts, links, emissions, lengths, shape)
-    return steps.sum(0), kept
-
-
-def _expectation_of_one(init: Tensor, pair: Tensor, emit: Tensor, lattice: Lattice):
-    return _expectation_by_loops(init, pair, emit, lattice) or _expectation_in_pieces(init, pair, emit, lattice)
-
-
-def _expectation_by_loops(init: Tensor, pair: Tensor, emit: Tensor, lattice: Lattice):
-    """Over scaled probabilities; None where they become too small for that."""
-    from pplseq.kernels import path_loops
-
-    if len(init) > MOST_SCALED:
+def _given(init: Tensor, pair: Tensor, emit: Tensor, lattice: Lattice) -> tuple[call.Chain, call.Emissions, call.Rows] | None:
+    """What the loops take; None where digits may be lost."""
+    starts = init.T if init.shape[1] == 1 else init.T[lattice.init_index]
+    chain, emissions = call.chain_of(starts, pair.permute(2, 0, 1)), call.emissions_of(emit.T)
+    if chain is None or emissions is None:
         return None
-    everything = torch.arange(lattice.num_packed)
-    tables = init.T.contiguous(), pair.permute(2, 0, 1).exp().contiguous(), emit.T.contiguous()
-    indices = (lattice.init_index, *(everything if i is None else i for i in (lattice.pair_index, lattice.emit_index)))
-    log_prob = emit.new_zeros(lattice.sizes[0])
-    counts = [torch.zeros_like(table) for table in tables]
-    given = (value.detach().numpy() for value in (*tables, *indices, lattice.starts, log_prob, *counts))
-    if not path_loops.scaled_expectation(*given):
+    return chain, emissions, lattice.rows if pair.shape[-1] > 1 else lattice.rows._replace(moves=None)
+
+
+def _sum_one(init: Tensor, pair: Tensor, emit: Tensor, lattice: Lattice) -> tuple[Tensor] | None:
+    given = _given(init, pair, emit, lattice)
+    found = None if given is None else call.log_prob(*given)
+    return None if found is None else (lattice.unsort(torch.from_numpy(found)),)
+
+
+def _count_one(init: Tensor, pair: Tensor, emit: Tensor, lattice: Lattice) -> tuple[Tensor, ...] | None:
+    given = _given(init, pair, emit, lattice)
+    found = None if given is None else call.smooth(*given, visits=True, posterior=False)
+    if found is None:
         return None
-    start, pairs, visits = counts
-    return log_prob, start.T, pairs.permute(1, 2, 0), visits.T
-
-
-def _expectation_in_pieces(init: Tensor, pair: Tensor, emit: Tensor, lattice: Lattice):
-    log_prob, kept = _forward_of_one(init, pair, emit, lattice)
-    states, pairs = compiled_chain.smooth(kept, torch.ones_like(log_prob))
-    assert pairs is not None, "asked for"
-    start = torch.zeros_like(init).index_add_(1, lattice.init_index, states[0].T)
-    packed = states[lattice.mask].T
-    if lattice.emit_index is not None:
-        packed = torch.zeros_like(emit).index_add_(1, lattice.emit_index, packed)
-    return log_prob, start, pairs.permute(1, 2, 0), packed
+    rows, starts, pairs, visits = map(torch.from_numpy, (found.log_prob, found.starts, found.pairs, found.visits))
+    if init.shape[1] > 1:
+        starts = torch.zeros_like(init.T).index_add_(0, lattice.init_index, starts)
+    return lattice.unsort(rows), starts.T, pairs.permute(1, 2, 0), visits.T

@@ -25,8 +25,9 @@ from typing import Protocol, TypeGuard
 import torch
 from torch import Tensor
 
-from pplseq.kernels import compiled_chain, shared_matrix, twice
-from pplseq.kernels.compiled_chain import Kept
+from pplseq.kernels import shared_matrix, twice
+from pplseq.kernels.chain import piece_call
+from pplseq.kernels.chain.piece_call import Kept
 from pplseq.kernels.log_semiring import logsumexp
 from pplseq.kernels.triton import scans as device
 from pplseq.threads import once
@@ -163,7 +164,7 @@ class Forward:
     @once
     def messages(self) -> Tensor:
         assert self.kept is not None, "given, unless they can be made again"
-        return compiled_chain.messages(self.kept).reshape(*self.step_log_prob.shape, -1)
+        return piece_call.messages(self.kept).reshape(*self.step_log_prob.shape, -1)
 
     @property
     def filtered(self) -> Tensor:
@@ -175,7 +176,7 @@ class Forward:
         """(*B, K) log p(z_T | x), of each row's own last step."""
         if self.kept is None or "messages" in self.__dict__:
             return self.filtered[-1]
-        return compiled_chain.last_message(self.kept).reshape(*self.log_prob.shape, -1)
+        return piece_call.last_message(self.kept).reshape(*self.log_prob.shape, -1)
 
 
 def is_shared(matrices: LogMatrices, emit: Tensor) -> TypeGuard[StepMatrices]:
@@ -193,8 +194,8 @@ def as_rows(emit: Tensor, valid: Tensor | None) -> tuple[Tensor, Tensor | None]:
 
 def forward_pass(init: Tensor, matrices: LogMatrices, emit: Tensor, valid: Tensor | None) -> Forward:
     """Filtering: log p(z_t | x_<=t) for every t. Cost: T K^2 a row."""
-    if isinstance(matrices, StepMatrices) and matrices.restart is None and compiled_chain.pays(matrices.log, emit):
-        steps, kept = compiled_chain.forward_pass(init, matrices.log, matrices.shared, emit, valid)
+    if isinstance(matrices, StepMatrices) and matrices.restart is None and piece_call.pays(matrices.log, emit):
+        steps, kept = piece_call.forward_pass(init, matrices.log, matrices.shared, emit, valid)
         return Forward(steps.sum(0).to(emit.dtype), kept, steps.to(emit.dtype))
     if isinstance(matrices, StepMatrices) and device.applies(matrices, emit):
         messages, steps = device.forward_pass(init, matrices, emit, valid)
@@ -340,7 +341,7 @@ def smooth(
 ) -> tuple[Tensor, Tensor | None]:
     """Both posteriors at once: p(z_t | x) (T, *B, K), and (unless ``pairs`` is False) what pair_posterior returns."""
     if forward.kept is not None:
-        return compiled_chain.smooth(forward.kept, weight, scaled_states=False, pairs=pairs)
+        return piece_call.smooth(forward.kept, weight, scaled_states=False, pairs=pairs)
     if not is_shared(matrices, emit):
         beta = backward_pass(matrices, emit, valid)
         single = state_posterior(forward.filtered, beta, valid)
@@ -363,34 +364,46 @@ def smooth(
     return single.reshape(shape), pair
 
 
-def forward_twin(init, pair, emit, valid, shared, restart, restart_to) -> tuple[Tensor, Tensor, Tensor]:
-    """The slow twin of :class:`ChainLogProb`: plain torch operations, differentiable to any order, without a decision.
+def filtered_twin(
+    init: Tensor, pair: Tensor, emit: Tensor, valid: Tensor | None, shared: bool, restart: Tensor | None = None,
+    restart_to: Tensor | None = None, width: int = 1,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """log p(z_t | x_<=t) (T, *B, *K) and log p(x_t | x_<t) (T, *B), in plain torch operations, differentiable to any order,
+    without a decision.
 
-    Returns:
-        log p(x) (*B,); and, without a graph, log p(z_t | x_<=t) (T, *B, K) and log p(x_t | x_<t) (T, *B).
+    Args:
+        width: dimensions of a state: 1, or 2 for a chain over pairs (a, b), whose table is (M, M, M), [a, b, c].
 
     Cost: T K^2 numbers a row, kept for the backward.
     """
+
+    def wide(value: Tensor) -> Tensor:
+        return value.reshape(*value.shape, *(1,) * width)
+
     if valid is not None:  # what stands behind a row's end must not reach a gradient, were it NaN
-        emit = torch.where(valid.unsqueeze(-1), emit, 0.0)
-    message, messages, steps = init, [], []
-    log_prob = torch.zeros((), dtype=torch.float64, device=emit.device)
+        emit = torch.where(wide(valid), emit, 0.0)
+    messages, steps = [], []
     for t in range(emit.shape[0]):
-        score = message
+        score = init
         if t > 0:
-            score = logsumexp(message.unsqueeze(-1) + (pair if shared else pair[t - 1]), -2)
-            if restart is not None:
+            score = logsumexp(messages[-1].unsqueeze(-1) + (pair if shared else pair[t - 1]), -1 - width)
+            if restart is not None and restart_to is not None:
                 score = torch.where(restart[t].unsqueeze(-1), restart_to, score)
         score = score + emit[t]
-        step = logsumexp(score, -1)
-        score = score - step.clamp_min(torch.finfo(step.dtype).min).unsqueeze(-1)
+        step = logsumexp(score.flatten(score.dim() - width), -1)
+        score = score - wide(step.clamp_min(torch.finfo(step.dtype).min))
         if valid is not None:
             step = torch.where(valid[t], step, 0.0)
-            score = score if t == 0 else torch.where(valid[t].unsqueeze(-1), score, message)
-        message, log_prob = score, log_prob + step.double()
-        messages.append(message.detach())
-        steps.append(step.detach())
-    return log_prob.to(emit.dtype), torch.stack(messages), torch.stack(steps)
+            score = score if t == 0 else torch.where(wide(valid[t]), score, messages[-1])
+        messages.append(score)
+        steps.append(step)
+    return torch.stack(messages), torch.stack(steps)
+
+
+def forward_twin(init, pair, emit, valid, shared, restart, restart_to) -> tuple[Tensor, Tensor, Tensor]:
+    """The slow twin of :class:`ChainLogProb`: log p(x) (*B,); and without a graph what :func:`filtered_twin` gives."""
+    messages, steps = filtered_twin(init, pair, emit, valid, shared, restart, restart_to)
+    return steps.sum(0, dtype=torch.float64).to(emit.dtype), messages.detach(), steps.detach()
 
 
 class ChainLogProb(torch.autograd.Function):
@@ -420,7 +433,7 @@ class ChainLogProb(torch.autograd.Function):
             args = (init, pair, emit, valid, matrices.shared, restart, restart_to)
             return twice.gradients(lambda *a: forward_twin(*a)[0], args, weight)
         if ctx.kept is not None:
-            single, pairs = compiled_chain.smooth(ctx.kept, weight, pairs=ctx.needs_input_grad[1])
+            single, pairs = piece_call.smooth(ctx.kept, weight, pairs=ctx.needs_input_grad[1])
             return single[0].clone(), pairs, single, None, None, None, None
         forward = Forward(weight, result[1], result[0], ctx.in_logs)
         single, pairs = smooth(matrices, emit, forward, valid, weight, pairs=ctx.needs_input_grad[1])

@@ -85,7 +85,8 @@ def calls() -> dict[str, Callable[[], object]]:
 
         sentences = [TaggedSentence(["a", "dog", "sleeps"], ["D", "N", "V"]), TaggedSentence(["dogs", "sleep"], ["N", "V"])]
         CRFTagger().fit(sentences).tag([["a", "dog"]])
-        HMMTagger().fit(sentences).tag([["a", "dog"]])
+        tagger = HMMTagger().fit(sentences)
+        tagger.tag([["a", "dog"]]), tagger.tag([["a", "dog"]], decoder="posterior")
 
     few = {f"linear systems of {size} states": linear(size) for size in (2, 16)}
     few |= {f"words, {size} states": words(size) for size in (2, 3, 4, 5)}

@@ -7,6 +7,8 @@ from support.elsewhere import DEVICE, Elsewhere, Questions, moved, other_device
 
 from pplseq import checks
 from pplseq.distributions.dense import CategoricalEmission, DenseTransition
+from pplseq.distributions.second_order import SecondOrderTransition
+from pplseq.distributions.variable_order import VariableOrderTransition
 from pplseq.infer.discrete.build import build_chain
 from pplseq.infer.programs.blocked_enum import BlockedEnum, no_guide
 from pplseq.infer.programs.elbo import TraceBlockedEnum_ELBO
@@ -70,16 +72,24 @@ def test_training_and_checkpoints():
 
 
 @pytest.mark.parametrize("query", QUERIES)
-@pytest.mark.parametrize("family", ["blocks", "blocks with gaps", "dense"])
+@pytest.mark.parametrize("family", ["blocks", "blocks with gaps", "dense", "second order", "variable order"])
 def test_queries(query, family):
     x = torch.randint(8, (3, 5))
     lengths = there(torch.tensor([5, 3, 1]))
-    if family == "dense":
-        transition = DenseTransition(*(there(torch.randn(s).log_softmax(-1)) for s in ((3,), (3, 3))))
+    if not family.startswith("blocks"):
+        size = 3 if family == "dense" else 9
+        start, words = (there(torch.randn(s).log_softmax(-1)) for s in ((size,), (size, 8)))
+        table = torch.randn(3, 3, 3).log_softmax(-1)
+        if family == "dense":
+            transition = DenseTransition(start, there(table[0]))
+        elif family == "second order":
+            transition = SecondOrderTransition(start, there(table))
+        else:
+            layout = SecondOrderTransition(torch.randn(9).log_softmax(-1), table)
+            given = (table.flatten(0, 1), layout.successor, layout.symbol)
+            transition = VariableOrderTransition(start, *map(there, given))
         valid = there(torch.arange(5)).unsqueeze(-1) < lengths
-        chain = build_chain(
-            transition, CategoricalEmission(there(torch.randn(3, 8).log_softmax(-1))), there(x.T), valid=valid
-        )
+        chain = build_chain(transition, CategoricalEmission(words), there(x.T), valid=valid)
     else:
         if family == "blocks with gaps":
             x[0, 1] = x[1, 0] = -1

@@ -51,7 +51,7 @@ def test_the_twin_works_until_compiling_pays(fresh):
     assert calls == 3 and compiled.pays(LOOP)
     compiled.worked("kernels.chain.loops.viterbi", 0, 2 * compiled.WORTH / compiled.MULTIPLICATION)  # known afterwards
     assert compiled.pays("kernels.chain.loops.viterbi")
-    assert compiled.pays("kernels.chain_loops.forward", 0, 1e12), "a call that is worth it by itself"
+    assert compiled.pays("kernels.chain.piece_loops.forward", 0, 1e12), "a call that is worth it by itself"
 
 
 def test_what_was_decided_is_told(fresh):
@@ -172,7 +172,7 @@ print("numba" in sys.modules)
 
 
 # processor seconds that compiling may take; measured ones are about half of these
-BUDGET, LARGER = 6.0, {"whole_loops": 35.0, "chain_loops": 12.0, "table_loops": 12.0, "mean_loops": 9.0, "kalman_loops": 15.0}
+BUDGET, LARGER = 6.0, {"whole_loops": 35.0, "piece_loops": 12.0, "table_loops": 12.0, "mean_loops": 9.0, "kalman_loops": 15.0}
 
 
 @pytest.mark.slow

@@ -14,12 +14,11 @@ from pplseq.distributions.variable_order import VariableOrderTransition
 from pplseq.infer.discrete import long
 from pplseq.infer.discrete.block import BlockChain
 from pplseq.infer.discrete.chain import Chain
+from pplseq.infer.discrete.contexts import SecondOrderChain, VariableOrderChain
 from pplseq.infer.discrete.dense import DenseChain
 from pplseq.infer.discrete.gap import GapChain
 from pplseq.infer.discrete.hierarchical import HierarchicalChain
-from pplseq.infer.discrete.second_order import SecondOrderChain
 from pplseq.infer.discrete.topics import TopicChain
-from pplseq.infer.discrete.variable_order import VariableOrderChain
 from pplseq.kernels.parallel import time_scan
 
 

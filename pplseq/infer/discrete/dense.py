@@ -112,7 +112,7 @@ class DenseChain(Chain):
         found = self._posterior(pairs=True)
         if found is None:
             return super().expected_counts()
-        starts, pairs, posterior = map(torch.from_numpy, (found.starts, found.pairs, found.posterior))
+        starts, pairs, posterior = map(torch.from_numpy, (found.starts.sum(0), found.pairs[0], found.posterior))
         starts = starts if self.start is None else torch.zeros_like(starts)  # a carried belief is no start
         return ExpectedCounts(starts, pairs, None, posterior.sum((0, 1)), StateMarginals(None, self._shaped(found.posterior)))
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from pplseq import checks
 from pplseq.infer.discrete.results import Factors, StateMarginals
 from pplseq.kernels import scan
-from pplseq.kernels.path_expectation import filtered_twin, fixed_lag, path_divergence
+from pplseq.kernels.path_expectation import fixed_lag, path_divergence
 from pplseq.threads import once
 
 
@@ -67,7 +67,8 @@ class PathExpectations:
         """(T, *B, *K) filtered log-probabilities with their graph, and what they came by."""
         self._possible()
         steps = self._as_steps()
-        return filtered_twin(steps.init, steps.pair, steps.emit, self.factors.valid, steps.shared, steps.width), steps
+        given = steps.init, steps.pair, steps.emit, self.factors.valid, steps.shared
+        return scan.filtered_twin(*given, width=steps.width)[0], steps
 
     def _divergence(self, other: PathExpectations | None, cross: bool) -> Tensor:
         filtered, own = self._filtered_steps()

@@ -14,7 +14,8 @@ from pplseq.distributions.state import Emission, Transition
 from pplseq.infer.discrete.chain import query
 from pplseq.infer.discrete.dense import DenseChain
 from pplseq.infer.discrete.results import ExpectedCounts
-from pplseq.kernels import compiled_chain, long_scan, scan, twice
+from pplseq.kernels import long_scan, scan, twice
+from pplseq.kernels.chain import piece_call
 from pplseq.kernels.parallel import time_scan
 from pplseq.threads import once
 
@@ -32,7 +33,7 @@ def applies(transition: Transition, emission: Emission, obs: Tensor, options: Ma
     batch = obs.shape[1 : obs.dim() - len(emission.event_shape)]
     if len(obs) * batch.numel() * transition.num_states <= LONG or options.get("emission_inputs") is not None:
         return False
-    if len(obs) < 2 or not compiled_chain.gains(transition.matrix, torch.empty(1, *batch, transition.num_states)):
+    if len(obs) < 2 or not piece_call.gains(transition.matrix, torch.empty(1, *batch, transition.num_states)):
         return False
     # emissions must depend on the tensors that were found, and on no others
     tensors = {path: value.detach() for path, value in tensors_of(emission) if value.requires_grad}

@@ -38,24 +38,24 @@ class Emissions(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """Which row of the emissions' tables each step has, numbers (N, T), -1 for a gap; and how many steps each row has, lengths
-    (N,), or of length 0 where all have T."""
+    """Which row of the emissions' tables each step has, numbers (N, T), -1 for a gap; how many steps each row has, lengths
+    (N,), or of length 0 where all have T; and which matrix leads into each step, moves (N, T), or None for the first."""
 
     numbers: np.ndarray
     lengths: np.ndarray = np.empty(0, np.int64)
+    moves: np.ndarray | None = None
 
 
 class Chain(NamedTuple):
-    """p(z_1), (1, K) of all rows or (B, K), transitions (K, K) and their transpose; for paths, logarithms of the first, and of
-    the second (1, K, K)."""
+    """p(z_1), (1, K) of all rows or (B, K), transitions (M, K, K) and their transposes; for paths, logarithms of the two."""
 
     probs: tuple[np.ndarray, np.ndarray, np.ndarray]
     logs: tuple[np.ndarray, np.ndarray] | None = None
 
 
 class Smoothed(NamedTuple):
-    """log_prob (B,); posterior (B, T, K); of all rows expected starts (K,), transitions (K, K) and, if asked for, visits
-    (V, K) of each state with each row of the emissions' tables, else (0, 1)."""
+    """log_prob (B,); posterior (B, T, K); expected starts in the shape of p(z_1), and of all rows transitions (M, K, K) and, if
+    asked for, visits (V, K) of each state with each row of the emissions' tables, else (0, 1)."""
 
     log_prob: np.ndarray
     posterior: np.ndarray
@@ -86,18 +86,19 @@ def emissions_of(logs: Tensor) -> Emissions | None:
 
 
 def chain_of(initial: Tensor, matrix: Tensor) -> Chain | None:
-    """From log-probabilities, (K,) of all rows or (B, K), and (K, K)."""
-    logs = array(initial).reshape(-1, len(matrix)), array(matrix)[None]
-    start, transitions = np.exp(logs[0]), np.exp(logs[1][0])
-    for probs, log in ((start, logs[0]), (transitions, logs[1][0])):
-        if (~(probs >= LOWEST) & (log != -np.inf)).any():  # NaN too
+    """From log-probabilities, (K,) of all rows or (B, K), and (K, K) or (M, K, K)."""
+    num_states = matrix.shape[-1]
+    logs = array(initial).reshape(-1, num_states), array(matrix).reshape(-1, num_states, num_states)
+    start, transitions = np.exp(logs[0]), np.exp(logs[1])
+    for probs, log in ((start, logs[0]), (transitions, logs[1])):
+        if not probs.min() >= LOWEST and (~(probs >= LOWEST) & (log != -np.inf)).any():  # NaN too
             return None
-    return Chain((start, transitions, np.ascontiguousarray(transitions.T)), logs)
+    return Chain((start, transitions, np.ascontiguousarray(transitions.transpose(0, 2, 1))), logs)
 
 
-def states_of(num_states: int) -> tuple[int, ...]:
-    """What names the code that is compiled for a number of states."""
-    return (0,) * num_states if num_states <= FEW else (0,)
+def states_of(num_states: int, moves: np.ndarray | None = None) -> tuple[int, ...]:
+    """What names the code that is compiled for a number of states, under one matrix."""
+    return (0,) * num_states if num_states <= FEW and moves is None else (0,)
 
 
 def are_words(rows: Rows, num_words: int, gaps: bool = True) -> bool:
@@ -124,26 +125,28 @@ def side_by_side(num_rows: int, rows: Rows, num_steps: int, start: np.ndarray, m
     start and a matrix without zeros, whose messages of so many steps stay in a core's cache."""
     from pplseq.kernels.chain import loops
 
-    if len(rows.lengths) or not 1 < len(matrix) <= FEW or num_rows < FEW_LANES or len(start) > 1:
+    num_states = start.shape[1]
+    if len(rows.lengths) or rows.moves is not None or not 1 < num_states <= FEW or num_rows < FEW_LANES or len(start) > 1:
         return False
-    return FEW_LANES * num_steps * len(matrix) <= loops.AT_ONCE and bool(start.all() and matrix.all())
+    return FEW_LANES * num_steps * num_states <= loops.AT_ONCE and bool(start.all() and matrix.all())
 
 
 def log_prob(chain: Chain, emissions: Emissions, rows: Rows) -> np.ndarray | None:
     """(B,) log p(x)."""
     from pplseq.kernels.chain import loops
 
-    index, lengths = rows
-    found, states = np.empty(len(index)), states_of(emissions.weights.shape[1])
+    index, lengths, moves = rows
+    found, states = np.empty(len(index)), states_of(emissions.weights.shape[1], moves)
     tables = *chain.probs, emissions.weights, emissions.shift, states
 
     def run(part: int, begin: int, end: int) -> bool:
         def one_by_one(first: int, last: int) -> bool:
-            return loops.likelihood(first, last, *tables, index, lengths, found)
+            return loops.likelihood(first, last, *tables, index, moves, lengths, found)
 
         if not side_by_side(end - begin, rows, 1, *chain.probs[:2]):
             return one_by_one(begin, end)
-        return _in_turns(lambda first: _lanes().likelihood(first, end, *tables, index, found), one_by_one, begin, end)
+        given = *_of_lanes(tables), index, found
+        return _in_turns(lambda first: _lanes().likelihood(first, end, *given), one_by_one, begin, end)
 
     return found if _all_rows(run, rows, emissions) else None
 
@@ -151,33 +154,33 @@ def log_prob(chain: Chain, emissions: Emissions, rows: Rows) -> np.ndarray | Non
 def smooth(
     chain: Chain, emissions: Emissions, rows: Rows, visits: bool = False, pairs: bool = True, posterior: bool = True
 ) -> Smoothed | None:
-    """Posteriors and expected counts; without ``pairs``, which take a third of the time, these are zeros (1, 1), and without
+    """Posteriors and expected counts; without ``pairs``, which take a third of the time, these are zeros (1, 1, 1), and without
     ``posterior`` there are none (0, 0, 0) of steps, nor memory for them."""
     from pplseq.kernels.chain import loops
 
-    index, lengths = rows
+    index, lengths, matrices = rows
     num_states = emissions.weights.shape[1]
     parts = compiled.num_parts(len(index), _work(rows, emissions))
     found, states = np.empty(len(index)), np.empty((*index.shape, num_states) if posterior else (0, 0, 0))
-    starts = np.zeros((parts, num_states))
-    moves = np.zeros((parts, num_states, num_states)) if pairs else np.zeros((parts, 0, 1))
+    starts = np.zeros((parts, *chain.probs[0].shape))
+    moves = np.zeros((parts, *chain.probs[1].shape)) if pairs else np.zeros((parts, 0, 1, 1))
     counts = np.zeros((parts, *emissions.weights.shape)) if visits else np.zeros((parts, 0, 1))
-    tables = *chain.probs, emissions.weights, emissions.shift, states_of(num_states)
+    tables = *chain.probs, emissions.weights, emissions.shift, states_of(num_states, matrices)
 
     def run(part: int, begin: int, end: int) -> bool:
         def one_by_one(first: int, last: int) -> bool:
             sums = starts[part], moves[part], counts[part]
-            return loops.smooth(first, last, *tables, index, lengths, found, states, *sums)
+            return loops.smooth(first, last, *tables, index, matrices, lengths, found, states, *sums)
 
         counted = pairs or visits or not posterior
         if counted or not side_by_side(end - begin, rows, index.shape[1], *chain.probs[:2]):
             return one_by_one(begin, end)
-        given = *tables, index, found, states, starts[part]
+        given = *_of_lanes(tables), index, found, states, starts[part, 0]
         return _in_turns(lambda first: _lanes().smooth(first, end, *given), one_by_one, begin, end)
 
     if not _all_rows(run, rows, emissions):
         return None
-    sums = (starts, moves if pairs else np.zeros((1, 1, 1)), counts)
+    sums = (starts, moves if pairs else np.zeros((1, 1, 1, 1)), counts)
     return Smoothed(found, states, *((part[0] if len(part) == 1 else part.sum(0)) for part in sums))
 
 
@@ -192,7 +195,7 @@ def viterbi(
     """
     from pplseq.kernels.chain import loops
 
-    (index, lengths), num_states = rows, logs.shape[1]
+    (index, lengths, _), num_states = rows, logs.shape[1]
     path, found, states = np.empty(index.shape, np.int64), np.empty(len(index)), states_of(num_states)
     final = np.empty((0, num_states)) if final is None else final
 
@@ -203,6 +206,12 @@ def viterbi(
 
     compiled.by_rows(run, len(index), index.size * num_states**2)
     return path, found
+
+
+def _of_lanes(tables: tuple) -> tuple:
+    """With the one matrix that these loops are for."""
+    start, matrix, transposed, *rest = tables
+    return start, matrix[0], transposed[0], *rest
 
 
 def _lanes():

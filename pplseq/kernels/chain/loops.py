@@ -1,15 +1,16 @@
-"""Compiled loops over the rows of a chain under one matrix, from tables: likelihood, posteriors, expected counts, best paths.
+"""Compiled loops over the rows of a chain, from tables: likelihood, posteriors, expected counts, best paths, samples.
 
 The readable twins are :mod:`pplseq.kernels.scan` and :mod:`pplseq.kernels.path_scan`; a row in which digits may be lost goes to
-:mod:`pplseq.kernels.chain_loops`. :mod:`pplseq.kernels.chain.call` calls these loops. Importing this module imports numba.
+:mod:`pplseq.kernels.chain.piece_loops`. Importing this module imports numba.
 
 What costs time in short rows is the way into a loop, and in long ones of few states the exponential of every emission, a
 division and a logarithm a step. Here emissions come as a table of probabilities, of which a step names a row (of densities
 every step has its own); messages are scaled only where they have become small.
 
-Shapes: start (1, K) of all rows, or (N, K); matrix and transposed (K, K); weights (V, K) each row over its largest entry, whose
-logarithm is shift (V,); index (N, T) the row of weights of each step, -1 the last; lengths (N,) the steps of each row, or of
-length 0 where all have T. Of few states ``states`` is a tuple of that length, so that loops over them have a length that is
+Shapes: start (1, K) of all rows, or (N, K); matrix and transposed (M, K, K), and moves (N, T) which of them leads into each
+step, or None where all steps have the first; weights (V, K) each row over its largest entry, whose logarithm is shift (V,);
+index (N, T) the row of weights of each step, -1 the last; lengths (N,) the steps of each row, or of length 0 where all have T.
+Of few states ``states`` is a tuple of that length, so that loops over them have a length that is
 known when they are compiled, a class of code a number; of more it is a tuple of one number. Elements are named by index, not
 through views of rows: a view costs as much as a small step.
 """
@@ -33,7 +34,7 @@ AT_ONCE = 1 << 15  # numbers in a row's messages up to which a row is one piece:
 
 @jit(inline="always")
 def size_of(states, matrix):
-    return len(states) if len(states) > 1 else matrix.shape[0]
+    return len(states) if len(states) > 1 else matrix.shape[1]
 
 
 @jit(entry=True)
@@ -77,25 +78,25 @@ def all_within(index, lengths, least, size):
 
 # ---------------------------------------------------------------- forward
 @jit
-def lost(matrix, weights, probs, k, word, j):
+def lost(matrix, move, weights, probs, k, word, j):
     """Whether entry j of the message behind row k of probs is so small for want of digits, and no true zero."""
     if weights[word, j] == 0.0:
         return False
-    for i in range(matrix.shape[0]):
-        if probs[k, i] > 0.0 and matrix[i, j] > 0.0:
+    for i in range(matrix.shape[1]):
+        if probs[k, i] > 0.0 and matrix[move, i, j] > 0.0:
             return True
     return False
 
 
 @jit
-def forward_piece(start, matrix, transposed, weights, shift, states, index, n, begin, step, probs):
+def forward_piece(start, matrix, transposed, weights, shift, states, index, moves, n, begin, step, probs):
     """Messages of some steps, probs[k + 1] that of step begin + k up to a factor, from probs[0] before them.
 
     Returns the logarithm of all factors, shifts included; NaN where digits may be lost or the row is impossible.
     """
-    num_states, log, own = size_of(states, matrix), 0.0, n if len(start) > 1 else 0
+    num_states, log, own, only = size_of(states, matrix), 0.0, n if len(start) > 1 else 0, matrix[0]
     for k in range(step):
-        word = index[n, begin + k]
+        word, move = index[n, begin + k], 0 if moves is None else moves[n, begin + k]
         total, least = 0.0, np.inf
         if begin + k == 0:
             for j in range(num_states):
@@ -108,13 +109,16 @@ def forward_piece(start, matrix, transposed, weights, shift, states, index, n, b
             for j in range(num_states):
                 value = 0.0
                 for i in range(num_states):
-                    value += probs[k, i] * transposed[j, i]
+                    value += probs[k, i] * transposed[move, j, i]
                 value *= weights[word, j]
                 probs[k + 1, j] = value
                 total += value
                 least = min(least, value)
         else:
-            product(probs, k, matrix, probs, k + 1)
+            if moves is None:
+                product(probs, k, only, probs, k + 1)
+            else:
+                product(probs, k, matrix[move], probs, k + 1)
             for j in range(num_states):
                 value = probs[k + 1, j] * weights[word, j]
                 probs[k + 1, j] = value
@@ -122,7 +126,7 @@ def forward_piece(start, matrix, transposed, weights, shift, states, index, n, b
                 least = min(least, value)
         if not least >= LOWEST:
             for j in range(num_states):
-                if not probs[k + 1, j] >= LOWEST and lost(matrix, weights, probs, k, word, j):
+                if not probs[k + 1, j] >= LOWEST and lost(matrix, move, weights, probs, k, word, j):
                     return np.nan
         if not total >= LOWEST:
             return np.nan
@@ -136,7 +140,7 @@ def forward_piece(start, matrix, transposed, weights, shift, states, index, n, b
 
 
 @jit(entry=True)
-def likelihood(begin_row, end_row, start, matrix, transposed, weights, shift, states, index, lengths, log_prob):
+def likelihood(begin_row, end_row, start, matrix, transposed, weights, shift, states, index, moves, lengths, log_prob):
     """log_prob (N,) out, log p(x) of some rows. False: digits may be lost, or a row is impossible."""
     num_states = size_of(states, matrix)
     probs = np.empty((min(PIECE, index.shape[1]) + 1, num_states))
@@ -146,7 +150,7 @@ def likelihood(begin_row, end_row, start, matrix, transposed, weights, shift, st
             for j in range(num_states):
                 probs[0, j] = probs[step, j]
             step = min(PIECE, length - begin)
-            total += forward_piece(start, matrix, transposed, weights, shift, states, index, n, begin, step, probs)
+            total += forward_piece(start, matrix, transposed, weights, shift, states, index, moves, n, begin, step, probs)
         for j in range(num_states):
             mass += probs[step, j]
         log_prob[n] = total + math.log(mass) if step else 0.0
@@ -157,26 +161,27 @@ def likelihood(begin_row, end_row, start, matrix, transposed, weights, shift, st
 
 # ---------------------------------------------------------------- backward
 @jit(inline="always")  # a number of states that is known when this is compiled is worth a lot
-def add_pairs(first, step, probs, factors, num_states, sums):
-    """sums += probs.T @ factors, of a piece's steps from the first on."""
+def add_pairs(first, step, probs, factors, num_states, sums, move):
+    """sums[move] += probs.T @ factors, of a piece's steps from the first on."""
     k = first
     while k + 4 <= step:
         for i in range(num_states):
             a, b, c, d = probs[k, i], probs[k + 1, i], probs[k + 2, i], probs[k + 3, i]
             for j in range(num_states):
-                sums[i, j] += a * factors[k, j] + b * factors[k + 1, j] + c * factors[k + 2, j] + d * factors[k + 3, j]
+                more = a * factors[k, j] + b * factors[k + 1, j] + c * factors[k + 2, j] + d * factors[k + 3, j]
+                sums[move, i, j] += more
         k += 4
     while k < step:
         for i in range(num_states):
             for j in range(num_states):
-                sums[i, j] += probs[k, i] * factors[k, j]
+                sums[move, i, j] += probs[k, i] * factors[k, j]
         k += 1
 
 
 @jit
 def add_rows(
-    begin_row, end_row, start, matrix, transposed, weights, shift, states, index, lengths, log_prob, posterior, starts, pairs,
-    visits,
+    begin_row, end_row, start, matrix, transposed, weights, shift, states, index, moves, lengths, log_prob, posterior, starts,
+    pairs, visits,
 ):  # fmt: skip
     """:func:`smooth`.
 
@@ -188,7 +193,7 @@ def add_rows(
     probs, carry = np.empty((size + 1, num_states)), np.empty(((most - 1) // size + 1, num_states))
     # what a pair consists of besides messages and matrix; evidence behind a step, for its states and for those before
     factors, future = np.empty((size + 1 if paired else 1, num_states)), np.empty(num_states)
-    moved, single = np.empty((1, num_states)), np.empty(num_states)
+    moved, single, only = np.empty((1, num_states)), np.empty(num_states), transposed[0]
     for n in range(begin_row, end_row):
         length, log, mass = length_of(lengths, index, n), 0.0, 0.0
         last = (length - 1) // size
@@ -205,7 +210,7 @@ def add_rows(
                     probs[0, j] = probs[size, j]
                     carry[number, j] = probs[size, j]
             step = min(size, length - begin)
-            log += forward_piece(start, matrix, transposed, weights, shift, states, index, n, begin, step, probs)
+            log += forward_piece(start, matrix, transposed, weights, shift, states, index, moves, n, begin, step, probs)
         step = length - last * size
         for j in range(num_states):
             mass += probs[step, j]
@@ -225,9 +230,9 @@ def add_rows(
             if number < last:
                 for j in range(num_states):
                     probs[0, j] = carry[number, j]
-                forward_piece(start, matrix, transposed, weights, shift, states, index, n, begin, step, probs)
+                forward_piece(start, matrix, transposed, weights, shift, states, index, moves, n, begin, step, probs)
             for k in range(step - 1, first - 1, -1):
-                word, place = index[n, begin + k], k if paired else 0
+                word, move, place = index[n, begin + k], 0 if moves is None else moves[n, begin + k], k if paired else 0
                 both, total, least = 0.0, 0.0, np.inf
                 for j in range(num_states):
                     factors[place, j] = weights[word, j] * future[j]
@@ -235,13 +240,16 @@ def add_rows(
                     for i in range(num_states):
                         value = 0.0
                         for j in range(num_states):
-                            value += factors[place, j] * matrix[i, j]
+                            value += factors[place, j] * matrix[move, i, j]
                         moved[0, i] = value
                         both += probs[k, i] * value
                         total += value
                         least = min(least, value)
                 else:
-                    product(factors, place, transposed, moved, 0)
+                    if moves is None:
+                        product(factors, place, only, moved, 0)
+                    else:
+                        product(factors, place, transposed[move], moved, 0)
                     for i in range(num_states):
                         both += probs[k, i] * moved[0, i]
                         total += moved[0, i]
@@ -251,13 +259,15 @@ def add_rows(
                 if not least >= LOWEST:
                     for i in range(num_states):
                         for j in range(num_states if not moved[0, i] >= LOWEST else 0):
-                            if future[j] > 0.0 and weights[word, j] > 0.0 and matrix[i, j] > 0.0:
+                            if future[j] > 0.0 and weights[word, j] > 0.0 and matrix[move, i, j] > 0.0:
                                 return False
                 share, scale = 1.0 / both, 1.0 / total if total < SMALL else 1.0
                 for i in range(num_states):
                     single[i] = probs[k, i] * moved[0, i] * share
                     factors[place, i] *= share
                     future[i] = moved[0, i] * scale
+                if paired and moves is not None:
+                    add_pairs(k, k + 1, probs, factors, num_states, pairs, move)
                 if shown:
                     for i in range(num_states):
                         posterior[n, begin + k - 1, i] = single[i]
@@ -265,31 +275,32 @@ def add_rows(
                     word = index[n, begin + k - 1]
                     for i in range(num_states):
                         visits[word, i] += single[i]
-            if paired:
-                add_pairs(first, step, probs, factors, num_states, pairs)
+            if paired and moves is None:
+                add_pairs(first, step, probs, factors, num_states, pairs, 0)
         for j in range(num_states):
-            starts[j] += single[j]
-    for i in range(num_states if paired else 0):
-        for j in range(num_states):
-            pairs[i, j] *= matrix[i, j]
+            starts[n if len(starts) > 1 else 0, j] += single[j]
+    for move in range(len(pairs)):
+        for i in range(num_states):
+            for j in range(num_states):
+                pairs[move, i, j] *= matrix[move, i, j]
     return True
 
 
 @jit(entry=True)
 def smooth(
-    begin_row, end_row, start, matrix, transposed, weights, shift, states, index, lengths, log_prob, posterior, starts, pairs,
-    visits,
+    begin_row, end_row, start, matrix, transposed, weights, shift, states, index, moves, lengths, log_prob, posterior, starts,
+    pairs, visits,
 ):  # fmt: skip
     """Posteriors and expected counts of some rows. False: digits may be lost, or a row is impossible.
 
     Args:
-        log_prob: (N,) out. posterior: (N, T, K) out, 0 behind a row's end, or (0, 0, 0) where it is not asked for. starts: (K,)
-            and pairs: (K, K), zero before: expected starts and transitions, which are left out where pairs is (0, 1). visits:
-            (V, K), zero before: expected visits of a state with each row of weights; or of length 0.
+        log_prob: (N,) out. posterior: (N, T, K) out, 0 behind a row's end, or (0, 0, 0) where it is not asked for. starts: as
+            start, and pairs: (M, K, K), zero before: expected starts and transitions, which are left out where pairs has
+            length 0. visits: (V, K), zero before: expected visits of a state with each row of weights; or of length 0.
     """
     return add_rows(
-        begin_row, end_row, start, matrix, transposed, weights, shift, states, index, lengths, log_prob, posterior, starts,
-        pairs, visits,
+        begin_row, end_row, start, matrix, transposed, weights, shift, states, index, moves, lengths, log_prob, posterior,
+        starts, pairs, visits,
     )  # fmt: skip
 
 
@@ -404,3 +415,40 @@ def viterbi(
                 path[n, begin + k - 1] = position
         for t in range(length, most):
             path[n, t] = (path[n, length - 1] if length else 0) if repeats else -1
+
+
+# ---------------------------------------------------------------- samples
+@jit(entry=True)
+def sample(begin_row, end_row, table, first_matrix, stride, filtered, lengths, uniform, paths):
+    """Backward sampling of some rows.
+
+    Args:
+        filtered: (T, N, K) log p(z_t | x_<=t). uniform: (S, T, N) in [0, 1).
+        paths: (S, T, N) out; padded steps repeat the last.
+    """
+    num_states = filtered.shape[2]
+    weight = np.empty(num_states)
+    for s in range(len(paths)):
+        for n in range(begin_row, end_row):
+            length = max(lengths[n], 1)
+            position = 0
+            for t in range(length - 1, -1, -1):
+                log = table[first_matrix[n] + t * stride] if t < length - 1 else table[0]
+                top, total = -np.inf, 0.0
+                for i in range(num_states):
+                    weight[i] = filtered[t, n, i] + (log[i, position] if t < length - 1 else 0.0)
+                    top = max(top, weight[i])
+                for i in range(num_states):
+                    weight[i] = math.exp(weight[i] - top) if weight[i] > -np.inf else 0.0
+                    total += weight[i]
+                left, position = uniform[s, t, n] * total, -1
+                for i in range(num_states):
+                    if weight[i] > 0.0:
+                        position = i
+                        left -= weight[i]
+                        if left < 0.0:
+                            break
+                position = max(position, 0)
+                paths[s, t, n] = position
+            for t in range(length, paths.shape[1]):
+                paths[s, t, n] = paths[s, t - 1, n]

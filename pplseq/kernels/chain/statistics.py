@@ -138,12 +138,12 @@ def _in_steps(
         safe = loops.word_tables(given[0], probs, *emissions[:2]) and safe
     else:
         safe = loops.density_tables(data, *given, *emissions[:2]) and safe
-    chain = call.Chain((start, matrix, transposed))
+    chain = call.Chain((start, matrix[None], transposed[None]))
     found = call.smooth(chain, emissions, rows, visits=True, posterior=False) if safe else None
     if found is None or not math.isfinite(value := float(found.log_prob.sum())):
         return None
     visits = found.visits[:-1]
-    starts, pairs, rest = found.starts, found.pairs, [visits.T]
+    starts, pairs, rest = found.starts[0], found.pairs[0], [visits.T]
     if not words:
         rest = [np.empty(given[0].shape), np.empty(given[1 if gradients else 0].shape), np.empty(num_states)]
         loops.moments(data, visits, *given, gradients, *rest)

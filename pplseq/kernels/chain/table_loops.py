@@ -134,10 +134,11 @@ def words_at_once(initial, transition, emission, index, lengths, states, gradien
     if not word_tables(emission, probs, weights, shift):
         return np.nan
     log_prob, posterior = np.empty(num_rows), np.empty((0, 0, 0))
-    sums, pairs, counts = np.zeros(num_states), np.zeros((num_states, num_states)), np.zeros(weights.shape)
+    sums, pairs, counts = np.zeros((1, num_states)), np.zeros((1, num_states, num_states)), np.zeros(weights.shape)
+    tables = matrix.reshape(1, num_states, num_states), transposed.reshape(1, num_states, num_states)
     if not add_rows(
-        0, num_rows, start, matrix, transposed, weights, shift, states, index, lengths, log_prob, posterior, sums, pairs,
-        counts,
+        0, num_rows, start, tables[0], tables[1], weights, shift, states, index, None, lengths, log_prob, posterior, sums,
+        pairs, counts,
     ):  # fmt: skip
         return np.nan
     total = 0.0
@@ -145,13 +146,13 @@ def words_at_once(initial, transition, emission, index, lengths, states, gradien
         total += log_prob[n]
     if gradients:
         to_gradients(sums.reshape(-1, 1), start, starts)
-        to_gradients(pairs.T.copy(), matrix, moves)
+        to_gradients(pairs[0].T.copy(), matrix, moves)
         to_gradients(counts, probs, visits)
         return total
     for i in range(num_states):
-        starts[0, i] = sums[i]
+        starts[0, i] = sums[0, i]
         for j in range(num_states):
-            moves[i, j] = pairs[i, j]
+            moves[i, j] = pairs[0, i, j]
         for v in range(num_words):
             visits[i, v] = counts[v, i]
     return total

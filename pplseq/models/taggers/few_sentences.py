@@ -16,9 +16,11 @@ from torch import Tensor
 from pplseq.distributions.dense import DenseTransition
 from pplseq.distributions.second_order import SecondOrderTransition
 from pplseq.distributions.state import Transition
-from pplseq.kernels import compiled, compiled_chain
-from pplseq.kernels.chain import LOWEST, call
-from pplseq.kernels.higher_order import second_order
+from pplseq.distributions.variable_order import VariableOrderTransition
+from pplseq.kernels import compiled
+from pplseq.kernels.chain import LOWEST, call, piece_call
+from pplseq.kernels.contexts import call as contexts
+from pplseq.kernels.contexts.reference import ContextSteps
 from pplseq.kernels.parallel import time_scan
 from pplseq.models.taggers.conditional_programs import LinearChainCRF
 from pplseq.models.taggers.features import TagFeatures
@@ -26,6 +28,7 @@ from pplseq.models.taggers.tagger import Words
 
 TWIN_OPERATIONS = 600  # of a chain asked about a few sentences
 KEPT_NUMBERS = 1 << 20  # in what is remembered of words
+PLAIN = DenseTransition, SecondOrderTransition, VariableOrderTransition  # that there are loops for
 MOST_STATES = 512  # of which the loop of posteriors keeps tables
 
 # what leads from words to tags: a tagger that has its own way of any of it, as a class or by itself, is asked for its chain
@@ -96,8 +99,8 @@ def best_by_features(weights: LinearChainCRF, features: TagFeatures, sentences: 
         emit[(lengths - 1)[:, None], np.arange(len(lengths))[:, None], np.flatnonzero(~last)] = -np.inf
         matrix = np.where(after, matrix, -np.inf)
     init = torch.zeros(len(lengths), weights.num_tags, dtype=torch.float64)
-    links = compiled_chain.Links(matrix[None], np.zeros(len(lengths), np.int64), 0)
-    paths, log_prob, _ = compiled_chain.viterbi_along(init, links, torch.from_numpy(emit), lengths)
+    links = piece_call.Links(matrix[None], np.zeros(len(lengths), np.int64), 0)
+    paths, log_prob, _ = piece_call.viterbi_along(init, links, torch.from_numpy(emit), lengths)
     return _possible(paths, log_prob, lengths)
 
 
@@ -105,22 +108,24 @@ def best_by_features(weights: LinearChainCRF, features: TagFeatures, sentences: 
 def best_states(transition: Transition, rows: Sequence[Sequence[np.ndarray]]) -> list[list[int]] | None:
     """The best tags of sentences, none empty, of whose words there are log p(word | tag) (M,); a boundary follows the last word
     and is the last tag. None as of :func:`best_by_features`, and where there is no loop for a transition."""
-    plain = DenseTransition if type(transition) is DenseTransition else SecondOrderTransition
-    if type(transition) is not plain or transition.initial.dtype != torch.float64 or transition.initial.device.type != "cpu":
+    if not isinstance(transition, PLAIN) or type(transition) not in PLAIN:
+        return None
+    if transition.initial.dtype != torch.float64 or transition.initial.device.type != "cpu":
         return None
     lengths = np.array([len(words) + 1 for words in rows])
-    size = len(transition.table if isinstance(transition, SecondOrderTransition) else transition.matrix)
+    size = (transition.matrix if isinstance(transition, DenseTransition) else transition.table).shape[-1]
     emit = np.full((lengths.max(), len(lengths), size), -np.inf)
     for s, words in enumerate(rows):
         emit[: len(words), s, : size - 1] = words
         emit[len(words), s, -1] = 0.0
     init = transition.initial.expand(len(lengths), -1)
-    if isinstance(transition, SecondOrderTransition):
-        pairs = torch.from_numpy(emit).repeat(1, 1, size)
-        paths, log_prob = second_order.best_paths(init, transition.table, pairs, torch.from_numpy(lengths))
-        return _possible(paths % size, log_prob, lengths - 1)
-    links = compiled_chain.Links(compiled.array(transition.matrix)[None], np.zeros(len(lengths), np.int64), 0)
-    paths, log_prob, _ = compiled_chain.viterbi_along(init, links, torch.from_numpy(emit), lengths)
+    if not isinstance(transition, DenseTransition):
+        words = torch.from_numpy(emit.take(compiled.array(transition.symbol), -1))
+        valid = torch.from_numpy(np.arange(len(emit))[:, None] < lengths)
+        paths, log_prob = contexts.k_best_pass(init, ContextSteps.of(transition), words, valid, 1)
+        return _possible(transition.symbol[paths[0]], log_prob[0], lengths - 1)
+    links = piece_call.Links(compiled.array(transition.matrix)[None], np.zeros(len(lengths), np.int64), 0)
+    paths, log_prob, _ = piece_call.viterbi_along(init, links, torch.from_numpy(emit), lengths)
     return _possible(paths, log_prob, lengths - 1)
 
 

@@ -235,7 +235,8 @@ class HMMTagger(SentenceTagger):
         return torch.from_numpy(table)
 
     def tag_few(self, sentences: Sequence[Words], decoder: str) -> list[list[int]] | None:
-        if decoder != "viterbi" or not applies(self, HMMTagger):
+        loop = "chain.loops.viterbi" if type(self.transition) is DenseTransition else "contexts.loops.k_best"
+        if decoder != "viterbi" or not applies(self, HMMTagger, f"kernels.{loop}"):
             return None
         return best_states(self.transition, [self._word_rows.of(words, self._rows_of) for words in sentences])
 

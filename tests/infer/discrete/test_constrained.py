@@ -11,6 +11,7 @@ from support.tiny_families import FAMILIES
 from pplseq.distributions.hierarchical import HierarchicalTransition
 from pplseq.distributions.second_order import SecondOrderTransition
 from pplseq.distributions.state import MISSING
+from pplseq.distributions.variable_order import VariableOrderTransition
 from pplseq.infer.discrete.build import build_chain
 from pplseq.infer.discrete.constrained.build import constrain
 from pplseq.infer.discrete.constrained.moves import WordMoves
@@ -193,7 +194,8 @@ def test_an_end_word_ends_texts(name):
         assert row[size - 1] == end and row.count(end) == 1 and 2 <= size <= 3
 
 
-def test_states_of_two_order():
+@pytest.mark.parametrize("kind", ["second order", "variable order"])
+def test_states_of_two_order(kind):
     torch.manual_seed(0)
     size = 3
     table = torch.randn(size, size, size, dtype=F64, requires_grad=True)
@@ -207,6 +209,9 @@ def test_states_of_two_order():
             return emit.log_softmax(-1).T[obs]
 
     transition = SecondOrderTransition(start.log_softmax(-1), table.log_softmax(-1))
+    if kind == "variable order":
+        layout = transition.successor, transition.symbol
+        transition = VariableOrderTransition(transition.initial, transition.table.flatten(0, 1), *layout)
     matrix = torch.full((size, size, size, size), -math.inf, dtype=F64)
     own = torch.arange(size)
     matrix = matrix.index_put((own.view(-1, 1), own.view(1, -1), own.view(1, -1)), table.log_softmax(-1))

@@ -10,7 +10,8 @@ from pplseq.distributions.dense import CategoricalEmission, DenseTransition, Gau
 from pplseq.distributions.state import Belief, Emission
 from pplseq.infer.discrete import build, long
 from pplseq.infer.discrete.dense import DenseChain
-from pplseq.kernels import compiled, compiled_chain, long_scan
+from pplseq.kernels import compiled, long_scan
+from pplseq.kernels.chain import piece_call
 from pplseq.models import HMM
 
 pytestmark = pytest.mark.skipif(not compiled.available(), reason="numba is not installed")
@@ -22,7 +23,7 @@ close = torch.testing.assert_close
 def segments_of_a_few_steps(monkeypatch):
     monkeypatch.setattr(long, "LONG", 0)
     monkeypatch.setattr(long_scan, "SEGMENT", 600)
-    monkeypatch.setattr(compiled_chain, "CELLS", 64)
+    monkeypatch.setattr(piece_call, "CELLS", 64)
 
 
 def emission_of(kind, leaves):

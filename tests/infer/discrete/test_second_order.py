@@ -11,10 +11,10 @@ from pyro import poutine
 from pplseq.distributions.dense import CategoricalEmission, DenseTransition
 from pplseq.distributions.second_order import SecondOrderTransition
 from pplseq.infer.discrete.build import build_chain
-from pplseq.infer.discrete.second_order import SecondOrderChain
+from pplseq.infer.discrete.contexts import SecondOrderChain
 from pplseq.infer.programs.blocked_enum import BlockedEnum
 from pplseq.infer.programs.markov import markov
-from pplseq.kernels.higher_order.second_order import SecondOrderMatrices, k_best_pass, viterbi_pass
+from pplseq.kernels import compiled
 
 close = torch.testing.assert_close
 F64 = torch.float64
@@ -67,10 +67,16 @@ def situation(request):
     return request.param
 
 
-@pytest.fixture(params=[True, False], ids=["gradients", "no gradients"])
+@pytest.fixture(params=[(True, True), (True, False), (False, True), (False, False)], ids="{0[0]}-{0[1]}".format)
 def both(request, situation):
-    """With gradients everything is done in log space, without on scaled probabilities."""
-    options = dict(SITUATIONS[situation], gradients=request.param)
+    """With gradients or without, by the loops or by their twin."""
+    gradients, loops = request.param
+    with compiled.always() if loops else compiled.twins_only():
+        yield _both(situation, gradients)
+
+
+def _both(situation, gradients):
+    options = dict(SITUATIONS[situation], gradients=gradients)
     x = torch.randint(4, (6, 4), generator=torch.Generator().manual_seed(1))
     seen = None
     if options.pop("missing", False):
@@ -108,39 +114,22 @@ def test_which_way_is_taken():
     x = torch.randint(4, (6, 2))
     for gradients, spread in ((True, 1.0), (False, 1.0), (False, 400.0)):
         second = chains(3, x, gradients=gradients, spread=spread)[0]
-        assert second._forward.in_logs == (gradients or spread > 1)
+        assert second._forward.in_logs == (spread > 1)
+        with compiled.twins_only():
+            assert chains(3, x, gradients=gradients, spread=spread)[0]._forward.in_logs
 
 
 def test_single_precision():
-    """float32, log space and scaled, beside float64."""
+    """float32 beside float64."""
     x = torch.randint(4, (60, 3), generator=torch.Generator().manual_seed(1))
     exact, _, (initial, table, emission) = chains(4, x, torch.tensor([60, 7, 31]), gradients=False, spread=4.0)
     for needed in (True, False):
         transition = SecondOrderTransition(initial.float(), table.float().requires_grad_(needed))
         words = CategoricalEmission(emission.float().repeat(4, 1))
         second = build_chain(transition, words, x, valid=exact.valid)
-        assert second._forward.in_logs == needed
         close(second.log_prob().detach().double(), exact.log_prob(), rtol=1e-5, atol=1e-4)
         close(second.marginals().probs.double(), exact.marginals().probs, rtol=1e-3, atol=1e-4)
         close(second.entropy().double(), exact.entropy(), rtol=1e-3, atol=1e-3)
-
-
-@pytest.mark.parametrize("num_steps", [1, 5])
-def test_the_loop_of_best_paths_against_its_twin(num_steps):
-    for size in (1, 3):
-        initial, table, _ = tables(size, zeros=True)
-        table[..., 1:] = table[..., 1:].masked_fill(torch.rand(size, size, size - 1) < 0.3, -math.inf)
-        emit = torch.randn(num_steps, 4, size**2, dtype=F64)
-        lengths = torch.tensor([num_steps, 1, 0, num_steps])
-        for valid in (None, torch.arange(num_steps)[:, None] < lengths):
-            if valid is not None:
-                emit = emit.masked_fill(~valid.unsqueeze(-1), 0.0)
-            given = initial.expand(4, -1), SecondOrderMatrices(table), emit, valid
-            paths, log_prob = k_best_pass(*given, 1)
-            found = viterbi_pass(*given)
-            close(found[1], log_prob[0])
-            used = torch.ones_like(found[0], dtype=torch.bool) if valid is None else valid
-            assert torch.equal(found[0][used], paths[0][used])
 
 
 def test_paths(both):
@@ -215,18 +204,6 @@ def test_a_belief_goes_on():
     second = build_chain(whole.transition, whole.emission, x[3:], start=first.filtered())
     close(second.expected_counts().start, torch.zeros_like(second.expected_counts().start))  # it starts nowhere
     close(first.log_prob() + second.log_prob(), whole.log_prob())
-
-
-def test_products_where_digits_are_lost_are_done_in_logs():
-    torch.manual_seed(0)
-    log = (900 * torch.randn(3, 3, 3, dtype=F64)).log_softmax(-1)
-    matrices = SecondOrderMatrices(log)
-    assert not matrices.safe
-    message = 300 * torch.randn(5, 9, dtype=F64)
-    expected = torch.logsumexp(message.reshape(5, 3, 3, 1) + log, 1).flatten(1)
-    close(matrices.forward(1, message), expected)
-    expected = torch.logsumexp(message.reshape(5, 1, 3, 3) + log, -1).flatten(1)
-    close(matrices.backward(1, message), expected)
 
 
 def test_what_is_refused():

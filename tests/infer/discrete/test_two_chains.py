@@ -13,7 +13,6 @@ from pplseq.distributions.second_order import SecondOrderTransition
 from pplseq.distributions.state import MISSING
 from pplseq.distributions.stationary import stationary_log_probs
 from pplseq.infer.discrete.build import build_chain
-from pplseq.kernels.higher_order.second_order import SecondOrderMatrices
 
 close = torch.testing.assert_close
 F64 = torch.float64
@@ -162,8 +161,8 @@ def test_second_order_chains_as_chains_over_pairs(size, ragged):
             table = table.masked_fill(torch.eye(3, dtype=torch.bool), -torch.inf)
         start, table, words = (value.log_softmax(-1) for value in (start, table, words))
         emission = CategoricalEmission(words.repeat(size, 1))
-        wide = SecondOrderMatrices(table).at(1)
-        made = SecondOrderTransition(start, table), DenseTransition(start, wide)
+        second = SecondOrderTransition(start, table)
+        made = second, DenseTransition(start, second.rows(torch.arange(size**2)))
         chains.append([build_chain(transition, emission, obs, valid=valid) for transition in made])
     (p, dense_p), (q, dense_q) = chains
     every = leaves[0] + leaves[1]

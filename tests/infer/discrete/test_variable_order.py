@@ -11,8 +11,8 @@ from pplseq.distributions.variable_order import VariableOrderTransition
 from pplseq.infer.discrete.build import build_chain
 from pplseq.infer.discrete.constrained.moves import WordMoves
 from pplseq.infer.discrete.constrained.states import constrain_states
-from pplseq.infer.discrete.variable_order import VariableOrderChain
-from pplseq.kernels.higher_order import variable_order as kernel
+from pplseq.infer.discrete.contexts import VariableOrderChain
+from pplseq.kernels.contexts import reference as kernel
 
 close = torch.testing.assert_close
 F64 = torch.float64

@@ -11,7 +11,8 @@ from pplseq.distributions.block import WIDE_CELLS, BlockTransition
 from pplseq.distributions.dense import DenseTransition
 from pplseq.distributions.second_order import SecondOrderTransition
 from pplseq.distributions.state import Transition
-from pplseq.kernels.higher_order.second_order import SecondOrderMatrices
+from pplseq.distributions.variable_order import VariableOrderTransition
+from pplseq.kernels.contexts.reference import ContextSteps
 from pplseq.kernels.log_semiring import ScaledMatrix, log_matmul, logsumexp, max_matmul
 from pplseq.threads import once
 
@@ -129,31 +130,26 @@ class TiledSteps:
         return best
 
 
-class PairSteps:
-    """A second-order transition: states are pairs. Cost: M^3 a message."""
+class WideContexts:
+    """A transition between contexts of M symbols. Cost: Z M a message."""
 
-    def __init__(self, transition: SecondOrderTransition):
+    def __init__(self, transition: SecondOrderTransition | VariableOrderTransition):
         self.transition, self.initial = transition, transition.initial_log_prob()
-        self.matrices = SecondOrderMatrices(transition.table)
+        self.steps = ContextSteps.of(transition)
 
     def forward(self, message: Tensor) -> Tensor:
         """(R, Z) log sum_i exp(message_i) A_ij."""
-        return self.matrices.forward(1, message)
+        return self.steps.forward(message)
 
     def backward(self, message: Tensor) -> Tensor:
         """(R, Z) log sum_j A_ij exp(message_j)."""
-        size = self.matrices.size
-        if torch.is_grad_enabled():  # per b a product over c
-            table = self.transition.table.transpose(0, 1)  # (b, a, c)
-            part = log_matmul(message.view(-1, size, size).transpose(0, 1), table.transpose(-1, -2))  # (b, R, a)
-            return part.permute(1, 2, 0).reshape(message.shape)
-        return self.matrices.backward(1, message)
+        return self.steps.backward(message)
 
     def best_backward(self, message: Tensor) -> Tensor:
         """(R, Z) max_j log A_ij + message_j."""
-        size = self.matrices.size
-        parts = message.view(-1, 1, size, size).split(max(1, WIDE_CELLS // size**3))
-        return torch.cat([(part + self.transition.table).amax(-1) for part in parts]).reshape(message.shape)
+        steps = self.steps
+        parts = message.split(max(1, WIDE_CELLS // steps.log.numel()))
+        return torch.cat([(part[:, steps.successor] + steps.log).amax(-1) for part in parts])
 
     def rows(self, states: Tensor) -> Tensor:
         """(R, Z) log A out of states (R,)."""
@@ -166,12 +162,13 @@ def wide_steps(transition: Transition, kept_bytes: float = KEPT_BYTES) -> WideSt
     Raises:
         TypeError: for a transition of another kind. ValueError: for one with a batch of parameters or states left out.
     """
-    if isinstance(transition, SecondOrderTransition):
-        return PairSteps(transition)
+    if isinstance(transition, (SecondOrderTransition, VariableOrderTransition)):
+        return WideContexts(transition)
     if not isinstance(transition, (DenseTransition, BlockTransition)):
         raise TypeError(
-            "transition: constraints are offered for DenseTransition, SecondOrderTransition and BlockTransition (softmax, "
-            f"table and hierarchical), got {type(transition).__name__}, whose steps depend on more than the state"
+            "transition: constraints are offered for DenseTransition, SecondOrderTransition, VariableOrderTransition and "
+            f"BlockTransition (softmax, table and hierarchical), got {type(transition).__name__}, whose steps depend on more "
+            "than the state"
         )
     if transition.batch_shape:
         raise ValueError(

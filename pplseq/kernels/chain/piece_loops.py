@@ -1,14 +1,13 @@
 """Compiled loops over the steps of a chain, row by row: likelihood and posteriors. Importing this module imports numba.
 
-The readable twin is :mod:`pplseq.kernels.scan`; :mod:`pplseq.kernels.compiled_chain` calls these loops.
+The readable twin is :mod:`pplseq.kernels.scan`; :mod:`pplseq.kernels.chain.piece_call` calls these loops.
 
 A row is cut into pieces of time. Within a piece, messages are probabilities, normalised at every step (linear space); where an
 entry comes out so small that digits may be lost, and is no true zero, the piece is done again in log space. Between pieces
 messages are logarithms. The pass backward makes those of a piece again from the one before it: nothing of size T x K is kept.
 
 Shapes: init (N, K), table (M, K, K) of log matrices [from, to], emit (T, N, K), lengths (N,), first_matrix (N,): the matrix
-into step t of row n is number ``first_matrix[n] + (t - 1) * stride``, with stride 0 where all steps share it; or, with stride
-1 and numbers (T, N), of length T instead of 0, number ``numbers[t, n]``.
+into step t of row n is number ``first_matrix[n] + (t - 1) * stride``, with stride 0 where all steps share it.
 
 Elements are named by index, ``probs[k + 1, j]``, not through views of rows: a view costs as much as a small step, and copying
 one takes seconds to compile.
@@ -17,32 +16,95 @@ one takes seconds to compile.
 from __future__ import annotations
 
 import math
+from collections import namedtuple
 
 import numpy as np
 
-from pplseq.kernels.chain.loops import add_pairs
-from pplseq.kernels.chain_room import (
-    FEW,
-    FUTURE,
-    GROUP,
-    MASS,
-    MATRIX,
-    MOVED,
-    TOP,
-    WORK,
-    Links,
-    make_room,
-    number_of,
-    read_emissions,
-    scale_group,
-    scale_matrix,
-)
+from pplseq.kernels.chain import LOWEST
+from pplseq.kernels.chain.loops import FEW, add_pairs
 from pplseq.kernels.compiled import jit
-from pplseq.kernels.loop_math import log_of, log_sum, product
+from pplseq.kernels.loop_math import exponentials, log_of, log_sum, product
 
-LOWEST = 1e-280  # a smaller number may have lost digits, or be what is left of several that underflowed
 FAR = 300.0  # nats that two sides of a pair may lie apart before it is done entry by entry
 NEGLIGIBLE = -50.0  # nats below the largest term of a sum, whatever the number of terms
+TOGETHER = 64  # numbers of a matrix up to which those of several steps have their exponentials at once
+GROUP = 64  # steps
+
+# Room for a piece of P steps. logs, weights: (P, K) emissions less their largest, and the exponentials of that. probs:
+# (P + 1, K) filtered beliefs, [0] before the piece. factors: (P, K) what a pair consists of besides probs and matrix. steps:
+# (3, P) rows TOP and MATRIX, logarithms of what was divided out, and MASS, the rest of p(x_t | x_<t). scaled, transposed:
+# (K, K) the matrix over its largest entry, whose logarithm is shift[0]. rows: (3, K) rows WORK, FUTURE and MOVED. group:
+# (GROUP, K^2) the same as scaled of steps that have matrices of their own, and peaks (GROUP,) their largest logarithms, of
+# length 0 where that is not worth it; apart: their exponents.
+Room = namedtuple("Room", "logs weights probs factors steps scaled transposed shift rows group peaks apart")
+TOP, MATRIX, MASS = 0, 1, 2
+WORK, FUTURE, MOVED = 0, 1, 2
+# Which matrices a row's piece takes: number which + k * stride of the table leads into its step k; none if k = 0 of the first.
+Links = namedtuple("Links", "first table which stride")
+
+
+@jit
+def make_room(piece, num_states, stride):
+    group = GROUP if stride and num_states * num_states <= TOGETHER else 0
+    return Room(
+        np.empty((piece, num_states)), np.empty((piece, num_states)), np.empty((piece + 1, num_states)),
+        np.empty((piece, num_states)), np.empty((3, piece)), np.empty((num_states, num_states)),
+        np.empty((num_states, num_states)), np.empty(1), np.empty((3, num_states)),
+        np.empty((group, num_states * num_states)), np.empty(group), np.empty((group, num_states * num_states)),
+    )  # fmt: skip
+
+
+@jit
+def scale_matrix(table, number, room):
+    """Sets the room's matrices to exp(log - max) and its transpose, and its shift to that maximum."""
+    num_states, most, scaled, transposed = table.shape[1], -np.inf, room.scaled, room.transposed
+    for i in range(num_states):
+        for j in range(num_states):
+            most = max(most, table[number, i, j])
+    most = most if most > -np.inf else 0.0
+    for i in range(num_states):
+        for j in range(num_states):
+            transposed[i, j] = table[number, i, j] - most
+    exponentials(transposed, scaled, num_states)
+    for i in range(num_states):
+        for j in range(num_states):
+            transposed[j, i] = scaled[i, j]
+    room.shift[0] = most
+
+
+@jit
+def scale_group(links, begin, step, room):
+    """Sets the room's group to the matrices into its steps from ``begin`` on, before ``step``, see :func:`scale_matrix`."""
+    table, group, num_states = links.table, room.apart, links.table.shape[1]
+    end = min(step, begin + GROUP)
+    for k in range(begin, end):
+        number, most, at = 0, -np.inf, k - begin
+        if not (links.first and k == 0):
+            number = links.which + k * links.stride
+        for i in range(num_states):
+            for j in range(num_states):
+                most = max(most, table[number, i, j])
+        most = most if most > -np.inf else 0.0
+        for i in range(num_states):
+            for j in range(num_states):
+                group[at, i * num_states + j] = table[number, i, j] - most
+        room.peaks[at] = most
+    exponentials(group, room.group, end - begin)
+
+
+@jit
+def read_emissions(emit, n, begin, step, room):
+    """The emissions of a piece of so many steps, into the room."""
+    num_states, logs, steps = emit.shape[2], room.logs, room.steps
+    for k in range(step):
+        most = -np.inf
+        for j in range(num_states):
+            most = max(most, emit[begin + k, n, j])
+        most = most if most > -np.inf else 0.0
+        steps[TOP, k] = most
+        for j in range(num_states):
+            logs[k, j] = emit[begin + k, n, j] - most
+    exponentials(logs, room.weights, step)
 
 
 @jit
@@ -99,14 +161,14 @@ def forward_probs(messages, p, n, links, step, room):
     """Filters a piece in linear space, from the log belief messages[p, n] before it. False: digits may be lost."""
     num_states, probs, weights, logs, steps = messages.shape[2], room.probs, room.weights, room.logs, room.steps
     scaled, transposed, shift = room.scaled, room.transposed, room.shift
-    table, first, stride, numbers = links.table, links.first, links.stride, links.numbers
-    which, begin, top = links.which, links.begin, begin_probs(messages, p, n, probs, 0)
+    table, first, stride = links.table, links.first, links.stride
+    which, top = links.which, begin_probs(messages, p, n, probs, 0)
     group, peaks, grouped = room.group, room.peaks, len(room.peaks) > 0
     if not top == top:
         return False
     for k in range(step):
         plain, at = first and k == 0, k % GROUP
-        number = numbers[begin + k, n] if len(numbers) else which + k * stride
+        number = which + k * stride
         if grouped and at == 0:
             scale_group(links, k, step, room)
         if plain:
@@ -173,7 +235,7 @@ def forward_logs(messages, p, n, links, step, room):
             for j in range(num_states):
                 probs[1, j] = probs[0, j]
         else:
-            number = number_of(links, k)
+            number = links.which + k * links.stride
             if links.stride:
                 scale_matrix(links.table, number, room)
             log_product(probs, k, links.table, number, False, room, probs, k + 1)
@@ -188,7 +250,7 @@ def forward_logs(messages, p, n, links, step, room):
 
 @jit(entry=True)
 def forward(
-    begin_row, end_row, init, table, first_matrix, stride, numbers, emit, lengths, piece, carry, in_logs, steps, messages
+    begin_row, end_row, init, table, first_matrix, stride, emit, lengths, piece, carry, in_logs, steps, messages
 ):  # fmt: skip
     """Filters some rows.
 
@@ -209,7 +271,7 @@ def forward(
         for p in range((length + piece - 1) // piece):
             begin, step = p * piece, min(length - p * piece, piece)
             read_emissions(emit, n, begin, step, room)
-            links = Links(p == 0, table, first_matrix[n] + (begin - 1) * stride, stride, numbers, begin, n)
+            links = Links(p == 0, table, first_matrix[n] + (begin - 1) * stride, stride)
             slow = not forward_probs(carry, p, n, links, step, room)
             if slow:
                 forward_logs(carry, p, n, links, step, room)
@@ -242,13 +304,13 @@ def backward_probs(message, links, step, begin, n, scale, shown, room, single):
     """
     num_states, rows, probs, factors = message.shape[2], room.rows, room.probs, room.factors
     weights, logs, scaled, transposed = room.weights, room.logs, room.scaled, room.transposed
-    table, first, stride, numbers = links.table, links.first, links.stride, links.numbers
+    table, first, stride = links.table, links.first, links.stride
     which, top = links.which, begin_probs(message, 0, 0, rows, FUTURE)
     group, grouped = room.group, len(room.peaks) > 0
     if not top == top:
         return False
     for k in range(step - 1, -1, -1):
-        number = numbers[begin + k, n] if len(numbers) else which + k * stride
+        number = which + k * stride
         if first and k == 0:
             for j in range(num_states):
                 factors[0, j] = 0.0
@@ -320,7 +382,7 @@ def backward_logs(message, links, step, begin, n, scale, shown, room, single, ap
             factors[k, j] = 0.0
         if links.first and k == 0:
             break
-        number, most = number_of(links, k), -np.inf
+        number, most = links.which + k * links.stride, -np.inf
         if links.stride:
             scale_matrix(links.table, number, room)
         for j in range(num_states):
@@ -361,7 +423,7 @@ def add_step_pairs(links, step, room, apart):
             scale_group(links, k, step, room)
         if links.first and k == 0:
             continue
-        number = number_of(links, k)
+        number = links.which + k * links.stride
         if not grouped:
             scale_matrix(links.table, number, room)
         for i in range(num_states):
@@ -372,8 +434,7 @@ def add_step_pairs(links, step, room, apart):
 
 @jit(entry=True)
 def smooth(
-    begin_row, end_row, table, first_matrix, stride, numbers, emit, lengths, piece, carry, in_logs, scale, shown, single, pairs,
-    apart,
+    begin_row, end_row, table, first_matrix, stride, emit, lengths, piece, carry, in_logs, scale, shown, single, pairs, apart
 ):  # fmt: skip
     """Posteriors of some rows from what :func:`forward` kept.
 
@@ -397,7 +458,7 @@ def smooth(
         for p in range(num_pieces - 1, -1, -1):
             begin, step = p * piece, min(lengths[n] - p * piece, piece)
             read_emissions(emit, n, begin, step, room)
-            links = Links(p == 0, table, first_matrix[n] + (begin - 1) * stride, stride, numbers, begin, n)
+            links = Links(p == 0, table, first_matrix[n] + (begin - 1) * stride, stride)
             slow = in_logs[p, n] or not forward_probs(carry, p, n, links, step, room)
             if slow:
                 forward_logs(carry, p, n, links, step, room)
@@ -410,6 +471,6 @@ def smooth(
                     forward_logs(carry, p, n, links, step, room)
                 backward_logs(message, links, step, begin, n, scale[n], shown[n], room, single, apart)
             if len(pairs):
-                add_pairs(0, step, room.probs, room.factors, num_states, pairs[first_matrix[n]])
+                add_pairs(0, step, room.probs, room.factors, num_states, pairs, first_matrix[n])
             elif len(apart):
                 add_step_pairs(links, step, room, apart)

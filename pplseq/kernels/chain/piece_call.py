@@ -1,4 +1,4 @@
-"""Chains on a CPU through the compiled loops: see :mod:`pplseq.kernels.chain_loops` and :mod:`pplseq.kernels.path_loops`.
+"""Chains of any matrices on a CPU through compiled loops: sums by :mod:`pplseq.kernels.chain.piece_loops`, paths by ``loops``.
 
 Factors are those of :mod:`pplseq.kernels.scan`; ``log`` are its log matrices, one (*b, K, K) or one a step (T-1, *B, K, K).
 """
@@ -31,7 +31,6 @@ class Links(NamedTuple):
     table: np.ndarray  # (M, K, K)
     first: np.ndarray  # (N,)
     stride: int
-    numbers: np.ndarray = np.zeros((0, 1), np.int64)  # (T, N): number[t, n] instead, where there are some
 
 
 class Kept(NamedTuple):
@@ -56,7 +55,7 @@ def pays(log: Tensor, emit: Tensor) -> bool:
     """Whether loops do a chain's sums, in the place of the scans."""
     num_steps, num_rows, num_states = emit.shape[0], emit.shape[1:-1].numel(), emit.shape[-1]
     work = num_steps, 2 * num_steps * num_rows * num_states**2
-    return gains(log, emit) and compiled.pays("kernels.chain_loops.forward", *work, worth=WORTH)
+    return gains(log, emit) and compiled.pays("kernels.chain.piece_loops.forward", *work, worth=WORTH)
 
 
 def gains(log: Tensor, emit: Tensor) -> bool:
@@ -119,7 +118,7 @@ def forward_pass(
 
 def forward_along(init: Tensor, links: Links, emit: Tensor, lengths: np.ndarray, shape: torch.Size) -> tuple[Tensor, Kept]:
     """:func:`forward_pass` with links of one's own; ``shape`` is that in which sums of pairs come back."""
-    from pplseq.kernels import chain_loops
+    from pplseq.kernels.chain import piece_loops
 
     num_steps, *batch, num_states = emit.shape
     starts = starts_of(init, batch)
@@ -127,7 +126,7 @@ def forward_along(init: Tensor, links: Links, emit: Tensor, lengths: np.ndarray,
     carry, in_logs = np.empty((pieces + 1, num_rows, num_states)), np.zeros((pieces, num_rows), np.bool_)
     kept = Kept(links, emit.detach(), lengths, carry, in_logs, shape)
     steps, emissions = np.empty((num_steps, num_rows)), as_rows(emit)
-    _filter(chain_loops.forward, starts, kept, emissions, steps, np.empty((0, 1, 1), emissions.dtype))
+    _filter(piece_loops.forward, starts, kept, emissions, steps, np.empty((0, 1, 1), emissions.dtype))
     return torch.from_numpy(steps).reshape(num_steps, *batch), kept
 
 
@@ -145,7 +144,7 @@ def _filter(loop, starts: np.ndarray, kept: Kept, emissions: np.ndarray, steps: 
 
     def run(part: int, begin: int, end: int) -> None:
         loop(
-            begin, end, starts, links.table, links.first, links.stride, links.numbers, emissions, kept.lengths, piece,
+            begin, end, starts, links.table, links.first, links.stride, emissions, kept.lengths, piece,
             kept.carry, kept.in_logs, steps, out,
         )  # fmt: skip
 
@@ -154,13 +153,13 @@ def _filter(loop, starts: np.ndarray, kept: Kept, emissions: np.ndarray, steps: 
 
 def messages(kept: Kept) -> Tensor:
     """log p(z_t | x_<=t) (T, N, K), over padded steps the last one, by another pass forward."""
-    from pplseq.kernels import chain_loops
+    from pplseq.kernels.chain import piece_loops
 
     num_steps, num_states = kept.emit.shape[0], kept.emit.shape[-1]
     found = kept.emit.new_empty(num_steps, len(kept.lengths), num_states)
     again = kept._replace(carry=kept.carry.copy(), in_logs=kept.in_logs.copy())
     starts, steps = kept.carry[0].copy(), np.empty(found.shape[:2])
-    _filter(chain_loops.forward, starts, again, as_rows(kept.emit), steps, found.numpy())
+    _filter(piece_loops.forward, starts, again, as_rows(kept.emit), steps, found.numpy())
     return found
 
 
@@ -182,24 +181,24 @@ def smooth(
     get sums over steps and rows. Both are multiplied by ``weight`` (*B,) by row, None for 1, the states unless
     ``scaled_states`` is False.
     """
-    from pplseq.kernels import chain_loops
+    from pplseq.kernels.chain import piece_loops
 
     links, emissions, piece = kept.links, as_rows(kept.emit), piece_of(kept.emit)
     num_rows, work, shared = len(kept.lengths), 4 * kept.emit.numel() * kept.emit.shape[-1], kept.links.stride == 0
     parts = compiled.num_parts(num_rows, work)
     weights = np.ones(num_rows) if weight is None else array(weight.reshape(-1).double())
     shown = weights if scaled_states else np.ones(num_rows)
-    table, first, numbers, out = links.table, links.first, links.numbers, np.empty(emissions.shape, emissions.dtype)
+    table, first, out = links.table, links.first, np.empty(emissions.shape, emissions.dtype)
     nothing = np.zeros((0, 1, 1), table.dtype)
     sums = np.zeros((parts, *table.shape)) if pairs and shared else np.zeros((parts, 0, 1, 1))
-    own = not shared and not len(numbers)  # a step and row has its own entries
-    apart = np.zeros((1 if own else parts, *table.shape), table.dtype) if pairs else None
+    # without a matrix for all, a step and row has its own entries
+    apart = np.zeros((parts if shared else 1, *table.shape), table.dtype) if pairs else None
 
     def run(part: int, begin: int, end: int) -> None:
-        beside = nothing if apart is None else apart[0 if own else part]
-        chain_loops.smooth(
-            begin, end, table, first, links.stride, numbers, emissions, kept.lengths, piece, kept.carry, kept.in_logs, weights,
-            shown, out, sums[part], beside,
+        beside = nothing if apart is None else apart[part if shared else 0]
+        piece_loops.smooth(
+            begin, end, table, first, links.stride, emissions, kept.lengths, piece, kept.carry, kept.in_logs, weights, shown,
+            out, sums[part], beside,
         )  # fmt: skip
 
     compiled.by_rows(run, num_rows, work)
@@ -210,7 +209,7 @@ def smooth(
         top = table.max((-1, -2), keepdims=True).clip(np.finfo(np.float64).min)
         found = sums.sum(0) * np.exp(table - top) + apart.sum(0)
     else:
-        found = apart.sum(0)
+        found = apart[0]
     number = torch.Size(kept.shape).numel()  # a single step has no matrix
     found = torch.from_numpy(found).reshape(-1)[:number].reshape(kept.shape)
     return posterior.reshape(kept.emit.shape), found.to(kept.emit.dtype)
@@ -238,7 +237,7 @@ def viterbi_along(init: Tensor, links: Links, emit: Tensor, lengths: np.ndarray)
 
 def sample_pass(log: Tensor, shared: bool, filtered: Tensor, valid: Tensor | None, uniform: Tensor) -> Tensor:
     """Posterior paths (S, T, *B) by backward sampling from log p(z_t | x_<=t) (T, *B, K), by ``uniform`` (S, T, *B)."""
-    from pplseq.kernels import path_loops
+    from pplseq.kernels.chain import loops
 
     num_steps, *batch, _ = filtered.shape
     links, lengths, messages = links_of(log, shared, torch.Size(batch)), lengths_of(valid, filtered), as_rows(filtered)
@@ -246,7 +245,7 @@ def sample_pass(log: Tensor, shared: bool, filtered: Tensor, valid: Tensor | Non
     table, first, out = links.table, links.first, np.empty(drawn.shape, np.int64)
 
     def run(part: int, begin: int, end: int) -> None:
-        path_loops.sample(begin, end, table, first, links.stride, messages, lengths, drawn, out)
+        loops.sample(begin, end, table, first, links.stride, messages, lengths, drawn, out)
 
     compiled.by_rows(run, len(lengths), num_samples * filtered.numel())
     return torch.from_numpy(out).reshape(num_samples, num_steps, *batch)

@@ -9,8 +9,8 @@ import pytest
 import torch
 from support.dense_chains import ragged, random_chain
 
-from pplseq.kernels import compiled, compiled_chain, path_scan, scan
-from pplseq.kernels.chain import call
+from pplseq.kernels import compiled, path_scan, scan
+from pplseq.kernels.chain import call, piece_call
 
 pytestmark = pytest.mark.skipif(not compiled.available(), reason="numba is not installed")
 F64, F32 = torch.float64, torch.float32
@@ -64,7 +64,7 @@ def test_shapes(links, num_steps, rows, num_states):
 @pytest.mark.parametrize("links", LINKS)
 @pytest.mark.parametrize("scale, holes", [(1.0, 0.5), (40.0, 0.3), (400.0, 0.0), (400.0, 0.3)])
 def test_zeros_and_numbers_of_every_size(links, scale, holes, monkeypatch):
-    monkeypatch.setattr(compiled_chain, "CELLS", 64)  # pieces of 32 steps: some in logs, some not
+    monkeypatch.setattr(piece_call, "CELLS", 64)  # pieces of 32 steps: some in logs, some not
     for _ in range(3):
         compare(*random_chain(links, 80, (3,), 4, scale, holes), ragged(80, (3,)), links != "a matrix a step")
 
@@ -113,9 +113,9 @@ def test_rows_in_threads(monkeypatch):
 @pytest.mark.parametrize("step", [0, 4])
 def test_no_best_path_of_what_is_no_number(num_states, step):
     init, pair, emit = random_chain("shared", 9, (2,), num_states)
-    before = compiled_chain.viterbi_pass(init, pair, True, emit, None)[1]
+    before = piece_call.viterbi_pass(init, pair, True, emit, None)[1]
     emit[step, 1, num_states - 1] = math.nan
-    found = compiled_chain.viterbi_pass(init, pair, True, emit, None)[1]
+    found = piece_call.viterbi_pass(init, pair, True, emit, None)[1]
     assert found[0] == before[0] and math.isnan(found[1])
 
 
@@ -123,9 +123,9 @@ def test_no_best_path_of_what_is_no_number(num_states, step):
 def test_best_paths_by_pieces(monkeypatch, num_states):
     init, pair, emit = random_chain("shared", 100, (3,), num_states)
     valid = ragged(100, (3,))
-    whole = compiled_chain.viterbi_pass(init, pair, True, emit, valid)
+    whole = piece_call.viterbi_pass(init, pair, True, emit, valid)
     monkeypatch.setattr(call, "KEPT", 1)
-    pieces = compiled_chain.viterbi_pass(init, pair, True, emit, valid)
+    pieces = piece_call.viterbi_pass(init, pair, True, emit, valid)
     with compiled.twins_only():
         twin = path_scan.viterbi_pass(init, scan.StepMatrices(pair, True), emit, valid)
     for other in (pieces, twin):
