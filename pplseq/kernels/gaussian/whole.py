@@ -179,35 +179,6 @@ class WholeSystem:
         return log_prob, _moments(self.system, out)
 
 
-def em_step(
-    system: Numbers, values: np.ndarray, tol: float, floor: float
-) -> tuple[float, tuple[np.ndarray, ...]] | None:
-    """An iteration of EM on whole rows (R, T, n), on one thread: log-likelihood; the numbers that are likelier, coordinates of
-    the old and the new ones, in which all numbers are allowed, units of these, and the floors (h + n,) of states' and data's
-    variances.
-
-    Args:
-        floor: the smallest variance, or 0 for a share of that of the data, or the states.
-
-    Returns:
-        None where anything is out of the ordinary: a covariance at its floor, a direction that nothing is known of.
-    """
-    from pplseq.kernels.gaussian import em_loops
-
-    (numbers, h, n, form), many = system, min(values.shape[1] + 1, FIRST_ROOM)
-    made = *np.empty((4, len(numbers))), np.empty(h + n)
-    status, log_prob = em_loops.step(values, numbers, h, form, tol, _agree(tol), many, floor, *made, tiles_for(h))
-    return (log_prob, made) if status == em_loops.DONE else None
-
-
-def at_coordinates(system: Numbers, coordinates: np.ndarray, lowest: np.ndarray) -> np.ndarray | None:
-    """The numbers that coordinates of :func:`em_step` stand for; None where a covariance comes near its floor."""
-    from pplseq.kernels.gaussian import em_loops
-
-    found, (_, h, n, form) = np.empty(len(coordinates)), system
-    return found if em_loops.numbers_at(coordinates, h, n, form, lowest, found) else None
-
-
 def _sum(parts) -> float | None:
     parts = list(parts)
     return None if None in parts else sum(parts)

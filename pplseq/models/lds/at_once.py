@@ -14,11 +14,10 @@ import torch
 from torch import Tensor
 
 from pplseq.infer.fit.em import Batch, Statistics
-from pplseq.kernels import compiled, twice
+from pplseq.kernels import twice
 from pplseq.kernels.gaussian import whole
 from pplseq.kernels.gaussian.whole import Numbers, WholeSystem, double
 from pplseq.kernels.parallel import time_scan
-from pplseq.models.lds import vector_em
 from pplseq.models.lds.fit import chain_of
 from pplseq.models.lds.parameters import Parameters, covariance_of, emission_covariance
 from pplseq.models.lds.queries import LDSQueries
@@ -217,34 +216,11 @@ class AtOnce(LDSQueries):
         found = system.gradients(double(x))
         return None if found is None else _LogProb.apply(found, x, *parts)
 
-    def fit_at_once(self, x: Tensor, options: dict[str, Any]) -> bool:
-        """EM from the parameters as they are, on whole rows; False where it is left to the fit that all models have."""
-        own, numbers = vars(self), None
-        if options.keys() <= vector_em.OPTIONS and vector_em.WAYS.isdisjoint(own) and x.dtype == torch.float64:
-            numbers = None if self.has_priors else self._numbers(x)
-        if numbers is None:
-            return False
-        found = vector_em.fit_plainly(numbers, double(x), tolerance(x.dtype), self.noise_floor, options)
-        if found is None:
-            return False
-        own["history"], own["is_fitted"] = found[0], True
-        at = 0
-        with torch.no_grad():
-            for part in [part for name in RAW if (part := self._parameters[name]) is not None]:
-                shape = part.shape
-                size = shape.numel()
-                part.copy_(torch.from_numpy(found[1][at : at + size].reshape(shape)))
-                at += size
-        if own["training"]:
-            self.eval()
-        return True
-
     def expectation_at_once(self, batch: Batch) -> tuple[Statistics, float] | None:
         """The E-step, see :func:`~pplseq.models.lds.fit.e_step`, and the log-likelihood; None where the loop is not for such
         data."""
         if not all(part is None for part in batch[1:]) or (numbers := self._numbers(batch.x)) is None:
             return None
-        compiled.worked(vector_em.LOOP, vector_em.TWIN_OPERATIONS)
         x = double(batch.x)
         found = WholeSystem(numbers, x.shape[1], tolerance(batch.x.dtype)).moments(x)
         return None if found is None else (_statistics(numbers.form, found[1], x, batch.x.dtype), found[0])

@@ -11,7 +11,7 @@ from pplseq.kernels import compiled
 from pplseq.kernels.gaussian import whole
 from pplseq.models import LDS
 from pplseq.models.estimator import Estimator
-from pplseq.models.lds import at_once, quick_em
+from pplseq.models.lds import array_em, at_once
 from pplseq.models.lds.fit import chain_of, e_step
 
 pytestmark = pytest.mark.skipif(not compiled.available(), reason="no numba here")
@@ -256,7 +256,7 @@ def test_em_on_arrays_is_em_on_tensors(kind, held, monkeypatch):
     for size in ((1, 1), (3, 2), (2, 4)):
         found, x = fitted(*size)
         with monkeypatch.context() as patch:
-            patch.setattr(LDS, "_has_quick_em", False)
+            patch.setattr(LDS, "_has_array_em", False)
             expected, _ = fitted(*size)
             units = expected.em_coordinates()
         assert found.history.notes == expected.history.notes
@@ -270,7 +270,7 @@ def test_em_on_arrays_is_em_on_tensors(kind, held, monkeypatch):
 def test_coordinates_of_singular_covariances_take_the_long_way():
     model, _ = system(3, 2, 1, 2, {})
     model.set_parameters(state_noise=torch.diag(torch.tensor([1.0, 0.0, 2.0])))
-    assert quick_em.coordinates(model._parameters, model._free) is None
+    assert array_em.coordinates(model._parameters, model._free) is None
     assert all(bool(part.isfinite().all()) for part in model.em_coordinates())
 
 
