@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from pplseq.infer.fit.em import LOST, NOTHING, Statistics
-from pplseq.kernels.gaussian.whole import lower
+from pplseq.kernels.gaussian.systems import lower
 from pplseq.models.lds.fit import FLOOR, EMOptions, floor_note
 from pplseq.models.lds.parameters import CLEAR, SCALES, factor_of
 from pplseq.models.lds.statistics import Regression, floored_array, mode_of_arrays
