@@ -30,7 +30,7 @@ from pplseq.models.lds.arguments import (
     step_sizes,
     with_inputs,
 )
-from pplseq.models.lds.at_once import DISTRIBUTIONS, WAYS, AtOnce
+from pplseq.models.lds.by_loops import DISTRIBUTIONS, WAYS, LoopAnswers
 from pplseq.models.lds.fit import (
     EMOptions,
     above_floor,
@@ -51,7 +51,7 @@ from pplseq.models.lds.whole_rows import PointChain, chain_of_whole_rows, is_who
 from pplseq.models.steps import padded_steps, step_matrices, with_steps
 
 
-class LDS(AtOnce):
+class LDS(LoopAnswers):
     """A chain of h-dimensional Gaussian states, observed through a linear map with noise.
 
         z_1 ~ N(initial_mean, initial_covariance)

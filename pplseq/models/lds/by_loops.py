@@ -149,7 +149,7 @@ class LastSystem:
         return LastSystem, ()  # a copy has yet to be asked
 
 
-class AtOnce(LDSQueries):
+class LoopAnswers(LDSQueries):
     """A linear dynamical system that answers at once where it can."""
 
     is_plain = False  # set by the class whose distributions these are, and not inherited

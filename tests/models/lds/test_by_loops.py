@@ -11,7 +11,7 @@ from pplseq.kernels import compiled
 from pplseq.kernels.gaussian import systems
 from pplseq.models import LDS
 from pplseq.models.estimator import Estimator
-from pplseq.models.lds import array_em, at_once
+from pplseq.models.lds import array_em, by_loops
 from pplseq.models.lds.fit import chain_of, e_step
 
 pytestmark = pytest.mark.skipif(not compiled.available(), reason="no numba here")
@@ -204,7 +204,7 @@ OTHERS = {
 def test_other_data_and_systems_take_the_long_way(kind, monkeypatch):
     family, options, ask = OTHERS[kind]
     found = []
-    monkeypatch.setattr(at_once._LogProb, "apply", lambda *args: found.append(args))
+    monkeypatch.setattr(by_loops._LogProb, "apply", lambda *args: found.append(args))
     ask(family(2, 2, **options), torch.randn(3, 5, 2, dtype=torch.float64)).backward()
     assert not found
 
