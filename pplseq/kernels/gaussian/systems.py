@@ -118,13 +118,15 @@ def whole_rows(values: np.ndarray) -> Rows:
 
 
 def rows_of(values: np.ndarray, lengths: np.ndarray | None, h: int) -> Rows | None:
-    """Rows (R, T, n) with gaps (NaN), or of these lengths (R,); None where the loops are not for their covariances."""
+    """Rows (R, T, n) with gaps (NaN), or of these lengths (R,); None where nothing is seen, and of too many covariances."""
     (num_rows, num_steps, n), missing = values.shape, np.isnan(values)
     if n > MOST_BITS:
         return None
     lengths = np.full(num_rows, num_steps) if lengths is None else lengths
     behind = np.arange(num_steps) >= lengths[:, None]
     full, (has_ends, has_gaps) = (1 << n) - 1, (bool(behind.any()), bool(missing.any()))
+    if has_gaps and not (~missing & ~behind[..., None]).any():
+        return None
     values = np.where(missing | behind[..., None] if has_ends else missing, 0.0, values)
     codes = ~missing @ (1 << np.arange(n)) if has_gaps else np.full((num_rows, num_steps), full)
     if has_ends:

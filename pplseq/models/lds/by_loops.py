@@ -19,6 +19,7 @@ from pplseq.kernels import twice
 from pplseq.kernels.gaussian import systems
 from pplseq.kernels.gaussian.systems import Numbers, Rows, System, double
 from pplseq.kernels.parallel import time_scan
+from pplseq.models.batch import as_given
 from pplseq.models.lds.fit import chain_of
 from pplseq.models.lds.parameters import Parameters, covariance_of, emission_covariance
 from pplseq.models.lds.queries import LDSQueries
@@ -27,7 +28,7 @@ RAW = (
     "transition", "transition_offset", "state_scale", "emission", "emission_offset", "emission_scale", "initial_mean",
     "initial_scale",
 )  # fmt: skip
-REALS = (torch.float32, torch.float64)
+REALS, INTEGERS = (torch.float32, torch.float64), (torch.int32, torch.int64)
 NOTHING = torch.Size([0])
 SINGLE, DOUBLE = np.dtype(np.float32), np.dtype(np.float64)
 # what leads from parameters and observations to answers; an LDS that has its own way of any of it takes the long way
@@ -51,7 +52,7 @@ def rows_of(x: Tensor, lengths: Tensor | None, h: int) -> Rows | None:
     """Observations as the loops take them; None of lengths that are none, or nothing that is observed."""
     values, ends = double(x), None
     if lengths is not None:
-        if type(lengths) is not Tensor or lengths.is_floating_point() or not lengths.is_cpu or lengths.shape != x.shape[:1]:
+        if type(lengths) is not Tensor or lengths.dtype not in INTEGERS or not lengths.is_cpu or lengths.shape != x.shape[:1]:
             return None
         ends = lengths.numpy().astype(np.int64, copy=False)
         if not (ends.min() >= 1 and ends.max() <= x.shape[1]):
@@ -177,9 +178,19 @@ class LoopAnswers(LDSQueries):
             return None
         return found if found.n == x.shape[2] == self.num_features and found.h == self.num_states else None
 
-    def _asked(self, x: Any, lengths: Any, forward_only: bool = False) -> tuple[System, Rows] | None:
+    def _read(self, x: Any, lengths: Any, known: dict[str, Any]) -> Batch | None:
+        """Data in any form, where the loops may be for it."""
+        if known or not self._is_as_it_is:
+            return None
+        if type(x) is Tensor:
+            return Batch(x, lengths)
+        self.check_fitted()
+        return self.as_batch(x, lengths)
+
+    def _asked(self, batch: Batch, forward_only: bool = False) -> tuple[System, Rows] | None:
         """The system, of which covariances are kept from question to question, and the rows."""
-        if type(x) is not Tensor or x.dtype != torch.float64 or x.dim() != 3:  # float32 keeps the digits of all questions
+        x, lengths = batch[:2]
+        if x.dtype != torch.float64 or x.dim() != 3:  # float32 keeps the digits that all questions give it
             return None
         numbers = self._numbers(x, forward_only)
         rows = None if numbers is None else rows_of(x, lengths, numbers.h)
@@ -195,23 +206,30 @@ class LoopAnswers(LDSQueries):
 
     def score(self, x, lengths=None, *, per_token: bool = False, **known) -> float:
         """log p(x), nats, summed over sequences, or the mean over tokens; see the class of all estimators."""
-        if not known and (asked := self._asked(x, lengths, True)) is not None:
-            self.check_fitted()
-            value = asked[0].log_prob(asked[1])
-            if value is not None:
-                self._keep(*asked)
-                return value / (asked[1].num_steps if per_token else 1)
+        batch = self._read(x, lengths, known)
+        if batch is not None:
+            if (asked := self._asked(batch, True)) is not None:
+                self.check_fitted()
+                value = asked[0].log_prob(asked[1])
+                if value is not None:
+                    self._keep(*asked)
+                    return value / (asked[1].num_steps if per_token else 1)
+            x, lengths = batch[:2]
         with torch.no_grad():
             return super().score(x, lengths, per_token=per_token, **known)
 
     def decode(self, x, lengths=None, **known):
-        if not known and (asked := self._asked(x, lengths)) is not None:
+        batch = self._read(x, lengths, known)
+        if batch is None:
+            return super().decode(x, lengths, **known)
+        value = None
+        if (asked := self._asked(batch)) is not None:
             self.check_fitted()
             value = asked[0].smoothed_means(asked[1])
-            if value is not None:
-                self._keep(*asked)
-                return torch.from_numpy(value)
-        return super().decode(x, lengths, **known)
+        if asked is None or value is None:
+            return as_given(super().decode(*batch[:2]), self.results_like(x))
+        self._keep(*asked)
+        return as_given(torch.from_numpy(value), self.results_like(x))
 
     def log_joint(self, x: Tensor, lengths: Tensor | None = None, *, share: float = 1.0, **known) -> Tensor:
         value = self._log_prob_at_once(x, lengths) if type(x) is Tensor and not known else None

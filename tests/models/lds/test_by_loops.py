@@ -186,6 +186,35 @@ def test_rows_in_several_threads(monkeypatch):
     model, x = system(2, 1, 12, 9, {})
     monkeypatch.setattr(compiled, "num_parts", lambda num_rows, work: 5)
     check(model, x)
+    check(model, with_gaps(x, "numbers"), lengths=LENGTHS["many"](12, 9))
+
+
+def test_data_in_any_form(monkeypatch):
+    model, x = system(2, 1, 3, 9, {})
+    x, lengths = with_gaps(x, "vectors"), torch.tensor([9, 4, 6])
+    rows = [row[:end].numpy() for row, end in zip(x, lengths, strict=True)]
+    model.is_fitted, chain = True, model.posterior(x, lengths)
+    expected, means = float(chain.log_prob().sum()), chain.smoothed_states().means
+
+    def ask():
+        assert model.score(rows) == pytest.approx(expected, rel=1e-10)
+        assert model.score(x.numpy(), lengths, per_token=True) == pytest.approx(expected / 19, rel=1e-10)
+        for found, row, end in zip(model.transform(rows), means, lengths, strict=True):
+            torch.testing.assert_close(found, row[:end])
+        torch.testing.assert_close(model.transform(x.numpy(), lengths), means)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Estimator, "_posterior", None)  # nothing but loops
+        ask()
+    with compiled.twins_only():
+        ask()
+
+
+@pytest.mark.parametrize("form", [lambda x: x, lambda x: x.numpy(), list])
+def test_what_says_nothing_has_no_score(form):
+    model, x = system(2, 1, 2, 5, {})
+    with pytest.raises(ValueError, match="every observation is missing"):
+        model.score(form(torch.full_like(x, torch.nan)))
 
 
 class Own(LDS):
