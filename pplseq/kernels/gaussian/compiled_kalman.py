@@ -198,7 +198,7 @@ def backward_nodes(
 
     (num_steps, num_columns), h, made = columns.shape, given[0].shape[-1], len(steady)
     index, now, counts = np.empty((num_steps, num_columns), np.int64), np.zeros(num_columns, np.int64), np.zeros(1, np.int64)
-    information, settled_on = np.empty((2, made, h, h)), np.full(made, -1)
+    information, settled_on = np.empty((2, made, h, h)), np.empty(made, np.int64)
     t, many, store = num_steps - 1, min(columns.size + 2, _first_room(h * h + 8)), None
     while True:
         new = np.empty((many, h, h)), np.empty((2, many)), np.empty((6, many), np.int64)
@@ -268,20 +268,20 @@ class Means:
 
     def __init__(self, values: np.ndarray, order: tuple, way: tuple, moved: np.ndarray, made: int):
         self.values, self.order, self.way, self.moved, self.made = values, order, way, moved, made
-        self.h, self.n, self.tiles = moved.shape[1], values.shape[2], tiles_for(moved.shape[1])
-        self.num_rows = len(order[0]) if len(order[2]) else len(values)
-        self.work = self.num_rows * values.shape[1] * self.h * (2 * self.h + 4 * self.n)
+        (self.num_rows, num_steps, self.n), self.h = values.shape, moved.shape[1]
+        if len(order[2]):
+            self.num_rows = len(order[0])
+        self.tiles, self.work = tiles_for(self.h), self.num_rows * num_steps * self.h * (2 * self.h + 4 * self.n)
 
     def filter(self, filtered: np.ndarray = NO_MEANS, squares: np.ndarray = NO_SQUARES) -> float:
         """The log-likelihood, nats. Room for filtered means (R, T, h), and squared lengths (T, R) of white innovations."""
-        loop, found = _mean_loops().filter_rows, []
+        loop, found = _mean_loops().filter_rows, {}
 
         def run(part: int, begin: int, end: int) -> None:
-            value = loop(begin, end, *self.order, self.values, *self.way, filtered, squares, NOTHING, self.tiles)
-            found.append((part, value))
+            found[part] = loop(begin, end, *self.order, self.values, *self.way, filtered, squares, NOTHING, self.tiles)
 
         compiled.by_rows(run, self.num_rows, self.work)
-        return found[0][1] if len(found) == 1 else sum(value for _, value in sorted(found))
+        return sum([found[part] for part in range(len(found))])
 
     def smooth(
         self, nothing: int, wanted: int, smoothed: np.ndarray = NO_MEANS, adjoints: np.ndarray = NO_MEANS,

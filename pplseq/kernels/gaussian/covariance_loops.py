@@ -423,8 +423,8 @@ def walk_back(
     Args:
         columns: (T, U) filtered nodes, -1 at padded steps. matrix, loadings: see System. kinds, gain, whitener: of filtered
             nodes. information, loops: room (N, h, h) for what look_back gives of them. steady: (N,) whether one follows
-            itself. settled_on: (N,) the node that stands still over it, or -1. found (M, h, h), reals (2, M), integers (6, M):
-            room for nodes, see back_in. tiles: see product_loops.
+            itself. settled_on: (N,) room for the node that stands still over it. found (M, h, h), reals (2, M) and integers
+            (6, M): room for nodes, see back_in. tiles: see product_loops.
 
     Returns:
         -1, or the step to go on with when there is more room.
@@ -434,6 +434,7 @@ def walk_back(
     if counts[0] == 0:
         look_back(matrix, loadings, kinds, gain, whitener, information, loops, tiles)
         set_to(0.0, found[0])
+        settled_on[:] = -1
         back.of[0], back.later[0], back.again[0], back.first[0], back.sibling[0] = -1, 0, -1, -1, -1
         back.least[0], back.age[0], back.last[0], counts[0] = np.inf, 0, 0.0, 1
     work = np.empty((h, h))

@@ -62,7 +62,7 @@ def matrices_of(numbers, h, n, form, patterns):
     Returns:
         matrix (1, h, h), offset (0 | 1, 1, h), noise (h, h), loadings (P, n, h), shift (n,), covariances (P, n, n), first
         (1, h), start (1, h, h), covariance (n, n), factors of noise, covariance and start, and of each kind how many numbers
-        are seen and their precision, of which one is not finite where a number has no noise.
+        are seen and their precision; and the largest, which is not finite where a number has no noise.
     """
     offset, shift, at = np.zeros((1 if form & OFFSET else 0, 1, h)), np.zeros(n), h * h
     factors = np.empty((h, h)), np.empty((n, n)), np.empty((h, h))
@@ -94,10 +94,12 @@ def matrices_of(numbers, h, n, form, patterns):
             sizes[p] += seen
             ratio = size / covariances[p, i, i] if covariances[p, i, i] > 0.0 else np.inf
             precision[p] = ratio if not ratio <= precision[p] else precision[p]
-    start = gram(factors[2])
+    start, largest_precision = gram(factors[2]), 0.0
+    for p in range(kinds):
+        largest_precision = precision[p] if not precision[p] <= largest_precision else largest_precision
     return (
         numbers[: h * h].reshape(1, h, h), offset, gram(factors[0]), loadings, shift, covariances,
-        numbers[at : at + h].reshape(1, h), start.reshape(1, h, h), covariance, factors, sizes, precision,
+        numbers[at : at + h].reshape(1, h), start.reshape(1, h, h), covariance, factors, sizes, precision, largest_precision,
     )  # fmt: skip
 
 

@@ -197,14 +197,14 @@ class System:
         (numbers, h, n, form), (which, patterns, nothing) = self.numbers, self.kinds
         covariances, _, loops = _loops()
         matrices = loops.matrices_of(numbers, h, n, form, patterns)
-        matrix, offset, noise, loadings, shift, spread, first, start, _, _, sizes, precision = matrices
-        if not precision.max() < np.inf:
+        matrix, offset, noise, loadings, shift, spread, first, start, _, _, sizes, precision, largest = matrices
+        if not largest < np.inf:
             return False
         system = matrix, noise, loadings, spread, patterns, precision, nothing, self.tol, _agree(self.tol)
         store, counts, _, index = filtered_nodes(start, system, which, which.shape[1], True)
         nodes = covariances.nodes_of(store)
         # more numbers than states, far more precise than what was known: the chain makes few of them, and keeps all digits
-        if n > h and covariances.EPS * nodes.size[: counts[0]].max() * precision.max() > covariances.CAREFUL:
+        if n > h and covariances.EPS * nodes.size[: counts[0]].max() * largest > covariances.CAREFUL:
             return False
         way = first, offset, shift, matrix, loadings, sizes, nodes.kind, nodes.gain, nodes.whitener, nodes.half_log_det
         self._found = matrices, counts, store, nodes, index, way

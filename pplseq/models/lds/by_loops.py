@@ -7,6 +7,7 @@ and answers. The readable twin is the way of all other systems, over the chain: 
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Any, NamedTuple
 
@@ -65,6 +66,7 @@ def rows_of(x: Tensor, lengths: Tensor | None, h: int) -> Rows | None:
     return systems.rows_of(values, ends, h)
 
 
+@functools.cache
 def tolerance(dtype: torch.dtype) -> float:
     """That of a chain of this type; see :class:`~pplseq.infer.gaussian.chain.GaussianChain`."""
     return 4 * torch.finfo(dtype).eps
@@ -178,18 +180,17 @@ class LoopAnswers(LDSQueries):
             return None
         return found if found.n == x.shape[2] == self.num_features and found.h == self.num_states else None
 
-    def _read(self, x: Any, lengths: Any, known: dict[str, Any]) -> Batch | None:
-        """Data in any form, where the loops may be for it."""
+    def _read(self, x: Any, lengths: Any, known: dict[str, Any]) -> tuple[Tensor, Tensor | None] | None:
+        """Data in any form and their lengths, where the loops may be for them."""
+        if type(x) is Tensor and not known:
+            return x, lengths
         if known or not self._is_as_it_is:
             return None
-        if type(x) is Tensor:
-            return Batch(x, lengths)
         self.check_fitted()
-        return self.as_batch(x, lengths)
+        return self.as_batch(x, lengths)[:2]
 
-    def _asked(self, batch: Batch, forward_only: bool = False) -> tuple[System, Rows] | None:
+    def _asked(self, x: Tensor, lengths: Tensor | None, forward_only: bool = False) -> tuple[System, Rows] | None:
         """The system, of which covariances are kept from question to question, and the rows."""
-        x, lengths = batch[:2]
         if x.dtype != torch.float64 or x.dim() != 3:  # float32 keeps the digits that all questions give it
             return None
         numbers = self._numbers(x, forward_only)
@@ -206,28 +207,26 @@ class LoopAnswers(LDSQueries):
 
     def score(self, x, lengths=None, *, per_token: bool = False, **known) -> float:
         """log p(x), nats, summed over sequences, or the mean over tokens; see the class of all estimators."""
-        batch = self._read(x, lengths, known)
-        if batch is not None:
-            if (asked := self._asked(batch, True)) is not None:
+        if (read := self._read(x, lengths, known)) is not None:
+            x, lengths = read
+            if (asked := self._asked(x, lengths, True)) is not None:
                 self.check_fitted()
                 value = asked[0].log_prob(asked[1])
                 if value is not None:
                     self._keep(*asked)
                     return value / (asked[1].num_steps if per_token else 1)
-            x, lengths = batch[:2]
         with torch.no_grad():
             return super().score(x, lengths, per_token=per_token, **known)
 
     def decode(self, x, lengths=None, **known):
-        batch = self._read(x, lengths, known)
-        if batch is None:
+        if (read := self._read(x, lengths, known)) is None:
             return super().decode(x, lengths, **known)
         value = None
-        if (asked := self._asked(batch)) is not None:
+        if (asked := self._asked(*read)) is not None:
             self.check_fitted()
             value = asked[0].smoothed_means(asked[1])
         if asked is None or value is None:
-            return as_given(super().decode(*batch[:2]), self.results_like(x))
+            return as_given(super().decode(*read), self.results_like(x))
         self._keep(*asked)
         return as_given(torch.from_numpy(value), self.results_like(x))
 
@@ -316,7 +315,8 @@ def _statistics(form: int, m: systems.Moments, rows: Rows, dtype: torch.dtype) -
         "state_count": steps, "state_sum": m.state, "state_square": m.second.diagonal(),
         "data_count": m.counts, "data_sum": ones @ flat, "data_square": ones @ (flat * flat),
     }  # fmt: skip
-    return {name: torch.from_numpy(np.array(value)).to(dtype) for name, value in found.items()}
+    tensors = {name: torch.from_numpy(np.array(value)) for name, value in found.items()}
+    return tensors if dtype == torch.float64 else {name: value.to(dtype) for name, value in tensors.items()}
 
 
 def _bordered(second: np.ndarray, first: np.ndarray, count: float) -> np.ndarray:
