@@ -316,6 +316,7 @@ def _moments(matrices: tuple, kinds: Kinds, rows: Rows, sums: Any, spreads: np.n
         error_state, error = error_state - raised, error + raised @ loadings[0].T
         seen_count, counts, seen_second, seen_state = num_steps, np.full(n, float(num_steps)), second, vectors[2]
     else:
+        assert rows.at is not None, "rows of one kind are all seen"
         steps = np.zeros(len(spreads))  # of each kind
         for column, end, weight in zip(rows.at, rows.ends, rows.weights, strict=True):
             steps += weight * np.bincount(kinds.which[:end, column], minlength=len(steps))

@@ -226,7 +226,8 @@ class LoopAnswers(LDSQueries):
             self.check_fitted()
             value = asked[0].smoothed_means(asked[1])
         if asked is None or value is None:
-            return as_given(super().decode(*read), self.results_like(x))
+            means: Any = super().decode(*read)
+            return as_given(means, self.results_like(x))
         self._keep(*asked)
         return as_given(torch.from_numpy(value), self.results_like(x))
 
