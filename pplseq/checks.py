@@ -272,6 +272,11 @@ def finite(name: str, value: Any, hint: str = "check how it is computed") -> Any
     return value
 
 
+def surely_finite(value: Tensor) -> bool:
+    """Whether no number is NaN or infinite, by their sum: one pass; False where the sum alone is too large, too."""
+    return math.isfinite(float(value.detach().sum()))
+
+
 def shape(name: str, value: Any, expected: Sequence[int]) -> Any:
     """The value, an array or tensor of this shape."""
     if not hasattr(value, "shape"):

@@ -182,12 +182,22 @@ MUTANTS = [
         ("tests/models/hmm/test_durations.py",),
     ),
     Mutant(
-        "lds: a score by token is one by row", "pplseq/models/lds/at_once.py",
-        "return value / (x.shape[0] * x.shape[1] if per_token else 1)", "return value / (x.shape[0] if per_token else 1)", (WAYS,),
+        "lds: a score by token is one by row", "pplseq/models/lds/by_loops.py",
+        "return value / (asked[1].num_steps if per_token else 1)", "return value / (x.shape[0] if per_token else 1)", (WAYS,),
     ),
     Mutant(
-        "lds: offset moments of EM dropped", "pplseq/models/lds/at_once.py",
+        "lds: offset moments of EM dropped", "pplseq/models/lds/by_loops.py",
         "np.column_stack([m.error_state, m.error_sum]) if seen", "np.column_stack([m.error_state, 0 * m.error_sum]) if seen", (WAYS,),
+    ),
+    Mutant(
+        "lds: what is missing counts as what is seen in EM", "pplseq/kernels/gaussian/systems.py",
+        "seen_second = seen_second - spreads[kind]", "pass",
+        ("tests/models/lds/test_by_loops.py",),
+    ),
+    Mutant(
+        "lds: rows begin a step behind their end in the smoother", "pplseq/kernels/gaussian/mean_loops.py",
+        "while width < most and ends[width] > t:", "while width < most and ends[width] >= t:",
+        ("tests/models/lds/test_by_loops.py",),
     ),
     Mutant(
         "lds: a forecast without noise of the state", "pplseq/models/lds/queries.py",

@@ -90,19 +90,14 @@ def mirror(out):
 
 
 @jit(fastmath={"contract"}, inline="always")
-def product(matrix, node, vectors, base, width, out, tiles):
-    """out = base + matrix[node] @ vectors, of so many lanes; out may be base, and not vectors."""
+def add_product(matrix, node, vectors, width, out, tiles):
+    """out += matrix[node] @ vectors, of so many lanes."""
     if tiles is not None:
-        for i in range(matrix.shape[1]):
-            for lane in range(width):
-                out[i, lane] = base[i, lane]
         add_times(matrix[node], vectors, width, out, False)
         return
     size = matrix.shape[2]
     whole = size - size % 4
     for i in range(matrix.shape[1]):
-        for lane in range(width):
-            out[i, lane] = base[i, lane]
         for j in range(0, whole, 4):
             a, b, c, d = matrix[node, i, j], matrix[node, i, j + 1], matrix[node, i, j + 2], matrix[node, i, j + 3]
             for lane in range(width):

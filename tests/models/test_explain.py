@@ -14,7 +14,7 @@ def test_the_way_is_told():
     model.is_fitted = True
     with compiled.always():
         found = pplseq.explain(model, x)
-    assert found == "LDS.score\ngaussian.whole_loops.forward: loop: loops are always used"
+    assert found == "LDS.score\ngaussian.system_loops.matrices_of: loop: loops are always used"
     with compiled.twins_only():
         assert pplseq.explain(model, x) == "LDS.score\nin torch: there is no loop for it"
 

@@ -364,7 +364,7 @@ class GaussianChain:
         if self.num_steps == 1:
             return self.filtered_means
         if self.loops is not None:
-            return self.loops.smooth(self.filtered_means)[0]
+            return self.loops.smooth()[0]
         path = self.path
         if self.is_lean:
             dtype, runs = self.flat.mean.dtype, runs_of(path.index)

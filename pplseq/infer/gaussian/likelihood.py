@@ -71,7 +71,7 @@ class _LogProbs(torch.autograd.Function):
 def _smoothed(chain) -> tuple[Tensor, Tensor, Tensor]:
     """Smoothed means (T, R, h), lambda (T, R, h) and e (T, R, n), all steps of one kind at once where there are no loops."""
     if chain.loops is not None:
-        return chain.loops.smooth(chain.filtered_means, True)
+        return chain.loops.smooth(with_errors=True)
     path, means, used = chain.path, chain.filtered_means, chain.flat.used
     dtype, every = means.dtype, MatrixIndex(path.index, path.num_nodes)
     white = chain.white_innovations

@@ -75,6 +75,7 @@ class CovariancePath:
         self._precision = precisions(*given.observed[:2])
         self.steady_step: int | None = None
         self.fits_loops = self.is_compiled = False
+        self.walked: compiled_kalman.Walked | None = None  # what compiled loops found
 
     # ---------------------------------------------------------------- from node to node
     def _fits_loops(self) -> bool:
@@ -91,6 +92,7 @@ class CovariancePath:
             given.start, given.matrix[0, 0], given.noise[0, 0], given.observed, self._precision, given.which, self._columns,
             given.nothing, given.tol if self._tries else 0.0, convergence.agree, convergence.wait_for_rounding,
         )  # fmt: skip
+        self.walked = walked
         updated = kalman.UpdatedByNumbers(walked.filtered, walked.gain, walked.whitener, walked.half_log_det)
         self._parts = [kalman.Part(0, updated, walked.kind.tolist(), walked.moved)]
         parents, nexts = walked.parent.tolist(), walked.later.tolist()

@@ -45,12 +45,14 @@ class SmoothedPath:
     def _walk_compiled(self, columns: np.ndarray) -> np.ndarray:
         """:meth:`_walk_nodes` by :func:`pplseq.kernels.gaussian.compiled_kalman.adjoints`."""
         path, given = self.path, self.path.given
+        assert path.walked is not None
         steady = np.zeros(path.num_nodes, np.bool_)
         steady[list(path.steady)] = True
         convergence = Convergence(given.tol, given.wait_for_rounding, False, given.start.shape[-1])
         found = compiled_kalman.adjoints(
-            columns, path.information, path.closed_loop, steady, given.tol, convergence.agree, given.wait_for_rounding
-        )
+            columns, path.walked, given.matrix[0, 0], given.observed[0], steady, given.tol, convergence.agree,
+            given.wait_for_rounding,
+        )  # fmt: skip
         self.information, self.of, self.later = found.information, found.of.tolist(), found.later.tolist()
         return found.index
 

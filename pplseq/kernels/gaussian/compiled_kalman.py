@@ -1,9 +1,11 @@
-"""Gaussian chains with small states on a CPU through compiled loops: see :mod:`pplseq.kernels.gaussian.kalman_loops` and
+"""Gaussian chains with small states on a CPU through compiled loops: see :mod:`pplseq.kernels.gaussian.covariance_loops` and
 :mod:`pplseq.kernels.gaussian.mean_loops`. Loops compute in double precision, whatever the precision of what they are given."""
 
 from __future__ import annotations
 
 import copy
+import functools
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,10 +19,11 @@ MOST_STATES, MOST_BY_FEW_THREADS = 64, 256  # dimensions of a state up to which 
 MOST_ALONE = 32  # and of means
 MOST_NUMBERS = 64
 WORTH_TILES = 16  # states from which products go by tiles, which take half as long again to compile
-FIRST_ROOM = 256  # nodes that there is room for at first
-WALK, WALK_BACK = (f"kernels.gaussian.kalman_loops.{name}" for name in ("walk", "walk_back"))
+FIRST_ROOM, FIRST_NUMBERS = 256, 1 << 22  # nodes that there is room for at first, or numbers
+NONE, NOTHING, NO_MEANS, NO_SQUARES = np.empty(0, np.int64), np.empty(0), np.empty((0, 0, 0)), np.empty((0, 0))
+WALK, WALK_BACK = (f"kernels.gaussian.covariance_loops.{name}" for name in ("walk", "walk_back"))
 WORTH = 4.0  # seconds of twins for which the walk is compiled, which takes as long
-MEANS = "kernels.gaussian.mean_loops.filter_means"
+MEANS = "kernels.gaussian.mean_loops.filter_rows"
 NODE_OPERATIONS, MEAN_OPERATIONS, GRADIENT_OPERATIONS = 10, 60, 100  # of twins: a node, all means, a step with its gradient
 
 
@@ -95,55 +98,51 @@ class Walked(NamedTuple):
     steady_step: int | None
 
 
-INTEGERS = frozenset(("age", "first", "kind", "parent", "later", "sibling", "step", "row", "of", "again"))
-
-
-def _room_for(kind: Any, shapes: dict[str, tuple[int, ...]], many: int, old: Any = None) -> Any:
-    """Nodes or Back of ``many`` rows that begin as the old ones; the numbers of the rest are -1.
-
-    Args:
-        shapes: of a row of those arrays that are not numbers.
-    """
-    numbers = [name for name in kind._fields if name not in shapes]
-    integers, reals = iter(np.full((len(numbers), many), -1)), iter(np.full((len(numbers), many), -1.0))
-    new = kind(
-        *(
-            np.empty((many, *shapes[name])) if name in shapes else next(integers if name in INTEGERS else reals)
-            for name in kind._fields
-        )
-    )
+def _store(many: int, h: int, n: int, old: Any = None) -> tuple[np.ndarray, ...]:
+    """Room for so many nodes, see :data:`pplseq.kernels.gaussian.covariance_loops.Store`; the first are the old ones."""
+    integers = np.empty((8, many), np.int64)
+    new = np.empty((3, many, h, h)), np.empty((many, h, n)), np.empty((many, n, n)), np.empty((4, many)), integers
     for before, after in zip(old or (), new, strict=False):
-        after[: len(before)] = before
+        if after.shape[0] == many:
+            after[: len(before)] = before
+        else:
+            after[:, : before.shape[1]] = before
     return new
 
 
 def filtered_nodes(
-    system: Any, start: np.ndarray, which: np.ndarray, num_columns: int, waits: bool
-) -> tuple[Any, np.ndarray, np.ndarray, np.ndarray]:
-    """Nodes of all steps, counts, fixed nodes, index (T, num_columns); see :func:`pplseq.kernels.gaussian.kalman_loops.walk`.
+    start: np.ndarray, system: tuple, which: np.ndarray, num_columns: int, waits: bool
+) -> tuple[tuple[np.ndarray, ...], np.ndarray, np.ndarray, np.ndarray]:
+    """Nodes of all steps, counts, fixed nodes, index (T, columns); see :func:`pplseq.kernels.gaussian.covariance_loops.walk`.
 
     Args:
-        system: of the loops. start: (1 | R, h, h). which: (T, 1 | R) kinds.
+        start: (1 | R, h, h). system: its parts, as the loops take them. which: (T, 1 | R) kinds.
     """
-    from pplseq.kernels.gaussian import kalman_loops as loops
+    from pplseq.kernels.gaussian import covariance_loops as loops
 
-    num_steps, (n, h), begun = len(which), system.loadings.shape[1:], len(start)
-    index, which = np.empty((num_steps, num_columns), np.int64), np.ascontiguousarray(which)
-    now = np.arange(num_columns) if begun > 1 else np.zeros(num_columns, np.int64)
-    shapes = {"predicted": (h, h), "filtered": (h, h), "gain": (h, n), "whitener": (n, n), "moved": (h, h)}
-    t, room, counts = 0, begun + min(num_steps * num_columns + 1, FIRST_ROOM), np.array([begun, 0, 0, -1])
-    nodes, fixed = None, np.empty(0, np.int64)
+    num_steps, (_, n, h), begun = len(which), system[2].shape, len(start)
+    index, now = np.empty((num_steps, num_columns), np.int64), np.zeros(num_columns, np.int64)
+    if begun > 1:
+        now[:] = range(begun)
+    t, counts, store = 0, np.array([begun, 0, 0, -1]), None
+    many = begun + min(num_steps * num_columns + 1, _first_room(numbers_of_node(h, n)))
+    fixed, tiles = np.empty(0, np.int64), tiles_for(h)
     while True:
-        nodes = _room_for(loops.Nodes, shapes, room, nodes)
-        fixed = np.concatenate([fixed, np.full(room - len(fixed), -1)])
-        if t == 0 and not counts[loops.FILTERED]:
-            nodes.predicted[:begun] = (start + start.swapaxes(1, 2)) / 2
-            nodes.size[:begun] = np.abs(start).reshape(begun, -1).max(1)
-            nodes.least[:begun], nodes.age[:begun], nodes.last[:begun] = np.inf, 0, 0.0
-        t = loops.walk(t, system, which, index, now, nodes, counts, fixed, waits, tiles_for(h))
+        store = _store(many, h, n, store)
+        fixed = np.concatenate([fixed, np.empty(many - len(fixed), np.int64)]) if len(fixed) else np.empty(many, np.int64)
+        t = loops.walk(t, start, *system, which, index, now, *store, counts, fixed, waits, tiles)
         if t == num_steps:
-            return nodes, counts, fixed, index
-        room *= 4
+            return store, counts, fixed, index
+        many *= 4
+
+
+def _first_room(size: int) -> int:
+    """Nodes of so many numbers that there is room for at first; memory that is not written to costs nothing."""
+    return max(FIRST_ROOM, FIRST_NUMBERS // size)
+
+
+def numbers_of_node(h: int, n: int) -> int:
+    return 3 * h * h + h * n + n * n + 12
 
 
 def covariances(
@@ -158,17 +157,17 @@ def covariances(
         nothing: the kind that says nothing. tol: 0 where no steady state is looked for. agree, waits: see
             :class:`~pplseq.kernels.kalman.Convergence`.
     """
-    from pplseq.kernels.gaussian import kalman_loops as loops
+    from pplseq.kernels.gaussian import covariance_loops as loops
 
     loadings, covariance, seen = (None if part is None else array(part) for part in observed)
     assert loadings is not None and covariance is not None
     seen = np.ones(loadings.shape[:2]) if seen is None else seen
-    system = loops.System(
-        array(matrix), array(noise), loadings, covariance, seen, np.array(precision),
+    system = (
+        array(matrix)[None], array(noise), loadings, covariance, seen, np.array(precision),
         -1 if nothing is None else nothing, tol, agree,
     )  # fmt: skip
-    nodes, counts, fixed, index = filtered_nodes(system, array(start), which, num_columns, waits)
-    made, steady = int(counts[loops.FILTERED]), int(counts[loops.STEADY])
+    store, counts, fixed, index = filtered_nodes(array(start), system, np.ascontiguousarray(which), num_columns, waits)
+    nodes, made, steady = loops.nodes_of(store), int(counts[loops.FILTERED]), int(counts[loops.STEADY])
     of: dict[str, Any] = {name: getattr(nodes, name)[:made] for name in Walked._fields[1:6]}
     of |= {name: torch.from_numpy(getattr(nodes, name)[:made]) for name in Walked._fields[7:12]}
     predicted = torch.from_numpy(nodes.predicted[of["parent"]])
@@ -188,40 +187,47 @@ class WalkedBack(NamedTuple):
 
 
 def backward_nodes(
-    columns: np.ndarray, given: tuple[np.ndarray, np.ndarray], steady: np.ndarray, tol: float, agree: float, waits: bool
-) -> tuple[Any, int, np.ndarray]:
-    """Nodes of the way back, how many, and index (T, U): see :func:`pplseq.kernels.gaussian.kalman_loops.walk_back`.
+    columns: np.ndarray, given: tuple[np.ndarray, ...], steady: np.ndarray, tol: float, agree: float, waits: bool
+) -> tuple[tuple[np.ndarray, ...], int, np.ndarray]:
+    """Nodes of the way back, how many, and index (T, U): see :func:`pplseq.kernels.gaussian.covariance_loops.walk_back`.
 
     Args:
-        columns, steady: as of :func:`adjoints`. given: its information and loops_of.
+        columns, steady: as of :func:`adjoints`. given: matrix (h, h), loadings (P, n, h); kind, gain and whitener of nodes.
     """
-    from pplseq.kernels.gaussian import kalman_loops as loops
+    from pplseq.kernels.gaussian import covariance_loops as loops
 
-    (num_steps, num_columns), h = columns.shape, given[0].shape[-1]
-    index, now, counts = np.empty_like(columns), np.zeros(num_columns, np.int64), np.array([1])
-    settled_on = np.full(len(steady), -1)
-    t, room, back = num_steps - 1, min(columns.size + 2, FIRST_ROOM), None
-    columns = np.ascontiguousarray(columns)
+    (num_steps, num_columns), h, made = columns.shape, given[0].shape[-1], len(steady)
+    index, now, counts = np.empty((num_steps, num_columns), np.int64), np.zeros(num_columns, np.int64), np.zeros(1, np.int64)
+    information, settled_on = np.empty((2, made, h, h)), np.empty(made, np.int64)
+    t, many, store = num_steps - 1, min(columns.size + 2, _first_room(h * h + 8)), None
     while True:
-        back = _room_for(loops.Back, {"information": (h, h)}, room, back)
-        if counts[0] == 1:
-            back.information[0], back.later[0], back.least[0], back.age[0], back.last[0] = 0.0, 0, np.inf, 0, 0.0
-        t = loops.walk_back(t, columns, index, now, given, steady, settled_on, back, counts, tol, agree, waits, tiles_for(h))
+        new = np.empty((many, h, h)), np.empty((2, many)), np.empty((6, many), np.int64)
+        if store is not None:
+            new[0][: counts[0]], new[1][:, : counts[0]], new[2][:, : counts[0]] = store[0], store[1], store[2]
+        store = new
+        t = loops.walk_back(
+            t, columns, index, now, *given, *information, steady, settled_on, *store, counts, tol, agree, waits, tiles_for(h)
+        )
         if t < 0:
-            return back, int(counts[0]), index
-        room *= 4
+            return store, int(counts[0]), index
+        many *= 4
 
 
 def adjoints(
-    columns: np.ndarray, information: Tensor, loops_of: Tensor, steady: np.ndarray, tol: float, agree: float, waits: bool
-) -> WalkedBack:
+    columns: np.ndarray, path: Walked, matrix: Tensor, loadings: Tensor, steady: np.ndarray, tol: float, agree: float,
+    waits: bool,
+) -> WalkedBack:  # fmt: skip
     """What observations from each step on say beyond the past.
 
     Args:
-        columns: (T, U) filtered nodes, -1 at padded steps. information, loops_of: (N, h, h) of filtered nodes: what their
-            observations say, and A W. steady: (N,) bool nodes that follow themselves.
+        columns: (T, U) filtered nodes of a path, -1 at padded steps. matrix: (h, h). loadings: (P, n, h).
+        steady: (N,) bool nodes that follow themselves.
     """
-    back, made, index = backward_nodes(columns, (array(information), array(loops_of)), steady, tol, agree, waits)
+    from pplseq.kernels.gaussian import covariance_loops as loops
+
+    given = array(matrix), array(loadings), path.kind, array(path.gain), array(path.whitener)
+    store, made, index = backward_nodes(np.ascontiguousarray(columns), given, steady, tol, agree, waits)
+    back = loops.back_of(*store)
     return WalkedBack(index, torch.from_numpy(back.information[:made]), back.of[:made], back.later[:made])
 
 
@@ -252,6 +258,61 @@ class Tables(NamedTuple):
     index: Tensor  # pyright: ignore[reportIncompatibleMethodOverride]
 
 
+class Means:
+    """Filter and smoother of means; see :mod:`pplseq.kernels.gaussian.mean_loops`.
+
+    Args:
+        values: (R, T, n), zero where missing. order: rows, columns and lengths, or empty ones, and index (T, U). way: first ...
+            half_log_det, as the loops take them. moved: (N, h, h) A Sigma of nodes, of which ``made`` are made.
+    """
+
+    def __init__(self, values: np.ndarray, order: tuple, way: tuple, moved: np.ndarray, made: int):
+        self.values, self.order, self.way, self.moved, self.made = values, order, way, moved, made
+        (self.num_rows, num_steps, self.n), self.h = values.shape, moved.shape[1]
+        if len(order[2]):
+            self.num_rows = len(order[0])
+        self.tiles, self.work = tiles_for(self.h), self.num_rows * num_steps * self.h * (2 * self.h + 4 * self.n)
+
+    def filter(self, filtered: np.ndarray = NO_MEANS, squares: np.ndarray = NO_SQUARES) -> float:
+        """The log-likelihood, nats. Room for filtered means (R, T, h), and squared lengths (T, R) of white innovations."""
+        loop, found = _mean_loops().filter_rows, {}
+
+        def run(part: int, begin: int, end: int) -> None:
+            found[part] = loop(begin, end, *self.order, self.values, *self.way, filtered, squares, NOTHING, self.tiles)
+
+        compiled.by_rows(run, self.num_rows, self.work)
+        return sum([found[part] for part in range(len(found))])
+
+    def smooth(
+        self, nothing: int, wanted: int, smoothed: np.ndarray = NO_MEANS, adjoints: np.ndarray = NO_MEANS,
+        errors: np.ndarray = NO_MEANS,
+    ) -> tuple[float, np.ndarray]:  # fmt: skip
+        """The log-likelihood, and what is wanted; see :func:`pplseq.kernels.gaussian.mean_loops.smooth_rows`."""
+        loops, h, n, num_steps = _mean_loops(), self.h, self.n, len(self.order[3])
+        (_, _, _, matrix, loadings, _, kind, gain, whitener, _), made, found = self.way, self.made, []
+        tables = (
+            np.empty((made, h, h)), np.empty((made, n, n)), np.empty((made, n, h)), np.empty((len(loadings), h, n)),
+            np.empty((1, h, h)),
+        )  # fmt: skip
+        loops.tables_of(made, matrix, loadings, gain, whitener, self.moved, *tables, self.tiles)
+        most = loops.rows_kept(num_steps, h + n)
+
+        def run(part: int, begin: int, end: int) -> None:
+            total, sums = 0.0, np.zeros(loops.size_of_sums(h, n))
+            kept = np.empty(min(most, end - begin) * num_steps * (h + n))
+            for first in range(begin, end, most):
+                rows = first, min(first + most, end), *self.order
+                total += loops.filter_rows(*rows, self.values, *self.way, NO_MEANS, NO_SQUARES, kept, self.tiles)
+                loops.smooth_rows(*rows, kind, *tables, nothing, wanted, smoothed, adjoints, errors, kept, sums, self.tiles)
+            found.append((part, total, sums))
+
+        compiled.by_rows(run, self.num_rows, 4 * self.work)
+        if len(found) == 1:
+            return found[0][1:]
+        found.sort(key=lambda part: part[0])
+        return sum(value for _, value, _ in found), functools.reduce(np.add, [sums for _, _, sums in found])
+
+
 class MeanLoops:
     """Filter and smoother of the means of one chain.
 
@@ -261,68 +322,64 @@ class MeanLoops:
     """
 
     def __init__(self, residual: Tensor, first: Tensor, offset: Tensor | None, tables: Tables, lengths: Tensor | None):
-        from pplseq.kernels.gaussian import mean_loops
-
         self.dtype, (num_steps, num_rows, n) = residual.dtype, residual.shape
-        matrix, loadings, gain, whitener, filtered = (array(part.double()) for part in tables[:5])
         index, h = array(tables.index.reshape(num_steps, -1)), first.shape[-1]
-        if offset is None or not num_steps > 1:
-            shift = np.empty((0, 1, h))
-        else:
+        shift = np.empty((0, 1, h))
+        if offset is not None and num_steps > 1:
             shift = array(offset.double().reshape(-1, num_rows if offset.dim() == 3 else 1, h))
-        order, blocks = np.arange(num_rows), [*range(0, num_rows, mean_loops.LANES), num_rows]
-        if index.shape[1] > 1:
-            inverse = alike(index)[1]
-            order = np.argsort(inverse, kind="stable")
-            edges = [0, *np.bincount(inverse).cumsum().tolist()]
-            bounds = zip(edges[:-1], edges[1:], strict=True)
-            blocks = [b for begin, end in bounds for b in range(begin, end, mean_loops.LANES)] + [num_rows]
-        ends = np.full(num_rows, num_steps) if lengths is None else array(lengths)
-        self.blocks, self.tiles, self.work = np.array(blocks), tiles_for(h), num_steps * num_rows * h * (2 * h + 4 * n)
-        turned, transposed = np.broadcast_to(matrix.T, filtered.shape), _transposed(gain)
-        self.given = mean_loops.Means(
-            array(residual.double()), array(first.double()), shift, loadings,
-            np.concatenate([np.broadcast_to(matrix, (len(loadings), h, h)), -(loadings @ matrix)], 1),
-            np.concatenate([gain, whitener], 1), np.concatenate([filtered @ turned, turned], 1),
-            np.concatenate([_transposed(whitener) @ whitener, -transposed], 2), _transposed(loadings),
-            array(tables.kind), index, order, ends,
+        order = column = ends = NONE
+        if lengths is not None or index.shape[1] > 1:
+            distinct, column = alike(index) if index.shape[1] > 1 else (np.zeros(1, np.int64), np.zeros(num_rows, np.int64))
+            index, ends = np.ascontiguousarray(index[:, distinct]), np.full(num_rows, num_steps)
+            ends = ends if lengths is None else array(lengths)
+            order = np.lexsort((-ends, column))
+            order = order[ends[order] > 0]
+            column = column[order]
+        matrix, loadings, gain, whitener, filtered = (array(part.double()) for part in tables[:5])
+        unused = np.zeros(len(loadings)), np.zeros(len(gain))  # likelihoods are those of the chain
+        way = (
+            array(first.double()), shift, np.zeros(n), matrix[None], loadings, unused[0], array(tables.kind), gain, whitener,
+            unused[1],
         )  # fmt: skip
+        self.has_ends = lengths is not None
+        self.means = Means(_rows_first(residual), (order, column, ends, index), way, matrix @ filtered, len(gain))
 
     def with_residual(self, residual: Tensor) -> MeanLoops:
         """The same of other numbers (T, R, n)."""
         other = copy.copy(self)
-        other.given = self.given._replace(residual=array(residual.double()))
+        other.means = copy.copy(self.means)
+        other.means.values = _rows_first(residual)
         return other
+
+    def _room(self, size: int, wanted: bool = True) -> np.ndarray:
+        """(R, T, size), zero behind a row's end; or empty."""
+        shape = (*self.means.values.shape[:2], size) if wanted else (0, 0, 0)
+        return np.zeros(shape) if self.has_ends else np.empty(shape)
+
+    def _steps_first(self, value: np.ndarray) -> Tensor:
+        return torch.from_numpy(value).to(self.dtype).transpose(0, 1)
 
     def filter(self) -> tuple[Tensor, Tensor]:
         """Filtered means (T, R, h), and squared lengths (T, R) of white innovations."""
-        from pplseq.kernels.gaussian import mean_loops
+        means, squares = self._room(self.means.h), np.zeros(self.means.values.shape[1::-1])
+        self.means.filter(means, squares)
+        return self._steps_first(means), torch.from_numpy(squares).to(self.dtype)
 
-        num_steps, num_rows, _ = self.given.residual.shape
-        out = np.empty((num_steps, num_rows, self.given.first.shape[1])), np.empty((num_steps, num_rows))
-        compiled.by_rows(
-            lambda _, begin, end: mean_loops.filter_means(begin, end, self.blocks, self.given, *out, self.tiles),
-            len(self.blocks) - 1, self.work,
-        )  # fmt: skip
-        means, squares = (torch.from_numpy(part).to(self.dtype) for part in out)
-        return means, squares
-
-    def smooth(self, means: Tensor, with_errors: bool = False) -> tuple[Tensor, Tensor, Tensor]:
-        """Smoothed means (T, R, h) from filtered ones; and, of size 0 unless wanted, lambda (T, R, h) and e (T, R, n):
-        the gradients of log p(y) in predicted means and, but for the sign, in observations."""
-        from pplseq.kernels.gaussian import mean_loops
-
-        num_steps, num_rows, n = self.given.residual.shape
-        steps, h = num_steps if with_errors else 0, means.shape[-1]
-        out = tuple(np.empty(shape) for shape in (means.shape, (steps, num_rows, h), (steps, num_rows, n)))
-        filtered = array(means.double())
-        compiled.by_rows(
-            lambda _, begin, end: mean_loops.smooth_means(begin, end, self.blocks, self.given, filtered, *out, self.tiles),
-            len(self.blocks) - 1, 2 * self.work,
-        )  # fmt: skip
-        smoothed, adjoints, errors = (torch.from_numpy(part).to(self.dtype) for part in out)
+    def smooth(self, with_errors: bool = False) -> tuple[Tensor, Tensor, Tensor]:
+        """Smoothed means (T, R, h); and, of size 0 unless wanted, lambda (T, R, h) and e (T, R, n): the gradients of log p(y)
+        in predicted means and, but for the sign, in observations."""
+        found = self._room(self.means.h), self._room(self.means.h, with_errors), self._room(self.means.n, with_errors)
+        self.means.smooth(-1, 0, *found)
+        smoothed, adjoints, errors = map(self._steps_first, found)
         return smoothed, adjoints, errors
 
 
-def _transposed(matrices: np.ndarray) -> np.ndarray:
-    return np.ascontiguousarray(matrices.swapaxes(-1, -2))
+def _rows_first(residual: Tensor) -> np.ndarray:
+    return array(residual.double().transpose(0, 1))
+
+
+@functools.cache
+def _mean_loops() -> ModuleType:
+    from pplseq.kernels.gaussian import mean_loops
+
+    return mean_loops

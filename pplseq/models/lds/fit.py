@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pplseq import checks
 from pplseq.distributions.gaussian_types import GaussianBelief, LinearEvidence, residual_of
 from pplseq.distributions.linear_gaussian import LinearEmission
 from pplseq.infer.fit.em import Batch, Statistics, least_variances
@@ -59,8 +60,9 @@ class EMOptions(NamedTuple):
 def check_enough(batch: Batch, num_states: int) -> None:
     """Raises ValueError for observations of which nothing can be learned."""
     x, never = batch.x, []
-    if batch.lengths is None and not bool(x.isnan().any()):
-        seen, longest, alike = x.shape[0] * x.shape[1], x.shape[1], bool((x == x[:1, :1]).all())
+    if batch.lengths is None and (checks.surely_finite(x) or not bool(x.isnan().any())):
+        seen, longest, first = x.shape[0] * x.shape[1], x.shape[1], x[:1, :1]
+        alike = bool((x[:1] == first).all()) and bool((x == first).all())
     else:
         valid = valid_steps(batch)
         observed = ~x.isnan() & valid.unsqueeze(-1)

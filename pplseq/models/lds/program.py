@@ -15,12 +15,11 @@ from pplseq.distributions.linear_gaussian import LinearEmission, LinearGaussian
 from pplseq.distributions.noise import as_noise
 from pplseq.distributions.partly_observed import PartlyObserved
 from pplseq.infer.fit.em import Batch, Statistics
-from pplseq.infer.fit.held import any_held
 from pplseq.infer.gaussian.chain import GaussianChain
 from pplseq.infer.programs.kalman_collapse import collapsed
 from pplseq.infer.programs.markov import markov
 from pplseq.models.base import Given, Sizes, one_chain
-from pplseq.models.lds import quick_em
+from pplseq.models.lds import array_em
 from pplseq.models.lds.arguments import (
     check_controls,
     check_inputs,
@@ -31,7 +30,7 @@ from pplseq.models.lds.arguments import (
     step_sizes,
     with_inputs,
 )
-from pplseq.models.lds.at_once import DISTRIBUTIONS, WAYS, AtOnce
+from pplseq.models.lds.by_loops import DISTRIBUTIONS, WAYS, LoopAnswers
 from pplseq.models.lds.fit import (
     EMOptions,
     above_floor,
@@ -52,7 +51,7 @@ from pplseq.models.lds.whole_rows import PointChain, chain_of_whole_rows, is_who
 from pplseq.models.steps import padded_steps, step_matrices, with_steps
 
 
-class LDS(AtOnce):
+class LDS(LoopAnswers):
     """A chain of h-dimensional Gaussian states, observed through a linear map with noise.
 
         z_1 ~ N(initial_mean, initial_covariance)
@@ -371,10 +370,6 @@ class LDS(AtOnce):
         known = isinstance(fixed, (str, tuple, list, set, frozenset, Mapping))
         if not known or not all(isinstance(name, str) for name in fixed):
             raise TypeError(f"fixed must hold names of parameters, got {checks.shown(fixed)}")
-        plain = warm_start and lengths is None and not fixed and initialization is None and num_restarts == 1
-        if plain and type(x) is Tensor and not any_held(self) and self.fit_at_once(x, options):
-            self.fixed_parameters = frozenset()
-            return self
         names = list(self._own)
         if isinstance(fixed, Mapping) and not all(mask is True for mask in fixed.values()):
             raise ValueError(
@@ -429,8 +424,8 @@ class LDS(AtOnce):
 
     def maximize(self, statistics: Statistics) -> list[str]:
         options = EMOptions(self.state_prior, self.emission_prior, self.noise_floor, self.diagonal_noises, self.held)
-        if self._has_quick_em:
-            found, self._lowest, notes = quick_em.maximize(self._parameters, statistics, options)
+        if self._has_array_em:
+            found, self._lowest, notes = array_em.maximize(self._parameters, statistics, options)
             self._set_arrays(found)
             return notes
         self._lowest = floors(statistics, self.noise_floor)
@@ -440,12 +435,12 @@ class LDS(AtOnce):
 
     def em_coordinates(self) -> tuple[Tensor, Tensor]:
         """The parameters that a fit moves, as EM's acceleration wants them, and their units."""
-        found = quick_em.coordinates(self._parameters, self._free) if self._has_quick_em else None
+        found = array_em.coordinates(self._parameters, self._free) if self._has_array_em else None
         return to_coordinates(self.values, self._free) if found is None else found
 
     @property
-    def _has_quick_em(self) -> bool:
-        """Whether :mod:`pplseq.models.lds.quick_em` is for this system, where it is and in its type."""
+    def _has_array_em(self) -> bool:
+        """Whether :mod:`pplseq.models.lds.array_em` is for this system, where it is and in its type."""
         return self.transition.dtype == torch.float64 and self.transition.device.type == "cpu" and self._is_as_it_is
 
     @torch.no_grad()
@@ -456,6 +451,9 @@ class LDS(AtOnce):
             parameter.copy_(torch.from_numpy(value))
 
     def set_em_coordinates(self, coordinates: Tensor) -> None:
+        if self._has_array_em and self._lowest:
+            self._set_arrays(array_em.at_coordinates(self._parameters, self._free, coordinates.numpy(), self._lowest))
+            return
         here = self.values
         self._put(above_floor(from_coordinates(here, self._free, coordinates), here, self._lowest))
 

@@ -1,12 +1,14 @@
-"""Questions about whole rows that one compiled loop answers, for a system as it is: nothing constrained, drawn or overridden.
+"""Questions that compiled loops answer at once, for a system as it is: nothing constrained, drawn or overridden.
 
 Of small systems the operations around a chain cost more than its numbers, so that nothing but the loop is between parameters
-and answers. The readable twin is the way of all other data, over the chain: :func:`~pplseq.models.lds.fit.chain_of` and
+and answers. The readable twin is the way of all other systems, over the chain: :func:`~pplseq.models.lds.fit.chain_of` and
 :func:`~pplseq.models.lds.fit.e_step`.
 """
 
 from __future__ import annotations
 
+import functools
+import math
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,11 +16,11 @@ import torch
 from torch import Tensor
 
 from pplseq.infer.fit.em import Batch, Statistics
-from pplseq.kernels import compiled, twice
-from pplseq.kernels.gaussian import whole
-from pplseq.kernels.gaussian.whole import Numbers, WholeSystem, double
+from pplseq.kernels import twice
+from pplseq.kernels.gaussian import systems
+from pplseq.kernels.gaussian.systems import Numbers, Rows, System, double
 from pplseq.kernels.parallel import time_scan
-from pplseq.models.lds import vector_em
+from pplseq.models.batch import as_given
 from pplseq.models.lds.fit import chain_of
 from pplseq.models.lds.parameters import Parameters, covariance_of, emission_covariance
 from pplseq.models.lds.queries import LDSQueries
@@ -27,7 +29,7 @@ RAW = (
     "transition", "transition_offset", "state_scale", "emission", "emission_offset", "emission_scale", "initial_mean",
     "initial_scale",
 )  # fmt: skip
-REALS = (torch.float32, torch.float64)
+REALS, INTEGERS = (torch.float32, torch.float64), (torch.int32, torch.int64)
 NOTHING = torch.Size([0])
 SINGLE, DOUBLE = np.dtype(np.float32), np.dtype(np.float64)
 # what leads from parameters and observations to answers; an LDS that has its own way of any of it takes the long way
@@ -39,14 +41,32 @@ WAYS = frozenset(
 
 
 def fits(x: Tensor, h: int, forward_only: bool = False) -> bool:
-    """Whether the loop does for observations (B, T, n); numbers that are missing it finds itself."""
+    """Whether the loops do for observations (B, T, n)."""
     if time_scan.ACTIVE.get() or x.dim() != 3 or x.device.type != "cpu" or x.dtype not in REALS:
         return False
     if twice.transformed() or torch._C._get_tracing_state() is not None:
         return False
-    return 0 not in x.shape and whole.applies(x.shape, h, forward_only)
+    return 0 not in x.shape and systems.applies(x.shape, h, forward_only)
 
 
+def rows_of(x: Tensor, lengths: Tensor | None, h: int) -> Rows | None:
+    """Observations as the loops take them; None of lengths that are none, or nothing that is observed."""
+    values, ends = double(x), None
+    if lengths is not None:
+        if type(lengths) is not Tensor or lengths.dtype not in INTEGERS or not lengths.is_cpu or lengths.shape != x.shape[:1]:
+            return None
+        ends = lengths.numpy().astype(np.int64, copy=False)
+        if not (ends.min() >= 1 and ends.max() <= x.shape[1]):
+            return None
+        if (ends == x.shape[1]).all():
+            ends = None
+    flat = values.ravel()
+    if ends is None and not math.isnan(flat @ flat):
+        return systems.whole_rows(values)
+    return systems.rows_of(values, ends, h)
+
+
+@functools.cache
 def tolerance(dtype: torch.dtype) -> float:
     """That of a chain of this type; see :class:`~pplseq.infer.gaussian.chain.GaussianChain`."""
     return 4 * torch.finfo(dtype).eps
@@ -68,8 +88,8 @@ def form_of(parts: list[Tensor | None]) -> tuple[int, int, int] | None:
         return None
     if not all([part is None or part.is_cpu and part.dtype in REALS for part in parts]):
         return None
-    form = whole.FULL_NOISE * full_state + whole.FULL_COVARIANCE * full_seen
-    return h, n, form + whole.OFFSET * (offset is not None) + whole.SHIFT * (shift is not None)
+    form = systems.FULL_NOISE * full_state + systems.FULL_COVARIANCE * full_seen
+    return h, n, form + systems.OFFSET * (offset is not None) + systems.SHIFT * (shift is not None)
 
 
 class View(NamedTuple):
@@ -97,7 +117,7 @@ class LastSystem:
     """The last system whose whole rows were asked about, and where its parameters stand."""
 
     def __init__(self):
-        self.system: WholeSystem | None = None
+        self.system: System | None = None
         # in one piece, as threads may ask at once
         self._seen: tuple[list[View | None], tuple[int, int, int]] | None = None
 
@@ -120,19 +140,19 @@ class LastSystem:
         flat = np.concatenate([view.numbers for view in seen[0] if view is not None])
         return Numbers(flat.astype(np.float64, copy=False), *seen[1])
 
-    def of(self, numbers: Numbers, num_steps: int, tol: float) -> WholeSystem:
-        """That of these parameters; of many numbers none is kept."""
+    def of(self, numbers: Numbers, rows: Rows, tol: float) -> System:
+        """That of these parameters; of many numbers, and of rows with gaps or ends, none is kept."""
         last = self.system
-        if last is not None and last.is_of(numbers, num_steps, tol):
+        if rows.at is None and last is not None and last.is_of(numbers, rows.values.shape[1], tol):
             return last
         self.system = None
-        return WholeSystem(numbers, num_steps, tol)
+        return System(numbers, rows.kinds, tol)
 
     def __reduce__(self):
         return LastSystem, ()  # a copy has yet to be asked
 
 
-class AtOnce(LDSQueries):
+class LoopAnswers(LDSQueries):
     """A linear dynamical system that answers at once where it can."""
 
     is_plain = False  # set by the class whose distributions these are, and not inherited
@@ -160,97 +180,92 @@ class AtOnce(LDSQueries):
             return None
         return found if found.n == x.shape[2] == self.num_features and found.h == self.num_states else None
 
-    def _system(self, x: Tensor, forward_only: bool = False) -> WholeSystem | None:
-        """The system, of which covariances are kept from question to question."""
+    def _read(self, x: Any, lengths: Any, known: dict[str, Any]) -> tuple[Tensor, Tensor | None] | None:
+        """Data in any form and their lengths, where the loops may be for them."""
+        if type(x) is Tensor and not known:
+            return x, lengths
+        if known or not self._is_as_it_is:
+            return None
+        self.check_fitted()
+        return self.as_batch(x, lengths)[:2]
+
+    def _asked(self, x: Tensor, lengths: Tensor | None, forward_only: bool = False) -> tuple[System, Rows] | None:
+        """The system, of which covariances are kept from question to question, and the rows."""
         if x.dtype != torch.float64 or x.dim() != 3:  # float32 keeps the digits that all questions give it
             return None
-        if not whole.is_worth_keeping(x.shape[1], self.num_states, x.shape[2]):
-            return None
         numbers = self._numbers(x, forward_only)
-        if numbers is None:
+        rows = None if numbers is None else rows_of(x, lengths, numbers.h)
+        if numbers is None or rows is None:
             return None
-        return self._last.of(numbers, x.shape[1], tolerance(x.dtype))
+        if rows.at is None and not systems.is_worth_keeping(x.shape[1], numbers.h, numbers.n):
+            return None
+        return self._last.of(numbers, rows, tolerance(x.dtype)), rows
 
-    def _keep(self, system: WholeSystem) -> None:
-        if system.is_small:
+    def _keep(self, system: System, rows: Rows) -> None:
+        if rows.at is None and system.is_small:
             self._last.system = system
 
     def score(self, x, lengths=None, *, per_token: bool = False, **known) -> float:
         """log p(x), nats, summed over sequences, or the mean over tokens; see the class of all estimators."""
-        if type(x) is Tensor and lengths is None and not known and (system := self._system(x, True)) is not None:
-            self.check_fitted()
-            value = system.log_prob(double(x))
-            if value is not None:
-                self._keep(system)
-                return value / (x.shape[0] * x.shape[1] if per_token else 1)
+        if (read := self._read(x, lengths, known)) is not None:
+            x, lengths = read
+            if (asked := self._asked(x, lengths, True)) is not None:
+                self.check_fitted()
+                value = asked[0].log_prob(asked[1])
+                if value is not None:
+                    self._keep(*asked)
+                    return value / (asked[1].num_steps if per_token else 1)
         with torch.no_grad():
             return super().score(x, lengths, per_token=per_token, **known)
 
     def decode(self, x, lengths=None, **known):
-        if type(x) is Tensor and lengths is None and not known and (system := self._system(x)) is not None:
+        if (read := self._read(x, lengths, known)) is None:
+            return super().decode(x, lengths, **known)
+        value = None
+        if (asked := self._asked(*read)) is not None:
             self.check_fitted()
-            value = system.smoothed_means(double(x))
-            if value is not None:
-                self._keep(system)
-                return torch.from_numpy(value)
-        return super().decode(x, lengths, **known)
+            value = asked[0].smoothed_means(asked[1])
+        if asked is None or value is None:
+            means: Any = super().decode(*read)
+            return as_given(means, self.results_like(x))
+        self._keep(*asked)
+        return as_given(torch.from_numpy(value), self.results_like(x))
 
     def log_joint(self, x: Tensor, lengths: Tensor | None = None, *, share: float = 1.0, **known) -> Tensor:
-        value = self._log_prob_at_once(x) if type(x) is Tensor and lengths is None and not known else None
+        value = self._log_prob_at_once(x, lengths) if type(x) is Tensor and not known else None
         if value is None:
             return super().log_joint(x, lengths, share=share, **known)
         return value + share * self.log_prior() if self.has_priors else value
 
-    def _log_prob_at_once(self, x: Tensor) -> Tensor | None:
-        """() log p(x) of whole rows, differentiable in parameters."""
+    def _log_prob_at_once(self, x: Tensor, lengths: Tensor | None) -> Tensor | None:
+        """() log p(x), differentiable in parameters."""
         if x.requires_grad or twice.derivatives_wanted():
             return None  # in other ways than backwards, or in observations
         parts = [self._parameters.get(name) for name in RAW]
         is_plain = not torch.is_grad_enabled() or not any([part is not None and part.requires_grad for part in parts])
         numbers = self._numbers(x, is_plain)
-        if numbers is None:
+        rows = None if numbers is None else rows_of(x, lengths, numbers.h)
+        if numbers is None or rows is None:
             return None
-        system = WholeSystem(numbers, x.shape[1], tolerance(x.dtype))
+        system = System(numbers, rows.kinds, tolerance(x.dtype))
         if is_plain:
-            value = system.log_prob(double(x))
+            value = system.log_prob(rows)
             return None if value is None else x.new_tensor(value)
-        found = system.gradients(double(x))
-        return None if found is None else _LogProb.apply(found, x, *parts)
-
-    def fit_at_once(self, x: Tensor, options: dict[str, Any]) -> bool:
-        """EM from the parameters as they are, on whole rows; False where it is left to the fit that all models have."""
-        own, numbers = vars(self), None
-        if options.keys() <= vector_em.OPTIONS and vector_em.WAYS.isdisjoint(own) and x.dtype == torch.float64:
-            numbers = None if self.has_priors else self._numbers(x)
-        if numbers is None:
-            return False
-        found = vector_em.fit_plainly(numbers, double(x), tolerance(x.dtype), self.noise_floor, options)
-        if found is None:
-            return False
-        own["history"], own["is_fitted"] = found[0], True
-        at = 0
-        with torch.no_grad():
-            for part in [part for name in RAW if (part := self._parameters[name]) is not None]:
-                shape = part.shape
-                size = shape.numel()
-                part.copy_(torch.from_numpy(found[1][at : at + size].reshape(shape)))
-                at += size
-        if own["training"]:
-            self.eval()
-        return True
+        found = system.gradients(rows)
+        return None if found is None else _LogProb.apply(found, x, lengths, *parts)
 
     def expectation_at_once(self, batch: Batch) -> tuple[Statistics, float] | None:
         """The E-step, see :func:`~pplseq.models.lds.fit.e_step`, and the log-likelihood; None where the loop is not for such
         data."""
-        if not all(part is None for part in batch[1:]) or (numbers := self._numbers(batch.x)) is None:
+        x, lengths = batch[:2]
+        if not all([part is None for part in batch[2:]]) or (numbers := self._numbers(x)) is None:
             return None
-        compiled.worked(vector_em.LOOP, vector_em.TWIN_OPERATIONS)
-        x = double(batch.x)
-        found = WholeSystem(numbers, x.shape[1], tolerance(batch.x.dtype)).moments(x)
-        return None if found is None else (_statistics(numbers.form, found[1], x, batch.x.dtype), found[0])
+        rows = rows_of(x, lengths, numbers.h)
+        found = None if rows is None else System(numbers, rows.kinds, tolerance(x.dtype)).moments(rows)
+        return None if rows is None or found is None else (_statistics(numbers.form, found[1], rows, x.dtype), found[0])
 
 
-def _twin(x: Tensor, *parts: Tensor | None) -> Tensor:
+def _twin(x: Tensor, lengths: Tensor | None, *parts: Tensor | None) -> Tensor:
     """The same over a chain."""
     raw: Any = dict(zip(RAW, parts, strict=True))
     covariances = {name: covariance_of(raw[f"{name}_scale"]) for name in ("state", "initial")}
@@ -258,13 +273,13 @@ def _twin(x: Tensor, *parts: Tensor | None) -> Tensor:
         raw["transition"], raw["transition_offset"], None, covariances["state"], raw["emission"], raw["emission_offset"], None,
         emission_covariance(raw["emission_scale"]), raw["initial_mean"], covariances["initial"],
     )  # fmt: skip
-    return chain_of(parameters, Batch(x)).log_prob().sum()
+    return chain_of(parameters, Batch(x, lengths)).log_prob().sum()
 
 
 class _LogProb(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, found: tuple[float, np.ndarray], x: Tensor, *parts):
-        ctx.gradients = found[1]
+    def forward(ctx, found: tuple[float, np.ndarray], x: Tensor, lengths: Tensor | None, *parts):
+        ctx.gradients, ctx.lengths = found[1], lengths
         ctx.save_for_backward(x, *parts)
         return x.new_tensor(found[0])
 
@@ -272,36 +287,37 @@ class _LogProb(torch.autograd.Function):
     def backward(ctx, *grads):
         x, *parts = ctx.saved_tensors  # raises where they were changed in place, as every backward does
         if torch.is_grad_enabled():
-            found = twice.gradients(lambda *values: _twin(x, *values), tuple(parts), grads[0])
-            return None, None, *found
+            found = twice.gradients(lambda *values: _twin(x, ctx.lengths, *values), tuple(parts), grads[0])
+            return None, None, None, *found
         at, result, by = 0, [], grads[0]
         is_plain = type(by) is Tensor and by.dtype == torch.float64 and not twice.transformed()
         scaled = ctx.gradients * float(by) if is_plain else torch.from_numpy(ctx.gradients).to(x.dtype) * by
-        for part, needed in zip(parts, ctx.needs_input_grad[2:], strict=True):
+        for part, needed in zip(parts, ctx.needs_input_grad[3:], strict=True):
             shape = NOTHING if part is None else part.shape
             size = shape.numel()
             own = scaled[at : at + size].reshape(shape) if needed else None
             result.append(torch.from_numpy(own) if is_plain and own is not None else own)
             at += size
-        return None, None, *result
+        return None, None, None, *result
 
 
-def _statistics(form: int, m: whole.Moments, x: np.ndarray, dtype: torch.dtype) -> Statistics:
-    count, steps = float(len(x)), float(x.shape[0] * x.shape[1])
-    moves, seen, flat = form & whole.OFFSET, form & whole.SHIFT, x.reshape(-1, x.shape[2])
+def _statistics(form: int, m: systems.Moments, rows: Rows, dtype: torch.dtype) -> Statistics:
+    x, steps = rows.values, float(rows.num_steps)
+    count, moves, seen, flat = float(len(x)), form & systems.OFFSET, form & systems.SHIFT, x.reshape(-1, x.shape[2])
     ones = np.ones(len(flat))  # a product adds up faster than a sum along the longer axis
     found = {
         "transition_count": steps - count,
         "transition_moment": _bordered(m.before, m.state_before, steps - count) if moves else m.before,
         "transition_cross": np.column_stack([m.move_state, m.move_sum]) if moves else m.move_state,
-        "transition_scatter": m.move, "emission_count": steps,
-        "emission_moment": _bordered(m.second, m.state, steps) if seen else m.second,
+        "transition_scatter": m.move, "emission_count": m.seen_count,
+        "emission_moment": _bordered(m.seen, m.seen_state, m.seen_count) if seen else m.seen,
         "emission_cross": np.column_stack([m.error_state, m.error_sum]) if seen else m.error_state,
         "emission_scatter": m.error, "num_sequences": count, "first_mean": m.first_state, "first_second": m.first,
         "state_count": steps, "state_sum": m.state, "state_square": m.second.diagonal(),
-        "data_count": np.full(x.shape[2], steps), "data_sum": ones @ flat, "data_square": ones @ (flat * flat),
+        "data_count": m.counts, "data_sum": ones @ flat, "data_square": ones @ (flat * flat),
     }  # fmt: skip
-    return {name: torch.from_numpy(np.array(value)).to(dtype) for name, value in found.items()}
+    tensors = {name: torch.from_numpy(np.array(value)) for name, value in found.items()}
+    return tensors if dtype == torch.float64 else {name: value.to(dtype) for name, value in tensors.items()}
 
 
 def _bordered(second: np.ndarray, first: np.ndarray, count: float) -> np.ndarray:

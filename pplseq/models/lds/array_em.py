@@ -1,7 +1,8 @@
 """EM of a system as it is on arrays: the M-step and the coordinates of an iteration, a handful of small products.
 
-The twins are :func:`~pplseq.models.lds.fit.m_step` and :func:`~pplseq.models.lds.fit.to_coordinates`, which know inputs, other
-starts and other devices, and cost ten times as much of a small system: every tensor operation costs more than its numbers.
+The twins are :func:`~pplseq.models.lds.fit.m_step`, :func:`~pplseq.models.lds.fit.to_coordinates` and its inverse, which know
+inputs, other starts and other devices, and cost four to ten times as much of a small system: every tensor operation costs more
+than its numbers.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import torch
 from torch import Tensor
 
 from pplseq.infer.fit.em import LOST, NOTHING, Statistics
-from pplseq.kernels.gaussian.whole import lower
+from pplseq.kernels.gaussian.systems import lower
 from pplseq.models.lds.fit import FLOOR, EMOptions, floor_note
 from pplseq.models.lds.parameters import CLEAR, SCALES, factor_of
 from pplseq.models.lds.statistics import Regression, floored_array, mode_of_arrays
@@ -70,6 +71,44 @@ def coordinates(own: dict[str, Any], names: list[str]) -> tuple[Tensor, Tensor] 
     return torch.from_numpy(np.concatenate(parts)), torch.from_numpy(np.concatenate(units))
 
 
+def at_coordinates(
+    own: dict[str, Any], names: list[str], coordinates: np.ndarray, lowest: dict[str, Any]
+) -> dict[str, np.ndarray]:
+    """Values of what holds the parameters of these names, from what :func:`coordinates` gave, by what holds them; covariances
+    nowhere further below these floors than the present ones."""
+    found, before, place = {}, factors(own), 0
+    for name in names:
+        if name not in SCALES:
+            shape = own[name].shape
+            size = shape.numel()
+            found[name], place = coordinates[place : place + size].reshape(shape), place + size
+            continue
+        factor, size = before[name], len(before[name])
+        is_diagonal, new = factor.ndim == 1, np.diag(np.exp(coordinates[place : place + size]))
+        place += size
+        if not is_diagonal or name == "state_noise":  # which is written out
+            rows, columns = _below(size)
+            new[rows, columns] = coordinates[place : place + len(rows)] * new[rows, rows]
+            place += len(rows)
+        held = np.diag(factor * factor) if is_diagonal else factor @ factor.T
+        apart = is_diagonal and name != "state_noise"
+        covariance, floored = floored_array(new @ new.T, np.asarray(lowest[name]), apart, held)
+        new = factor_of(name, covariance, is_diagonal) if floored else new.diagonal().copy() if is_diagonal else new
+        found[SCALES[name]] = held_by(name, new)
+    return found
+
+
+def held_by(name: str, factor: np.ndarray) -> np.ndarray:
+    """What holds a covariance of this name, from its factor."""
+    if name != "emission_noise":
+        return factor
+    if factor.ndim == 1:
+        return np.log(factor)
+    factor = factor.copy()
+    factor.flat[:: len(factor) + 1] = np.log(factor.diagonal())
+    return factor
+
+
 def floors(statistics: dict[str, np.ndarray], floor: float | None) -> dict[str, Any]:
     """As :func:`~pplseq.models.lds.fit.floors`."""
     if floor is not None:
@@ -121,12 +160,6 @@ def maximize(own: dict[str, Any], statistics: Statistics, options: EMOptions) ->
         if name in options.held:
             continue
         if name in SCALES:
-            diagonal = known[name].ndim == 1
-            value = factor_of(name, value, diagonal)
-            if name == "emission_noise":
-                if diagonal:
-                    value = np.log(value)
-                else:
-                    value.flat[:: len(value) + 1] = np.log(value.diagonal())
+            value = held_by(name, factor_of(name, value, known[name].ndim == 1))
         found[SCALES.get(name, name)] = value
     return found, lowest, notes

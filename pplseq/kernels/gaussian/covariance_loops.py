@@ -12,7 +12,7 @@ from collections import namedtuple
 import numpy as np
 
 from pplseq.kernels.compiled import jit
-from pplseq.kernels.product_loops import add_times, factorize, mirror, set_to, turned
+from pplseq.kernels.product_loops import add_times, factorize, mirror, set_to, times, turned
 
 NEGLIGIBLE = 1e-24  # as in kalman.py
 PATIENCE = 16
@@ -20,8 +20,9 @@ CAREFUL = 1e-9  # as in path.py
 EPS = 2.220446049250313e-16
 ROUNDING = 1e4 * EPS
 
-# What covariances depend on: matrix, noise (h, h); loadings (P, n, h), covariance (P, n, n), seen (P, n) and precision (P,) of
-# each kind of observation; nothing: the kind that says nothing, or -1. tol, agree: see kalman.Convergence; tol 0: never.
+# What covariances depend on: matrix (1, h, h), noise (h, h); loadings (P, n, h), covariance (P, n, n), seen (P, n) and
+# precision (P,) of each kind of observation; nothing: the kind that says nothing, or -1. tol, agree: see kalman.Convergence;
+# tol 0: never.
 System = namedtuple("System", "matrix noise loadings covariance seen precision nothing tol agree")
 # predicted (N, h, h), size, least, age, last (N,): the largest entry, and the record of changes on the way; first (N,): the
 # first filtered node behind it. Of filtered nodes: kind, parent, later (predicted nodes before and behind, or -1), sibling
@@ -30,9 +31,36 @@ System = namedtuple("System", "matrix noise loadings covariance seen precision n
 Nodes = namedtuple(
     "Nodes", "predicted size least age last first kind parent later sibling step row filtered gain whitener half_log_det moved"
 )
+# What they stand in, which costs a call less: squares (3, N, h, h), gains (N, h, n), whiteners (N, n, n), reals (4, N),
+# integers (8, N)
+Store = namedtuple("Store", "squares gains whiteners reals integers")
 # counts (4,) of predicted and filtered nodes, and of fixed ones (numbers: fixed); the first step in the steady state, or -1
 PREDICTED, FILTERED, FIXED, STEADY = 0, 1, 2, 3
 Room = namedtuple("Room", "spread factor root work other scale most turned")
+
+
+def nodes_of(store):
+    """Nodes, where they stand."""
+    squares, gains, whiteners, reals, integers = store
+    return Nodes(
+        squares[0], reals[0], reals[1], integers[0], reals[2], integers[1], integers[2], integers[3], integers[4], integers[5],
+        integers[6], integers[7], squares[1], gains, whiteners, reals[3], squares[2],
+    )  # fmt: skip
+
+
+nodes_in = jit(nodes_of)
+
+
+@jit
+def begin_with(start, nodes):
+    """Predicted nodes of the first step."""
+    for r in range(len(start)):
+        nodes.size[r], nodes.least[r], nodes.age[r], nodes.last[r], nodes.first[r] = 0.0, np.inf, 0, 0.0, -1
+        for i in range(start.shape[1]):
+            for j in range(start.shape[1]):
+                nodes.predicted[r, i, j] = (start[r, i, j] + start[r, j, i]) / 2
+                size = abs(start[r, i, j])
+                nodes.size[r] = size if not size <= nodes.size[r] else nodes.size[r]
 
 
 @jit
@@ -50,17 +78,7 @@ def condition(system, nodes, p, kind, node, room, tiles):
     n, h = system.loadings.shape[1:]
     loadings, noise, spread, total, root = system.loadings, system.covariance, room.spread, room.factor, room.root
     predicted, gain, whitener, filtered = nodes.predicted, nodes.gain, nodes.whitener, nodes.filtered
-    if tiles is not None:
-        set_to(0.0, spread)
-        add_times(loadings[kind], predicted[p], h, spread, False)
-    else:
-        for i in range(n):
-            for j in range(h):
-                spread[i, j] = 0.0
-            for k in range(h):
-                a = loadings[kind, i, k]
-                for j in range(h):
-                    spread[i, j] += a * predicted[p, k, j]
+    times(loadings, kind, predicted, p, spread, tiles)
     for i in range(n):
         for j in range(i + 1):
             value = 0.0
@@ -146,35 +164,19 @@ def joseph(system, nodes, p, kind, node, room, tiles):
 
 @jit
 def predict(system, nodes, node, child, room, tiles):
-    """moved[node] = A Sigma and predicted[child] = A Sigma A' + Q."""
-    h, matrix, moved, work = system.matrix.shape[0], system.matrix, nodes.moved, room.work
-    if tiles is not None:
-        set_to(0.0, moved[node])
-        add_times(matrix, nodes.filtered[node], h, moved[node], False)
-    else:
-        for i in range(h):
-            for j in range(h):
-                moved[node, i, j] = 0.0
-            for k in range(h):
-                a = matrix[i, k]
-                for j in range(h):
-                    moved[node, i, j] += a * nodes.filtered[node, k, j]
-    if child < 0:
-        return
+    """predicted[child] = A Sigma A' + Q, from moved[node] = A Sigma."""
+    h, matrix, moved, work = system.noise.shape[0], system.matrix, nodes.moved, room.work
     if tiles is not None:
         set_to(0.0, work)
         add_times(moved[node], room.turned, h, work, True)
         mirror(work[:h])
     else:
         for i in range(h):
-            for j in range(h):
+            for j in range(i + 1):
                 value = 0.0
                 for k in range(h):
-                    value += moved[node, i, k] * matrix[j, k]
-                work[i, j] = value
-        for i in range(h):
-            for j in range(i):
-                work[i, j] = (work[i, j] + work[j, i]) / 2
+                    value += moved[node, i, k] * matrix[0, j, k] + moved[node, j, k] * matrix[0, i, k]
+                work[i, j] = value / 2
                 work[j, i] = work[i, j]
     most, size = room.most, 0.0  # of columns, which go side by side
     for j in range(h):
@@ -266,6 +268,7 @@ def stands_still(before, after, record, change, fresh, tol):
 def follow(system, nodes, node, counts, fixed, waits, room, tiles):
     """Finds or makes the predicted node behind a filtered one; see CovariancePath._follow."""
     p, child = nodes.parent[node], counts[PREDICTED]
+    times(system.matrix, 0, nodes.filtered, node, nodes.moved[node], tiles)
     predict(system, nodes, node, child, room, tiles)
     near = -1
     if system.tol > 0:
@@ -298,22 +301,32 @@ def follow(system, nodes, node, counts, fixed, waits, room, tiles):
 
 
 @jit(entry=True)
-def walk(begin, system, which, index, now, nodes, counts, fixed, waits, tiles):
-    """Nodes of all steps and columns: index[t, r], from predicted nodes now (R,) and kinds which (T, 1 | R).
+def walk(
+    begin, start, matrix, noise, loadings, covariance, seen, precision, nothing, tol, agree, which, index, now,
+    squares, gains, whiteners, reals, integers, counts, fixed, waits, tiles,
+):  # fmt: skip
+    """Nodes of all steps and columns: index[t, r], from predicted nodes now (R,) and kinds which (T, 1 | R), -1 behind an end.
 
     Args:
-        tiles: see product_loops.
+        start: (1 | R, h, h). matrix ... agree: see System. squares ... integers: see Store. tiles: see product_loops.
 
     Returns:
         The number of steps, or the step to begin with when there is more room for nodes.
     """
+    system = System(matrix, noise, loadings, covariance, seen, precision, nothing, tol, agree)
+    nodes = nodes_in(Store(squares, gains, whiteners, reals, integers))
+    if begin == 0 and counts[FILTERED] == 0:
+        begin_with(start, nodes)
     num_steps, rows = index.shape
-    room = make_room(system.loadings.shape[1], system.matrix)
+    room = make_room(loadings.shape[1], matrix[0])
     several = which.shape[1] > 1
     for t in range(begin, num_steps):
         last = t + 1 == num_steps
         for r in range(rows):
             p, kind = now[r], which[t, r if several else 0]
+            if kind < 0:
+                index[t, r] = -1
+                continue
             node = nodes.first[p]
             while node >= 0 and nodes.kind[node] != kind:
                 node = nodes.sibling[node]
@@ -327,7 +340,7 @@ def walk(begin, system, which, index, now, nodes, counts, fixed, waits, tiles):
                 nodes.sibling[node], nodes.first[p] = nodes.first[p], node
                 condition(system, nodes, p, kind, node, room, tiles)
                 if last:
-                    predict(system, nodes, node, -1, room, tiles)
+                    times(system.matrix, 0, nodes.filtered, node, nodes.moved[node], tiles)
             if not last and nodes.later[node] < 0:
                 if counts[PREDICTED] == len(nodes.size):
                     return t
@@ -337,10 +350,11 @@ def walk(begin, system, which, index, now, nodes, counts, fixed, waits, tiles):
             break
         still = True
         for r in range(rows):
-            later = nodes.later[index[t, r]]
-            still = still and later == now[r] and nodes.kind[index[t, r]] != system.nothing
-            now[r] = later
-        if still and system.tol > 0 and counts[STEADY] < 0:
+            if index[t, r] >= 0:
+                later = nodes.later[index[t, r]]
+                still = still and later == now[r] and nodes.kind[index[t, r]] != nothing
+                now[r] = later
+        if still and tol > 0 and counts[STEADY] < 0:
             counts[STEADY] = t
     return num_steps
 
@@ -351,21 +365,79 @@ def walk(begin, system, which, index, now, nodes, counts, fixed, waits, tiles):
 Back = namedtuple("Back", "information of later again first sibling least age last")
 
 
+def back_of(found, reals, integers):
+    """Nodes of the way back, where they stand."""
+    return Back(found, integers[0], integers[1], integers[2], integers[3], integers[4], reals[0], integers[5], reals[1])
+
+
+back_in = jit(back_of)
+
+
+@jit
+def look_back(matrix, loadings, kinds, gain, whitener, information, closed, tiles):
+    """information (N, h, h) = M' S^-1 M, what a filtered node's observation says beyond the past, and closed = A (1 - K M)."""
+    (made, h), n = closed.shape[:2], loadings.shape[1]
+    white, moved = np.empty((n, h)), np.empty((h, n))
+    for node in range(made):
+        kind = kinds[node]
+        for i in range(n):
+            for j in range(h):
+                white[i, j] = 0.0
+            for k in range(i + 1):
+                a = whitener[node, i, k]
+                for j in range(h):
+                    white[i, j] += a * loadings[kind, k, j]
+        for i in range(h):
+            for a in range(n):
+                moved[i, a] = 0.0
+            for k in range(h):
+                value = matrix[i, k]
+                for a in range(n):
+                    moved[i, a] -= value * gain[node, k, a]
+            for j in range(h):
+                information[node, i, j], closed[node, i, j] = 0.0, matrix[i, j]
+        if tiles is not None:
+            add_times(turned(white, 1.0), white, h, information[node], True)
+            add_times(moved, loadings[kind], h, closed[node], False)
+            mirror(information[node])
+            continue
+        for a in range(n):
+            for i in range(h):
+                value = white[a, i]
+                for j in range(h):
+                    information[node, i, j] += value * white[a, j]
+        for i in range(h):
+            for a in range(n):
+                value = moved[i, a]
+                for j in range(h):
+                    closed[node, i, j] += value * loadings[kind, a, j]
+
+
 @jit(entry=True)
-def walk_back(begin, columns, index, now, given, steady, settled_on, back, counts, tol, agree, waits, tiles):
+def walk_back(
+    begin, columns, index, now, matrix, loadings, kinds, gain, whitener, information, loops, steady, settled_on, found, reals,
+    integers, counts, tol, agree, waits, tiles,
+):  # fmt: skip
     """Nodes of :class:`~pplseq.infer.gaussian.smoothed_path.SmoothedPath` from the last step to the first.
 
     Args:
-        columns: (T, U) filtered nodes, -1 at padded steps. given: information and closed loops (N, h, h) of filtered nodes.
-        steady: (N,) whether one follows itself. settled_on: (N,) the node that stands still over it, or -1.
-        tiles: see product_loops.
+        columns: (T, U) filtered nodes, -1 at padded steps. matrix, loadings: see System. kinds, gain, whitener: of filtered
+            nodes. information, loops: room (N, h, h) for what look_back gives of them. steady: (N,) whether one follows
+            itself. settled_on: (N,) room for the node that stands still over it. found (M, h, h), reals (2, M) and integers
+            (6, M): room for nodes, see back_in. tiles: see product_loops.
 
     Returns:
         -1, or the step to go on with when there is more room.
     """
-    information, loops = given
-    num_columns, h = columns.shape[1], information.shape[1]
-    found, work = back.information, np.empty((h, h))
+    back = back_in(found, reals, integers)
+    num_columns, h = columns.shape[1], found.shape[1]
+    if counts[0] == 0:
+        look_back(matrix, loadings, kinds, gain, whitener, information, loops, tiles)
+        set_to(0.0, found[0])
+        settled_on[:] = -1
+        back.of[0], back.later[0], back.again[0], back.first[0], back.sibling[0] = -1, 0, -1, -1, -1
+        back.least[0], back.age[0], back.last[0], counts[0] = np.inf, 0, 0.0, 1
+    work = np.empty((h, h))
     for t in range(begin, -1, -1):
         for u in range(num_columns):
             node, behind = columns[t, u], now[u]
@@ -384,6 +456,7 @@ def walk_back(begin, columns, index, now, given, steady, settled_on, back, count
             child = counts[0]
             if child == len(back.of):
                 return t
+            back.again[child] = -1
             if tiles is not None:
                 set_to(0.0, work)
                 add_times(found[behind], loops[node], h, work, False)
@@ -435,8 +508,6 @@ def walk_back(begin, columns, index, now, given, steady, settled_on, back, count
                 counts[0] += 1
                 same = child
                 back.of[child], back.later[child], back.first[child], back.sibling[child] = node, behind, -1, -1
-                if back.again[child] != child:
-                    back.again[child] = -1
                 if back.of[behind] != node:
                     back.sibling[child], back.first[behind] = back.first[behind], child
             if back.of[behind] == node:

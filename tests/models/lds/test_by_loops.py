@@ -1,4 +1,4 @@
-"""Whole rows by one compiled loop: the values, gradients and statistics of EM that the way over a chain gives."""
+"""What compiled loops answer at once: the values, gradients and statistics of EM that the way over a chain gives."""
 
 import copy
 import warnings
@@ -6,12 +6,12 @@ import warnings
 import pytest
 import torch
 
-from pplseq.infer.fit.em import Batch, expectation
+from pplseq.infer.fit.em import Batch
 from pplseq.kernels import compiled
-from pplseq.kernels.gaussian import whole
+from pplseq.kernels.gaussian import systems
 from pplseq.models import LDS
 from pplseq.models.estimator import Estimator
-from pplseq.models.lds import at_once, quick_em
+from pplseq.models.lds import array_em, by_loops
 from pplseq.models.lds.fit import chain_of, e_step
 
 pytestmark = pytest.mark.skipif(not compiled.available(), reason="no numba here")
@@ -38,6 +38,31 @@ def system(h, n, rows, steps, options):
     return model, (3 + torch.randn(rows, steps, n)).to(model.reference)
 
 
+GAPS = ("none", "vectors", "numbers", "first and last", "a row", "single precision")
+LENGTHS = {"one": lambda rows, steps: None, "all": lambda rows, steps: torch.full((rows,), steps),
+           "two": lambda rows, steps: torch.arange(rows) % 2 * (steps // 2) + (steps + 1) // 2,
+           "many": lambda rows, steps: 1 + 7 * torch.arange(rows) % steps}  # fmt: skip
+
+
+def with_gaps(x, which, lengths=None):
+    """The same with NaN; behind ends of rows, too."""
+    generator, x = torch.Generator().manual_seed(1), x.clone()
+    share = torch.rand(x.shape, generator=generator)
+    if which in ("vectors", "first and last", "single precision"):
+        x[share[..., 0] < 0.2] = torch.nan
+    if which == "numbers":
+        x[share < 0.2] = torch.nan
+    if which == "first and last":
+        x[:, 0], x[::2, -1] = torch.nan, torch.nan
+    if which == "a row":
+        x[-1] = torch.nan
+    if lengths is not None:
+        x[torch.arange(x.shape[1]) >= lengths[:, None]] = torch.nan
+    if bool(x.isnan().all()):
+        x[0, 0] = 1.0
+    return x.float() if which == "single precision" else x
+
+
 def value_and_gradients(log_joint, model):
     model.zero_grad()
     value = log_joint(share=0.5)
@@ -52,11 +77,11 @@ def compare(found, expected, close):
         torch.testing.assert_close(found[name], value, rtol=0, atol=close * (1e-2 + float(value.detach().abs().max())))
 
 
-def check(model, x, close=1e-10):
-    own = value_and_gradients(lambda **options: model.log_joint(x, **options), model)
-    compare(own, value_and_gradients(lambda **options: Estimator.log_joint(model, x, **options), model), close)
+def check(model, x, close=1e-10, lengths=None):
+    own = value_and_gradients(lambda **options: model.log_joint(x, lengths, **options), model)
+    compare(own, value_and_gradients(lambda **options: Estimator.log_joint(model, x, lengths, **options), model), close)
     with torch.no_grad():
-        values, batch = model.values, Batch(x)
+        values, batch = model.values, Batch(x, lengths)
         found, log_prob = model.expectation_at_once(batch)
         chain = chain_of(values, batch)
         assert log_prob == pytest.approx(float(chain.log_prob().sum(dtype=torch.float64)), rel=close)
@@ -68,6 +93,32 @@ def test_values_gradients_and_statistics(case):
     check(*system(*CASES[case]), close=1e-4 if case == "single" else 1e-10)
 
 
+SIZES = [
+    (1, 1, 3, 9, {}), (3, 5, 7, 12, {}), (4, 2, 70, 8, {"offsets": "none", "emission_noise": "diagonal"}),
+    (2, 3, 1, 30, {"state_noise": "diagonal"}), (17, 2, 5, 6, {}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("size", SIZES, ids=str)
+@pytest.mark.parametrize("ends", LENGTHS)
+@pytest.mark.parametrize("gaps", GAPS)
+def test_gaps_and_ends(gaps, ends, size, monkeypatch):
+    model, x = system(*size[:4], size[4] | ({"dtype": "float32"} if gaps == "single precision" else {}))
+    lengths = LENGTHS[ends](*size[2:4])
+    x = with_gaps(x, gaps, lengths)
+    check(model, x, 1e-4 if gaps == "single precision" else 1e-9, lengths)
+    if gaps == "single precision":
+        return
+    chain = model.posterior(x, lengths)
+    with monkeypatch.context() as patch:
+        patch.setattr(Estimator, "_posterior", None)  # nothing but loops
+        scores = [model.score(x, lengths, per_token=by_token) for by_token in (False, True)]
+        means = model.transform(x, lengths)
+    expected, tokens = float(chain.log_prob().sum()), x.shape[0] * x.shape[1] if lengths is None else int(lengths.sum())
+    assert scores == pytest.approx([expected, expected / tokens], rel=1e-11)
+    torch.testing.assert_close(means, chain.smoothed_states().means, rtol=1e-9, atol=1e-9)
+
+
 def test_more_covariances_than_there_is_room_for_at_first():
     model, x = system(2, 1, 2, 700, {"offsets": "none"})  # a slow random walk, seen badly
     model.set_parameters(transition=torch.eye(2), state_noise=1e-6 * torch.eye(2), emission_noise=[[1e3]])
@@ -75,10 +126,15 @@ def test_more_covariances_than_there_is_room_for_at_first():
 
 
 def test_precise_observations_of_many_states():
-    for n in (3, 12):
-        model, x = system(9, n, 4, 10, {})
-        model.set_parameters(emission_noise=1e-9 * torch.eye(n))
-        check(model, x, close=1e-6)
+    model, x = system(9, 3, 4, 10, {})
+    model.set_parameters(emission_noise=1e-9 * torch.eye(3))
+    check(model, x, close=1e-6)
+    model, x = system(2, 12, 4, 10, {})
+    model.set_parameters(emission_noise=1e-5 * torch.eye(12))
+    assert model.expectation_at_once(Batch(x)) is not None
+    model.set_parameters(emission_noise=1e-8 * torch.eye(12))  # whose digits the chain keeps, of fewer numbers
+    assert model.expectation_at_once(Batch(x)) is None and model.expectation_at_once(Batch(with_gaps(x, "numbers"))) is None
+    assert model.log_joint(x) == Estimator.log_joint(model, x)
 
 
 def test_large_states_go_by_loops_where_threads_are_few():
@@ -86,7 +142,7 @@ def test_large_states_go_by_loops_where_threads_are_few():
     try:
         for number, largest in {1: 256, 2: 256, 3: 64}.items():
             torch.set_num_threads(number)
-            assert whole.applies((1, 10, 2), largest, True) and not whole.applies((1, 10, 2), largest + 1, True)
+            assert systems.applies((1, 10, 2), largest, True) and not systems.applies((1, 10, 2), largest + 1, True)
     finally:
         torch.set_num_threads(threads)
 
@@ -131,24 +187,44 @@ def test_rows_in_several_threads(monkeypatch):
     model, x = system(2, 1, 12, 9, {})
     monkeypatch.setattr(compiled, "num_parts", lambda num_rows, work: 5)
     check(model, x)
+    check(model, with_gaps(x, "numbers"), lengths=LENGTHS["many"](12, 9))
+
+
+def test_data_in_any_form(monkeypatch):
+    model, x = system(2, 1, 3, 9, {})
+    x, lengths = with_gaps(x, "vectors"), torch.tensor([9, 4, 6])
+    rows = [row[:end].numpy() for row, end in zip(x, lengths, strict=True)]
+    model.is_fitted, chain = True, model.posterior(x, lengths)
+    expected, means = float(chain.log_prob().sum()), chain.smoothed_states().means
+
+    def ask():
+        assert model.score(rows) == pytest.approx(expected, rel=1e-10)
+        assert model.score(x.numpy(), lengths, per_token=True) == pytest.approx(expected / 19, rel=1e-10)
+        for found, row, end in zip(model.transform(rows), means, lengths, strict=True):
+            torch.testing.assert_close(found, row[:end])
+        torch.testing.assert_close(model.transform(x.numpy(), lengths), means)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Estimator, "_posterior", None)  # nothing but loops
+        ask()
+    with compiled.twins_only():
+        ask()
+
+
+@pytest.mark.parametrize("form", [lambda x: x, lambda x: x.numpy(), list])
+def test_what_says_nothing_has_no_score(form):
+    model, x = system(2, 1, 2, 5, {})
+    with pytest.raises(ValueError, match="every observation is missing"):
+        model.score(form(torch.full_like(x, torch.nan)))
 
 
 class Own(LDS):
     """A system of a user."""
 
 
-def of_ends(model, x):
-    return model.log_joint(x, torch.full((len(x),), x.shape[1]))
-
-
-def with_gap(model, x):
-    x = x.clone()
-    x[0, 1] = torch.nan
-    return model.log_joint(x)
-
-
 OTHERS = {
-    "ends": (LDS, {}, of_ends), "gaps": (LDS, {}, with_gap), "subclass": (Own, {}, lambda model, x: model.log_joint(x)),
+    "no ends": (LDS, {}, lambda model, x: model.log_joint(x, torch.tensor([5, 2, 0]))),
+    "subclass": (Own, {}, lambda model, x: model.log_joint(x)),
     "stationary": (LDS, {"initial": "stationary"}, lambda model, x: model.log_joint(x)),
     "in observations": (LDS, {}, lambda model, x: model.log_joint(x.requires_grad_())),
 }  # fmt: skip
@@ -158,7 +234,7 @@ OTHERS = {
 def test_other_data_and_systems_take_the_long_way(kind, monkeypatch):
     family, options, ask = OTHERS[kind]
     found = []
-    monkeypatch.setattr(at_once._LogProb, "apply", lambda *args: found.append(args))
+    monkeypatch.setattr(by_loops._LogProb, "apply", lambda *args: found.append(args))
     ask(family(2, 2, **options), torch.randn(3, 5, 2, dtype=torch.float64)).backward()
     assert not found
 
@@ -172,16 +248,8 @@ def test_what_is_not_finite_is_named_as_ever():
         model.log_joint(torch.zeros(1, 3, 2, dtype=torch.float64))
 
 
-def test_em_with_gaps_goes_over_the_chain():
-    model, x = system(2, 2, 3, 9, {})
-    x[1, 4, 0] = torch.nan
-    assert model.expectation_at_once(Batch(x)) is None
-    statistics, log_prob = expectation(model, Batch(x))
-    assert log_prob == pytest.approx(model.score(x)) and statistics["data_count"].tolist() == [26, 27]
-
-
 def test_rows_without_room_take_the_long_way(monkeypatch):
-    monkeypatch.setattr(whole, "MOST_CELLS", 20)
+    monkeypatch.setattr(systems, "MOST_CELLS", 20)
     model, x = system(2, 2, 3, 9, {})
     assert model.expectation_at_once(Batch(x)) is None
 
@@ -227,10 +295,10 @@ def test_covariances_are_kept_and_what_changes_is_noticed():
 
 
 def test_many_covariances_are_not_kept(monkeypatch):
-    monkeypatch.setattr(whole, "MOST_KEPT", 10)
+    monkeypatch.setattr(systems, "MOST_KEPT", 10)
     model, x = system(3, 2, 4, 9, {})
     assert model.score(x) == pytest.approx(float(model.posterior(x).log_prob().sum()), rel=1e-12)
-    assert "_last_system" not in vars(model)
+    assert vars(model)["_last_system"].system is None
 
 
 KINDS = {
@@ -256,7 +324,7 @@ def test_em_on_arrays_is_em_on_tensors(kind, held, monkeypatch):
     for size in ((1, 1), (3, 2), (2, 4)):
         found, x = fitted(*size)
         with monkeypatch.context() as patch:
-            patch.setattr(LDS, "_has_quick_em", False)
+            patch.setattr(LDS, "_has_array_em", False)
             expected, _ = fitted(*size)
             units = expected.em_coordinates()
         assert found.history.notes == expected.history.notes
@@ -270,15 +338,15 @@ def test_em_on_arrays_is_em_on_tensors(kind, held, monkeypatch):
 def test_coordinates_of_singular_covariances_take_the_long_way():
     model, _ = system(3, 2, 1, 2, {})
     model.set_parameters(state_noise=torch.diag(torch.tensor([1.0, 0.0, 2.0])))
-    assert quick_em.coordinates(model._parameters, model._free) is None
+    assert array_em.coordinates(model._parameters, model._free) is None
     assert all(bool(part.isfinite().all()) for part in model.em_coordinates())
 
 
 def test_what_is_asked_for_is_what_the_loops_take_it_for():
     """Numbers that stand on both sides: the callers import no numba."""
-    from pplseq.kernels.gaussian import block_loops, whole_loops
+    from pplseq.kernels.gaussian import mean_loops, system_loops
 
     for name in ("OFFSET", "FULL_NOISE", "SHIFT", "FULL_COVARIANCE"):
-        assert getattr(whole, name) == getattr(whole_loops, name), name
-    for name in ("FILTER", "MEANS", "SUMS", "MOMENTS"):
-        assert getattr(whole, name) == getattr(block_loops, name), name
+        assert getattr(systems, name) == getattr(system_loops, name), name
+    for name in ("SUMS", "MOMENTS"):
+        assert getattr(systems, name) == getattr(mean_loops, name), name
