@@ -44,7 +44,7 @@ def fits(x: Tensor, h: int, forward_only: bool = False) -> bool:
         return False
     if twice.transformed() or torch._C._get_tracing_state() is not None:
         return False
-    return 0 not in x.shape and whole.applies(x.shape, h, forward_only)
+    return 0 not in x.shape and whole.applies(x.shape, h, forward_only)  # pyright: ignore[reportArgumentType]
 
 
 def tolerance(dtype: torch.dtype) -> float:

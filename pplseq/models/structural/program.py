@@ -88,6 +88,12 @@ class StructuralModel(LDS):
     Source: A. C. Harvey (1989), Forecasting, structural time series models and the Kalman filter, chapter 4.
     """
 
+    matrix: Tensor
+    places: Tensor
+    emission_inputs: Tensor
+    time_unit: Tensor
+    width: Tensor
+    loadings: Tensor
     name = "structural"
     methods = ("lbfgs", "sgd")  # sums over states lose the small variances that EM would find
     starts = turns = STARTS_OF_FITS
@@ -395,7 +401,7 @@ class StructuralModel(LDS):
             self.time_unit.fill_(unit)
             return
         slots, shares = self.slots, self._shares()
-        stay = {name: value.tolist() for name, value in self.learned.items()}
+        stay: dict[str, Any] = {name: value.tolist() for name, value in self.learned.items()}
         stay = {n: v for n, v in stay.items() if warm or f"raw_{n}" in holds or not slots[f"raw_{n}"].raw.requires_grad}
         variances = {name: float(value * shares[name]) for name, value in self._variances.items()}
         self.time_unit.fill_(unit)
