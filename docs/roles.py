@@ -4,7 +4,7 @@ import re
 
 import griffe
 
-ROLE = re.compile(r":(?:py:)?(?:class|func|meth|mod|attr|data|exc|obj):`(~?)([\w.]+)(?:\(\))?`")
+ROLE = re.compile(r":(?:py:)?(?:class|func|meth|mod|attr|data|exc|obj):`(~?)(?:([\w.]+) <)?([\w.]+)>?(?:\(\))?`")
 
 
 class Roles(griffe.Extension):
@@ -15,8 +15,8 @@ class Roles(griffe.Extension):
             obj.docstring.value = ROLE.sub(lambda role: _linked(obj, *role.groups()), obj.docstring.value)
 
 
-def _linked(obj, short: str, target: str) -> str:
-    shown = target.rpartition(".")[2] if short else target
+def _linked(obj, short: str, name: str | None, target: str) -> str:
+    shown = name or (target.rpartition(".")[2] if short else target)
     if not target.startswith("pplseq."):  # a name of the same class or module
         place = obj if obj.is_class or obj.is_module else obj.parent
         while place is not None and target.partition(".")[0] not in place.members:

@@ -43,7 +43,7 @@ WIDE = 1e6  # variance of the first state, of the mean square of the data
 
 
 class StructuralModel(LDS):
-    """x_t = level_t [+ seasonal_t] [+ cycle_t] [+ ar_t] [+ inputs u_t] + noise: components that move on their own, by exact
+    """``x_t = level_t [+ seasonal_t] [+ cycle_t] [+ ar_t] [+ inputs u_t] + noise``: components that move on their own, by exact
     Kalman filtering.
 
         level_t = level_{t-1} [+ slope_{t-1}] + N(0, level variance)      slope_t = slope_{t-1} + N(0, slope variance)
