@@ -18,8 +18,10 @@ def on_config(config):
 
 def on_page_markdown(markdown, page, config, files):
     """A page's code writes its files into a folder of its own, and draws random numbers that do not depend on other pages."""
+    import pyro
     import torch
 
+    pyro.clear_param_store()  # guides of two pages may have parameters of one name
     os.chdir(tempfile.mkdtemp(prefix="pplseq-docs-"))
     torch.manual_seed(0)
     return markdown

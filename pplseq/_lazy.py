@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 from collections.abc import Iterator, Mapping, MutableMapping
-from importlib.util import find_spec
+from importlib.util import find_spec, resolve_name
+from pathlib import Path
 from typing import Any
 
 
-def lazy_names(package: str, names: dict[str, str], needs: Mapping[str, str] | None = None):
-    """``__getattr__``, ``__dir__`` and ``__all__`` of a package whose public names live in the given submodules.
+def lazy_names(package: str, file: str, needs: Mapping[str, str] | None = None):
+    """``__getattr__``, ``__dir__`` and ``__all__`` of a package whose public names are imported in its stub, ``__init__.pyi``,
+    which editors and type checkers read.
 
     Args:
+        file: ``__file__`` of the package.
         needs: names that need another library, and which: where it is missing ``__all__`` lacks them, for ``import *``.
     """
+    names = {}
+    for node in ast.parse(Path(file).with_suffix(".pyi").read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.ImportFrom):
+            module = resolve_name("." * node.level + (node.module or ""), package)
+            names |= {alias.name: module for alias in node.names if alias.asname}
 
     def __getattr__(name: str):
         if name in names:
-            where = names[name]
-            return getattr(importlib.import_module(where[1:] if where.startswith("@") else f"{package}.{where}"), name)
+            return getattr(importlib.import_module(names[name]), name)
         raise AttributeError(f"module {package!r} has no attribute {name!r}")
 
     def __dir__():

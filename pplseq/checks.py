@@ -88,8 +88,8 @@ class NotFittedError(RuntimeError):
 # ------------------------------------------------------------------------------------------------ numbers and names
 def shown(value: Any, size: int = 60) -> str:
     """A value as an error writes it, on one line and cut short: of arrays, tensors and frames what they are."""
-    dims = getattr(value, "shape", None)
-    is_array = dims is not None and hasattr(dims, "__len__")
+    dims: Any = getattr(value, "shape", None)
+    is_array = hasattr(dims, "__len__")
     if is_array and len(dims):
         return f"a {type(value).__name__} of shape {tuple(dims)}"
     is_text = isinstance(value, (str, bytes))
@@ -105,7 +105,7 @@ def count(name: str, value: Any, least: int = 1) -> int:
         raise TypeError(f"{name} must be a whole number, got {shown(value)}")
     if value < least:
         raise ValueError(f"{name} must be at least {least}, got {shown(value)}")
-    if value >= MOST:
+    if int(value) >= MOST:
         raise ValueError(f"{name} must be below 2^63, got {shown(value)}")
     return int(value)
 
@@ -138,11 +138,12 @@ def number(name: str, value: Any) -> float:
     """The value, a number that is not NaN."""
     if not isinstance(value, Real) or isinstance(value, bool):
         raise TypeError(f"{name} must be a number, got {shown(value)}")
-    if abs(value) > LARGEST and value not in (math.inf, -math.inf):
+    size: Any = abs(value)
+    if size > LARGEST and value not in (math.inf, -math.inf):
         raise ValueError(f"{name} must be a number of at most 1.8e308, got {shown(value)}")
     if math.isnan(value):
         raise ValueError(f"{name} must be a number, got NaN")
-    if isinstance(value, Integral) and abs(value) >= MOST:  # tensors take no such whole number
+    if isinstance(value, Integral) and size >= MOST:  # tensors take no such whole number
         return float(value)
     return value  # type: ignore[return-value]  # as it came: it may be written into a file
 

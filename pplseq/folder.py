@@ -309,19 +309,20 @@ def check_content(content: Any, schema: Any, path: str | Path, again: str, name:
     kinds = tuple(type(None) if kind is None else kind for kind in kinds) + ((int,) if float in kinds else ())
     right = isinstance(content, kinds) and (bool in kinds or not isinstance(content, bool))
     if many and right and isinstance(schema, list):
-        right = len(schema) == 1 or len(schema) == len(content)
+        right = len(schema) in (1, len(content))  # pyright: ignore[reportArgumentType]
     if not right:
         what = f"a list of {len(schema)}" if isinstance(content, list) and many else "/".join(map(_JSON.__getitem__, kinds))
         raise FolderError(f"{path}: {name or 'the file'} must be {what}, got {shown(content)}; it was changed, {again}")
+    entries: Any = content
     if isinstance(schema, list):
-        for number, part in enumerate(content):
+        for number, part in enumerate(entries):
             check_content(part, schema[number if len(schema) > 1 else 0], path, again, f"{name}[{number}]")
     elif isinstance(schema, dict):
         names = [key.removesuffix("?") for key in schema if key is not ...]
         for key in schema:
             if key is not ... and key not in content and not key.endswith("?"):
                 raise FolderError(f"{path}: {f'{name}.{key}'.lstrip('.')} is missing; it was changed, {again}")
-        for key, part in content.items():
+        for key, part in entries.items():
             of = schema.get(key) if key in schema else schema.get(f"{key}?") if key in names else schema.get(...)
             if part is not None or f"{key}?" not in schema:
                 check_content(part, of, path, again, f"{name}.{key}".lstrip("."))
@@ -477,7 +478,7 @@ def _digest(header: Mapping[str, Any]) -> str:
 
 def _sha256(path: Path) -> str:
     with opened(path) as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+        return hashlib.file_digest(file, "sha256").hexdigest()  # pyright: ignore[reportArgumentType]
 
 
 def _save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:

@@ -114,9 +114,9 @@ def _stacks() -> tuple[list[Any], ...]:
 
 def _checking() -> tuple[Any, ...]:
     """What of Pyro can be told not to look."""
-    import pyro
+    from pyro import distributions, infer, poutine
 
-    return pyro.distributions, pyro.infer, pyro.poutine
+    return distributions, infer, poutine
 
 
 def _validations() -> list[bool]:

@@ -102,8 +102,10 @@ def test_the_site_builds_without_warnings(tmp_path):
     command = [sys.executable, "-m", "mkdocs", "build", "--quiet", "--site-dir", str(tmp_path / "site")]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
-    start = (tmp_path / "site" / "index.html").read_text(encoding="utf-8")
-    assert not re.search(r"<(script|link|img)[^>]*(src|href)=[\"']https?:", start)
+    for page in (tmp_path / "site").rglob("*.html"):
+        html = page.read_text(encoding="utf-8")
+        assert not re.search(r"<(script|link|img)[^>]*(src|href)=[\"']?https?:", html), page.name
+        assert not re.search(r":(class|func|meth|mod|attr):", html), page.name
 
 
 def test_places_of_changes_are_there():

@@ -34,18 +34,4 @@ for _name, _place in {
 }.items():
     TAGGERS.register(_name, f"{__name__}.{_place}")
 
-__getattr__, __dir__, __all__ = lazy_names(
-    __name__,
-    {
-        "KneserNey": "kneser_ney",
-        "RNN": "rnn",
-        "LSTM": "lstm",
-        "AWDLSTM": "awd_lstm",
-        "FeedForward": "feed_forward",
-        "HMMRNN": "hmm_rnn",
-        "NeuralLanguageModel": "neural",
-        "SGDSettings": "sgd",
-        "load": "loading",
-        "load_text_model": "loading",
-    },
-)
+__getattr__, __dir__, __all__ = lazy_names(__name__, __file__)

@@ -56,7 +56,7 @@ class CRFSuiteTagger(FeatureAdapter):
         with library_of("crfsuite's"):
             import pycrfsuite
         self._names = self.features.fit([sentence.words for sentence in sentences]).names()
-        trainer = pycrfsuite.Trainer(self.algorithm, self._parameters(), verbose=progress)
+        trainer = pycrfsuite.Trainer(self.algorithm, self._parameters(), verbose=progress)  # pyright: ignore[reportAttributeAccessIssue]
         for i in range(0, len(sentences), BATCH_SENTENCES):  # all at once, their features would fill the memory
             part = sentences[i : i + BATCH_SENTENCES]
             rows = self._strings([sentence.words for sentence in part])
@@ -85,7 +85,7 @@ class CRFSuiteTagger(FeatureAdapter):
         with library_of("crfsuite's"):
             import pycrfsuite
         self._model = model
-        self._tagger = pycrfsuite.Tagger()
+        self._tagger = pycrfsuite.Tagger()  # pyright: ignore[reportAttributeAccessIssue]
         self._tagger.open_inmemory(model)
 
     def _tag(self, sentences):

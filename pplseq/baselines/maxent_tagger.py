@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -48,7 +49,7 @@ class MaxEntTagger(FeatureAdapter):
         words = [sentence.words for sentence in sentences]
         number: dict[str | None, int] = {tag: i for i, tag in enumerate(tags)}
         gold = np.array([number[tag] for sentence in sentences for tag in sentence.tags])
-        matrix = self._matrix(self.features.fit(words).encode(words))
+        matrix: Any = self._matrix(self.features.fit(words).encode(words))
         if len(tags) == 1:  # scikit-learn wants two classes
             self.weights, self.bias = np.zeros((matrix.shape[1], 1)), np.zeros(1)
             return
@@ -56,7 +57,7 @@ class MaxEntTagger(FeatureAdapter):
         with warnings.catch_warnings():  # max_iterations is what was asked for
             warnings.filterwarnings("ignore", message="lbfgs failed to converge")
             classifier.fit(matrix, gold)
-        weights, bias = classifier.coef_, classifier.intercept_
+        weights, bias = np.asarray(classifier.coef_), np.asarray(classifier.intercept_)
         if len(tags) == 2:  # one row, log odds of the second
             weights, bias = np.concatenate([0 * weights, weights]), np.concatenate([0 * bias, bias])
         self.weights, self.bias = np.ascontiguousarray(weights.T, dtype=np.float32), bias.astype(np.float32)

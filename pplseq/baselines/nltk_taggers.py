@@ -26,7 +26,7 @@ class NLTKTagger(Adapter):
     def _train(self, sentences, tags, progress):
         pairs = [list(zip(words, tags, strict=True)) for words, tags in sentences]
         with library_of("NLTK's"):
-            self.nltk = self._train_nltk(pairs)
+            self.nltk = self._train_nltk(pairs)  # pyright: ignore[reportArgumentType]  # trained on tagged words alone
 
     def _tag(self, sentences):
         return [[tag for _, tag in self.nltk.tag(words)] for words in sentences]

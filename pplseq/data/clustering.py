@@ -212,7 +212,7 @@ def uniform_clusters(counts: np.ndarray | int, num_blocks: int, seed: int = 0) -
     Raises:
         ValueError: no block, or more blocks than words.
     """
-    if np.ndim(counts) == 0:
+    if isinstance(counts, int) or np.ndim(counts) == 0:
         counts = np.zeros(_whole_number("counts", counts), dtype=np.int64)
     num_words = len(counts)
     if not 1 <= _whole_number("num_blocks", num_blocks) <= num_words:

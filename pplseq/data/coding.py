@@ -78,7 +78,7 @@ class CodedLines:
     def warn(self) -> None:
         """Warn of a text without spaces, whose words are its lines."""
         counts = np.bincount(self.ids, minlength=len(self.words)).tolist()
-        note = without_spaces(self.words, counts, np.count_nonzero(self.lengths)) if self.units == "words" else ""
+        note = without_spaces(self.words, counts, int(np.count_nonzero(self.lengths))) if self.units == "words" else ""
         if note:
             warnings.warn(f"{self.source}: {note}", UserWarning, stacklevel=3)
 

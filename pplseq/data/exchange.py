@@ -86,12 +86,12 @@ def exchange_words(
     num_moved = 0
     for word in order:
         step()
-        source = block_of_word[word]
+        source = int(block_of_word[word])
         if sizes[source] == 1:
             continue
         block_of_word[word] = num_blocks  # in none of them
         to, fro = bigrams.neighbours(word, block_of_word, num_blocks + 1)
-        word_counts = to[:num_blocks], fro[:num_blocks], to[num_blocks]
+        word_counts = to[:num_blocks], fro[:num_blocks], float(to[num_blocks])
         blocks.add(source, *word_counts, sign=-1)
         losses = blocks.losses(*word_counts)
         losses[closed] = np.inf

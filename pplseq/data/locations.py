@@ -101,7 +101,7 @@ def located(source: str | Path) -> Location:
     """
     address, column = str(source), ""
     head, mark, last = address.rpartition("#")
-    if mark and Location("", head, 0, open).kind in TABLES:
+    if mark and Location("", head, 0, bytes).kind in TABLES:
         address, column = head, last
     if is_url(address):
         where = _remote(address)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain
+from itertools import accumulate, chain
 from pathlib import Path
 from typing import Any
 
@@ -193,7 +193,7 @@ def load_corpus(
     if name == "builtin:python":
         min_count = max(min_count or 2, 2)
         topics = builtin.python_reference_topics(lower=lower)
-        starts = np.cumsum([0, *(len(lines) for lines in topics.values())])
+        starts = [0, *accumulate(len(lines) for lines in topics.values())]
         whole = CodedLines(_in_units(chain.from_iterable(topics.values()), units), name, starts, units)
     elif name == "builtin:generated":
         lines, truth = builtin.generated_language(seed)

@@ -66,7 +66,7 @@ class Kept(_Cache):
         self.name = f"{function.__module__.rpartition('.')[2]}.{function.__name__}"
 
     @property
-    def cache_path(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
+    def cache_path(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride, reportIncompatibleMethodOverride]
         return str(self.folders()[0])
 
     def enable(self) -> None:
@@ -163,7 +163,7 @@ def _add_parts(function: FunctionType, seen: dict[FunctionType, tuple]) -> None:
     spaces += [vars(spaces[0][name]) for name in names if isinstance(spaces[0].get(name), ModuleType)]
     for space in spaces:
         for name in names:
-            value = space.get(name)
+            value: Any = space.get(name)
             if hasattr(value, "py_func"):
                 _add_parts(value.py_func, seen)
             elif value is not None:

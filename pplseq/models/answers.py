@@ -356,7 +356,7 @@ def _parse(text: str, split: Callable[[str], list[str]]) -> tuple[list[str | Non
         ) from None
     handed_through = {"id": record["id"]} if "id" in record else {}
     json_line(handed_through)  # what cannot be written is this line's error
-    words = record.get("words")
+    words: Any = record.get("words")
     if words is None and isinstance(record.get("text"), str):
         words = split(record["text"])
     if isinstance(words, list) and any(isinstance(word, list) for word in words):

@@ -285,9 +285,9 @@ class SequenceModel(checks.NamedArguments, PyroModule):
 
     def check_rows(self, x: Tensor, lengths: Tensor | None) -> None:
         """:meth:`check_observations` of padded rows, whose vectors behind their ends may be anything; and of lengths."""
-        padded = isinstance(x, Tensor) and x.is_floating_point() and isinstance(lengths, Tensor) and x.dim() == 3
         inside = x
-        if padded and lengths.shape == x.shape[:1] and bool((lengths > 0).any()):
+        padded = isinstance(x, Tensor) and x.is_floating_point() and x.dim() == 3
+        if padded and isinstance(lengths, Tensor) and lengths.shape == x.shape[:1] and bool((lengths > 0).any()):
             some = x[lengths > 0][:, :1]  # of a row without steps the first of others
             first = torch.where((lengths > 0)[:, None, None], x[:, :1], some[:1])
             ended = torch.arange(x.shape[1], device=x.device) >= lengths.unsqueeze(-1)
@@ -347,10 +347,14 @@ class SequenceModel(checks.NamedArguments, PyroModule):
             self.check_start(start, shape[0])
         return Given(shape, x, values, observed, lengths=lengths, states=states, num_total=num_total)
 
-    def __getattr__(self, name: str):
-        # a property raised AttributeError, for which Python asks here: what it said is kept
-        own = getattr(type(self), name, None)
-        return own.fget(self) if isinstance(own, property) and own.fget is not None else super().__getattr__(name)
+    if TYPE_CHECKING:  # without this a checker takes any name at all for a parameter
+        __getattr__: ClassVar[None]  # pyright: ignore[reportIncompatibleMethodOverride]
+    else:
+
+        def __getattr__(self, name: str):
+            # a property raised AttributeError, for which Python asks here: what it said is kept
+            own = getattr(type(self), name, None)
+            return own.fget(self) if isinstance(own, property) and own.fget is not None else super().__getattr__(name)
 
     @property
     def config(self) -> dict:

@@ -558,7 +558,7 @@ class Estimator(FittedState, SequenceModel):
         self.eval()
         try:
             with poutine.block():
-                sites = dict(poutine.trace(self.model).get_trace(**known).nodes)
+                sites: Any = dict(poutine.trace(self.model).get_trace(**known).nodes)
         finally:
             self.train(training)
         steps = [name[2:] for name in sites if name.startswith("x_")]  # in their order

@@ -85,7 +85,8 @@ def fit_parameters(model: Any, batches: Sequence[Batch], method: str, options: d
     if len(batches) > 1:
         raise ValueError("batch_size: NUTS sees all sequences at once; leave it out, or use method 'svi'")
     history = sample_parameters(program, batches[0], initial=free, **options)
-    samples = history.samples = parameters(history.samples, (len(next(iter(history.samples.values()))),))
+    drawn: Any = history.samples
+    samples = history.samples = parameters(drawn, (len(next(iter(drawn.values()))),))
     _set(model, _best_draw(model, samples, batches))
     return history
 

@@ -179,7 +179,9 @@ def unmasked(x: Any, *, words: bool = False) -> Any:
     if not hidden.any():
         return np.asarray(values)
     if values.dtype.kind not in "biuf":
-        return np.where(hidden, None, values.astype(object))
+        objects = values.astype(object)
+        objects[hidden] = None
+        return objects
     numbers = np.where(hidden, np.nan, values if values.dtype.kind == "f" else values.astype(float))
     return whole(numbers) if words else numbers
 
@@ -283,9 +285,10 @@ def by_names(x: Any, names: tuple[str, ...] | None, name: str = "x") -> Any:
         ValueError: for a frame that lacks one.
     """
     if names is None:
-        columns = list(x.columns) if is_frame(x) and hasattr(x, "columns") else []
-        turned = all(type(each) is int for each in columns) and columns != (places := sorted(columns))
-        return x[places] if turned and places == list(range(len(columns))) else x
+        columns, places = list(x.columns) if is_frame(x) and hasattr(x, "columns") else [], []
+        if all(type(each) is int for each in columns):
+            places = sorted(columns)
+        return x[places] if places != columns and places == list(range(len(columns))) else x
     if isinstance(x, Sequences):
         if x.column_names in (None, names):
             return x
@@ -515,7 +518,8 @@ def _row(row: Any, num_features: int | None, name: str) -> Any:
     elif isinstance(row, (list, tuple)) and not set(map(type, row)) <= {int, float} and any(map(holds_none, row)):
         row = of_objects(np.asarray(row, dtype=object), num_features, name)
     if num_features == 1 and not isinstance(row, str) and len(row) and np.ndim(row[0]) == 0:
-        return row[:, None] if hasattr(row, "shape") else [[value] for value in row]
+        several: Any = row
+        return several[:, None] if hasattr(row, "shape") else [[value] for value in row]
     return row
 
 

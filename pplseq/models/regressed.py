@@ -30,7 +30,7 @@ class RegressedSteps(Estimator):
         if not self.is_one_chain:
             return None
         given, see, specs = self._told(x, lengths, start, inputs, known)
-        return given.chain(*specs, start, emission_inputs=see.values)
+        return given.chain(*specs, start, emission_inputs=see.values)  # pyright: ignore[reportCallIssue]
 
     def direct_draw(self, *, start=None, inputs=None, **known) -> tuple[Tensor, Tensor] | None:
         if not self.is_one_chain:

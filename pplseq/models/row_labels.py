@@ -207,10 +207,10 @@ def _of_all_steps(index: Any) -> tuple[Any, Any]:
             return index, ""
         whole = pandas.date_range(times[0], times[-1], freq=told, name=index.name)  # some of these are told so, too
         return (index, "") if len(whole) == len(times) else (whole, f"one {told.freqstr}")
-    wall = times
+    wall: Any = times
     if getattr(times, "tz", None) is not None:  # days and months are those of the place, hours those of the world
-        wall = times.tz_localize(None)
-        wall = wall if (wall - wall.normalize()).nunique() == 1 else times.tz_convert(None)
+        there = wall.tz_localize(None)
+        wall = there if (there - there.normalize()).nunique() == 1 else wall.tz_convert(None)
     found = even_steps(wall.to_numpy())
     if found is None or found.is_whole:
         return index, None if found is None else ""

@@ -10,23 +10,4 @@ from pplseq.recipes.taggers import recipe as _taggers  # noqa: F401
 from pplseq.recipes.text import recipe as _text  # noqa: F401
 from pplseq.recipes.text_lds import recipe as _text_lds  # noqa: F401
 
-__getattr__, __dir__, __all__ = lazy_names(
-    __name__,
-    {
-        "RECIPES": "recipe",
-        "Recipe": "recipe",
-        "Question": "recipe",
-        "RunSettings": "recipe",
-        "UseSettings": "recipe",
-        "register": "recipe",
-        "recipe_named": "recipe",
-        "setting": "settings",
-        "train": "runs",
-        "evaluate": "runs",
-        "query": "runs",
-        "report": "runs",
-        "info": "runs",
-        "recipe_of": "runs",
-        "warm_up": "compiling",
-    },
-)
+__getattr__, __dir__, __all__ = lazy_names(__name__, __file__)

@@ -83,12 +83,12 @@ def calls() -> dict[str, Callable[[], object]]:
     def taggers():
         from pplseq.data import TaggedSentence
 
-        sentences = [TaggedSentence(["a", "dog", "sleeps"], ["D", "N", "V"]), TaggedSentence(["dogs", "sleep"], ["N", "V"])]
+        sentences = [TaggedSentence(("a", "dog", "sleeps"), ("D", "N", "V")), TaggedSentence(("dogs", "sleep"), ("N", "V"))]
         CRFTagger().fit(sentences).tag([["a", "dog"]])
         tagger = HMMTagger().fit(sentences)
         tagger.tag([["a", "dog"]]), tagger.tag([["a", "dog"]], decoder="posterior")
 
-    few = {f"linear systems of {size} states": linear(size) for size in (2, 16)}
+    few: dict[str, Callable[[], object]] = {f"linear systems of {size} states": linear(size) for size in (2, 16)}
     few |= {f"words, {size} states": words(size) for size in (2, 3, 4, 5)}
     few |= {f"vectors, {size} states": vectors(size) for size in (2, 3, 4, 5)}
     few["words, single precision"] = words(5, "float32")

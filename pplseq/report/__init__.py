@@ -5,21 +5,4 @@ transitions as an input varies (`effects`). Names are imported on first use."""
 
 from pplseq._lazy import lazy_names
 
-__getattr__, __dir__, __all__ = lazy_names(
-    __name__,
-    {
-        "Report": "summary",
-        "summarise": "summary",
-        "render_page": "page",
-        "draw_picture": "picture",
-        "SentenceView": "tagging",
-        "render_tagging_page": "tagging",
-        "draw_confusion": "tagging_picture",
-        "draw_learning_curves": "tagging_picture",
-        "plot_effects": "effects",
-        "StreamView": "personal",
-        "StreamTotals": "personal",
-        "render_personal_page": "personal",
-        "draw_personal_picture": "personal_picture",
-    },
-)
+__getattr__, __dir__, __all__ = lazy_names(__name__, __file__)

@@ -208,9 +208,10 @@ def _transitions(report: Report) -> str:
     def drawing(probs: np.ndarray, caption: str) -> str:
         """The map, and its rows in numbers."""
         best = [np.argsort(-probs[g], kind="stable")[:6] for g in shown]
-        into = [[(summaries[j].name, probs[g, j]) for j in row if probs[g, j] > 0] for g, row in zip(shown, best, strict=True)]
+        shares_of = [[(summaries[j].name, float(probs[g, j])) for j in row] for g, row in zip(shown, best, strict=True)]
+        into = [[(name, share) for name, share in row if share > 0] for row in shares_of]
         titles = [
-            f"{summaries[g].name} ({percent(shares[g])} of the tokens) → "
+            f"{summaries[g].name} ({percent(float(shares[g]))} of the tokens) → "
             f"{', '.join(f'{name} {percent(p)}' for name, p in row) or 'nowhere'}"
             for g, row in zip(shown, into, strict=True)
         ]
@@ -279,6 +280,7 @@ def _blocks(report: Report) -> str:
 
 def _costs(report: Report) -> str:
     costs, protocol = report.costs, report.scores[0].protocol
+    assert costs is not None, "it is drawn of reports that have costs"
     caption = f"<b>Tokens by surprisal</b> −log₂ p(word | words before), {escape(protocol)} protocol."
     parts = [figure(histogram_figure(costs.bits), caption)]
     head = ("Tokens", "Count", "Share", "Perplexity", "Nats per token", "Share of nats")

@@ -177,7 +177,7 @@ class StreamView:
             yield line, range(start, stop)
 
 
-def colour_scale(values: Sequence[float]) -> float:
+def colour_scale(values: Sequence[float] | np.ndarray) -> float:
     """The size at which a word is fully coloured: a round number that 5 % of the sizes exceed, at least 1 nat."""
     sizes = np.abs(np.asarray(values, float))
     sizes = sizes[np.isfinite(sizes)]

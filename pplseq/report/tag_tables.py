@@ -134,9 +134,7 @@ def curve_table(points: Sequence[CurvePoint]) -> str:
         [
             f"{point.num_sentences:,}",
             f"{point.num_tokens:,}",
-            _share(point.result.scores.all_words),
-            _share(point.result.scores.known_words),
-            _share(point.result.scores.unknown_words),
+            *(_share(getattr(point.result.scores, words)) for words in ("all_words", "known_words", "unknown_words")),
             f"{point.result.train_seconds:,.1f}",
         ]
         for point in points

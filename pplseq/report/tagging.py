@@ -129,7 +129,7 @@ def _differ(gold: str | None, tag: str | None) -> bool:
 
 
 def _colour(colours: dict[str, tuple[float, float]], tag: str | None) -> str:
-    hue, lightness = colours.get(tag, (0.0, 0.5))
+    hue, lightness = (0.0, 0.5) if tag is None else colours.get(tag, (0.0, 0.5))
     return f"--h:{hue:.0f};--k:{lightness:.2f}"
 
 
@@ -171,8 +171,8 @@ def _token(view: SentenceView, i: int, colours: dict[str, tuple[float, float]]) 
     label = "–" if tag is None else escape(tag)
     if view.probabilities is not None:
         label += f" {percent(sure)}"
-    if wrong:
-        label = f"<s>{label}</s> {escape(view.gold[i])}"
+    if wrong and view.gold is not None:
+        label = f"<s>{label}</s> {escape(str(view.gold[i]))}"
     rest = "" if view.alternatives is None else ", ".join(f"{other} {percent(p)}" for other, p in view.alternatives[i])
     return (
         f'<span class="{" ".join(names)}" style="{_colour(colours, tag)};--c:{sure:.2f}" title="{escape(rest)}">'

@@ -69,7 +69,8 @@ def draw_learning_curves(
     """
     figure = new_figure(11, 4.6)
     worked = {name: [p for p in points if p.result.scores is not None] for name, points in curves.items()}
-    last = {name: points[-1].result.scores.accuracy for name, points in worked.items() if points}
+    scores: dict[str, Any] = {name: points[-1].result.scores for name, points in worked.items() if points}
+    last = {name: score.accuracy for name, score in scores.items()}
     ranked = sorted(last, key=lambda name: -last[name])  # in the order in which the lines end
     for left, title, share in ((0.055, "all words", "all_words"), (0.46, "unknown words", "unknown_words")):
         axes = figure.add_axes((left, 0.12, 0.36, 0.78))

@@ -178,9 +178,10 @@ def check_same_run(folder: Path, before: Mapping[str, Any], now: Mapping[str, An
         both = before.get(name), now.get(name)
         if both[0] == both[1]:
             continue
-        if all(isinstance(one, dict) for one in both):
-            keys = [key for key in {**both[0], **both[1]} if both[0].get(key) != both[1].get(key)]
-            what = ", ".join(f"{key} was {checks.shown(both[0].get(key))}, is {checks.shown(both[1].get(key))}" for key in keys)
+        was, is_now = both
+        if isinstance(was, dict) and isinstance(is_now, dict):
+            keys = [key for key in was | is_now if was.get(key) != is_now.get(key)]
+            what = ", ".join(f"{key} was {checks.shown(was.get(key))}, is {checks.shown(is_now.get(key))}" for key in keys)
         else:
             hashed = any(str(one).startswith(HASH) for one in both)
             what = "" if hashed else f"it was {checks.shown(both[0])}, is {checks.shown(both[1])}"
@@ -196,8 +197,10 @@ def digest(*parts: Tensor | str) -> str:
     for part in parts:
         if isinstance(part, Tensor):
             found.update(f"{part.dtype} {tuple(part.shape)}".encode())
-            part = part.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy() if part.numel() else b""
-        found.update(part.encode() if isinstance(part, str) else part)
+            part = part.detach().cpu().contiguous().view(-1).view(torch.uint8)
+            found.update(part.numpy())  # pyright: ignore[reportArgumentType]
+        else:
+            found.update(part.encode())
     return HASH + found.hexdigest()
 
 

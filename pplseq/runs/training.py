@@ -97,7 +97,7 @@ class GradientTraining(Training):
         self.of_text = of_text
         self.check_observations = None if of_text else getattr(model, "check_observations", None)
         self.device = model_device(model)
-        self.elbo = elbo(model, guide or (lambda *args, **kwargs: None))
+        self.elbo = elbo(model, guide or (lambda *args, **kwargs: None))  # pyright: ignore[reportArgumentType]
         if guide is not None:
             # An autoguide makes its parameters at its first call; the optimizer has to see them.
             batch, before = next(iter(batches)), checkpoint.random_states(self.device)
@@ -339,7 +339,7 @@ class _Loss(torch.nn.Module):
                 checkpoint.restore_random_states(before, x.device)
             elif chain is not None:
                 return chain, -chain.log_prob().sum()
-        return alone(lambda: (_by_program(self.elbo, x, lengths, start), last())[::-1])
+        return alone(lambda: (_by_program(self.elbo, x, lengths, start), last())[::-1])  # pyright: ignore[reportReturnType]
 
 
 def _by_program(elbo: torch.nn.Module, *batch: Any) -> Tensor:

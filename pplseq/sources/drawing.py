@@ -79,8 +79,9 @@ def _of_transformers(name: str) -> LanguageModel:
         tokenizer: Any = AutoTokenizer.from_pretrained(name)
     except (OSError, ValueError, KeyError, TypeError):  # weights without a tokenizer: tokens are their numbers
         tokenizer = None
-    size, end, start = int(model.get_output_embeddings().weight.shape[0]), model.config.eos_token_id, model.config.bos_token_id
-    end = end[0] if isinstance(end, list) and end else end
+    size, end = int(model.get_output_embeddings().weight.shape[0]), model.config.eos_token_id
+    start: Any = model.config.bos_token_id
+    end: Any = end[0] if isinstance(end, list) and end else end
     start = end if start is None else start
     if end is None:
         raise ValueError(f"samples:hf:{name}: its configuration names no end of text (eos_token_id)")

@@ -257,8 +257,8 @@ class HuggingFaceSource:
         unknown = self.vocabulary.unknown_id
         probs[unknown] = 0.0
         probs[unknown] = max(1 - probs.sum(), LEAST)
-        self._known = probs / probs.sum()
-        return self._known
+        known = self._known = probs / probs.sum()
+        return known
 
     def observe(self, y: int) -> None:
         """The word's pieces join the context."""

@@ -55,7 +55,8 @@ class ModelSource:
         """(V,) probabilities."""
         # the specs come with a chain; which word it is about does not matter here
         chain = self._step[1] if self._step else self._read(0)
-        return chain.next_after(self._belief).word_log_probs[0].double().softmax(-1).cpu().numpy()
+        probs: Any = chain.next_after(self._belief).word_log_probs
+        return probs[0].double().softmax(-1).cpu().numpy()
 
     @torch.no_grad()
     def log_prob_of(self, y: int) -> float:

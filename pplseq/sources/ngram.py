@@ -34,7 +34,7 @@ class NGramSource:
 
     def observe(self, y: int) -> None:
         """The context moves on."""
-        if y == self.model.vocabulary.eos_id:
+        if self.model.vocabulary is not None and y == self.model.vocabulary.eos_id:
             self.context = []
             return
         # one more than it looks back, so that the start of the line is known to be far

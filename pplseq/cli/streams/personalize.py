@@ -103,7 +103,7 @@ def personalize(ctx: click.Context, source: str, **options: Any) -> None:
         def show(read: ReadLine) -> None:
             sources = [[token.source_log_probs[k] for token in read.tokens] for k in range(len(names) - 1)]
             log_probs = [[token.log_prob for token in read.tokens], *sources]
-            shown.add(read.line, log_probs, [token.log_odds for token in read.tokens])
+            shown.add(read.line, log_probs, [token.log_odds for token in read.tokens])  # pyright: ignore[reportArgumentType]
 
         failed = found.follow(
             options["stream"], options["out"], rewind=options["rewind"], learn=learn, on_line=show, say=say

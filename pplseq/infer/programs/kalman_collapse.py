@@ -96,7 +96,9 @@ class KalmanCollapse(ChainMessenger):
         if site is None:
             self._record_start(msg)
         elif value is None:
-            self._record_step(msg, site[0], site[1])
+            state, read = site
+            assert read is not None, "the next state is a function of the one before"
+            self._record_step(msg, state, read)
         else:
             self._record_observation(msg, *site)
         return msg["value"]

@@ -40,7 +40,8 @@ def regression_statistics(model: ARHMMParameters, probs: Tensor, batch: Batch) -
 @torch.no_grad()
 def m_step(model: ARHMMParameters, statistics: Statistics) -> list[str]:
     """The most likely parameters given the statistics; says which states are empty or collapsed."""
-    floor = least_variances(*(statistics[f"data_{part}"] for part in ("count", "sum", "square")), FLOOR)
+    count, total, square = (statistics[f"data_{part}"] for part in ("count", "sum", "square"))
+    floor = least_variances(count, total, square, FLOOR)
     every = torch.ones(model.weights.shape[-1], dtype=torch.bool, device=floor.device)
     fixed, noises = held(model.weights), held(model.scale)
     weights, covariances = model.weights.double().clone(), model.covariances.double().clone()

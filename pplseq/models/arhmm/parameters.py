@@ -27,6 +27,7 @@ class ARHMMParameters(Estimator):
     ``estimates`` and ``set_parameters`` speak of x.
     """
 
+    centre: Tensor
     num_words = None
     num_features: int
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import overload
+from typing import Any, overload
 
 import numpy as np
 import torch
@@ -159,7 +159,7 @@ def _merged(rows: list[list[int]], end: int, confidence: float) -> HMM:
 
     # the dummy in front is the state before the first symbol
     chain = run_Alergia([[-1, *row] for row in rows], "mc", eps=confidence)
-    states = [state for state in chain.states if state is not chain.initial_state]
+    states: list[Any] = [state for state in chain.states if state is not chain.initial_state]
     number = {id(state): place for place, state in enumerate(states)}
     start, moves = np.zeros(len(states)), np.zeros((len(states), len(states)))
     for state in chain.states:

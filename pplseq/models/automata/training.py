@@ -179,7 +179,7 @@ class AutomatonTraining(Training):
         states = len(tables.start)
         if len(self.tried) <= len(self.rough):
             self.judge_rough(tables, right, most, len(tree.end) - most, states)
-        elif self.merged is not None and states < self.smallest and not counted[0]:
+        elif self.sizes is not None and self.merged is not None and states < self.smallest and not counted[0]:
             self.sizes = self.sizes[: len(self.tried) - len(self.rough)]  # a smaller one would be one of this size as well
         if most >= 0 and (self.best is None or most > self.best[0]):
             self.best = most, tables.restarts((right == most).nonzero().squeeze(-1))

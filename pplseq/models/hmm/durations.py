@@ -42,6 +42,7 @@ class SemiMarkovHMM(RegimeQueries, HMM):
     Bayesian nonparametric hidden semi-Markov models, JMLR 14, section 4.2. Cost: that of a dense chain of R M states.
     """
 
+    _sizes: tuple[int, int, str]
     name = "semi_markov_hmm"
     methods = ("em", "sgd", "lbfgs")
 

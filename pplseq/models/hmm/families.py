@@ -43,8 +43,10 @@ class Parameter:
     def distribution(self, shape: tuple[int, ...], like: Tensor) -> TorchDistribution:
         """The prior of a table."""
         if self.prior is None:
-            return dist.Uniform(like.new_tensor(-math.pi), like.new_tensor(math.pi)).expand(shape).to_event(len(shape))
-        base = dist.Normal(*(like.new_tensor(v) for v in self.prior)).expand(shape)
+            turns: Any = dist.Uniform(like.new_tensor(-math.pi), like.new_tensor(math.pi)).expand(shape)
+            return turns.to_event(len(shape))
+        loc, scale = map(like.new_tensor, self.prior)
+        base: Any = dist.Normal(loc, scale).expand(shape)
         transform = torch.distributions.biject_to(self.constraint)
         if self.constraint is constraints.real:
             return base.to_event(len(shape))

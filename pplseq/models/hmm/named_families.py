@@ -31,6 +31,7 @@ def family_of(name: Any) -> Family:
     Raises:
         ValueError, TypeError: for anything else; says what there is.
     """
+    kind: Any
     if isinstance(name, Family):
         return name
     if isinstance(name, str):
@@ -49,8 +50,10 @@ def family_of(name: Any) -> Family:
             kind = getattr(dist, classes[spelled(name)])
         return _of_class(kind)
     if _is_class(name):
-        known = name in (getattr(dist, name.__name__, None), getattr(torch.distributions, name.__name__, None))
-        return family_of(name.__name__) if known and spelled(name.__name__) in map(spelled, FAMILIES) else _of_class(name)
+        kind = name
+        called = kind.__name__
+        known = kind in (getattr(dist, called, None), getattr(torch.distributions, called, None))
+        return family_of(called) if known and spelled(called) in map(spelled, FAMILIES) else _of_class(kind)
     raise TypeError(f"emission must be a name, a distribution class or a Family, got {type(name).__name__}")
 
 
@@ -107,7 +110,8 @@ def _of_class(kind: type) -> Family:
     supports = [str(each.support) for each in made]
     if len(set(supports)) > 1:
         return ClassFamily(
-            lambda **values: _Inside(make(**values)), parameters, fill=float(inside(made[0].support)), called=kind.__name__,
+            lambda **values: _Inside(make(**values)),  # pyright: ignore[reportArgumentType]
+            parameters, fill=float(inside(made[0].support)), called=kind.__name__,
             kind=kind, moving=tuple(
                 name for name in parameters
                 if any(

@@ -86,6 +86,8 @@ class HMM(Constrainable, StateLanguages, ShortWays):
         paths = model.predict([[2, 7, 1, 8]])
     """
 
+    graph: Any
+    start_states: Any
     name = "hmm"
     methods = ("em", "sgd", "svi", "nuts", "lbfgs")
     has_short_ways = True

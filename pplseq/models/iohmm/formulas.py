@@ -290,7 +290,7 @@ class Formulas:
 
         state = self._states[part]
         return ModelSpec(
-            formula=Formula(self.terms[part]), na_action="ignore", output="pandas",
+            formula=Formula(self.terms[part]), na_action="ignore", output="pandas",  # pyright: ignore[reportAbstractUsage, reportArgumentType]
             transform_state={name: _restored(value) for name, value in state["transform_state"].items()},
             encoder_state={
                 name: (Factor.Kind(kind), _restored(value)) for name, (kind, value) in state["encoder_state"].items()

@@ -104,6 +104,9 @@ class IOHMM(IOHMMQueries):
     Source: Y. Bengio and P. Frasconi (1995), An input output HMM architecture, sections 2 and 3.
     """
 
+    emission_network: Any
+    transition_network: Any
+    initial_network: Any
     name = "iohmm"
     methods = METHODS
     has_short_ways = True  # not of classes that inherit from it, which may have changed anything
@@ -322,7 +325,7 @@ class IOHMM(IOHMMQueries):
             previous: (B[, D]) the outputs before the first step, where they are fed back and known.
             **sizes: how much to generate, or what a mini-batch stands for: :class:`~pplseq.models.base.Sizes`.
         """
-        given, see, (transition, emission), z = self._begin(x, lengths, start, inputs, states, previous, sizes)
+        given, see, (transition, emission), z = self._told(x, lengths, start, inputs, states, previous, sizes)
         before = None
         with given.plate:
             for t in markov(given.steps, vectorize=not see.feeding):
@@ -333,7 +336,7 @@ class IOHMM(IOHMMQueries):
                         before = pyro.sample(f"x_{t}", emission(z, inputs=v), obs=given.value(t))
         return x
 
-    def _begin(self, x, lengths, start, inputs, states, previous, sizes):
+    def _told(self, x, lengths, start, inputs, states, previous, sizes):
         """What the program was called with, what its networks see, the two specs, and the belief before the first step."""
         if x is None and inputs is not None:  # they say how much is generated
             rows = next(iter(self.format.check_inputs(inputs, None, lengths).values())).shape
@@ -348,14 +351,14 @@ class IOHMM(IOHMMQueries):
     def direct_chain(self, x, lengths=None, start=None, *, inputs=None, states=None, previous=None, **sizes) -> Chain | None:
         if not self.is_one_chain:
             return None
-        given, see, specs, start = self._begin(x, lengths, start, inputs, states, previous, sizes)
+        given, see, specs, start = self._told(x, lengths, start, inputs, states, previous, sizes)
         seen = (see(part, slice(None), None) for part in ("transition", "emission"))
         return given.chain(*specs, start, *seen)
 
     def direct_draw(self, *, start=None, inputs=None, states=None, previous=None, **sizes) -> tuple[Tensor, Tensor] | None:
         if not self.is_one_chain:
             return None
-        given, see, (transition, emission), z = self._begin(None, None, start, inputs, states, previous, sizes)
+        given, see, (transition, emission), z = self._told(None, None, start, inputs, states, previous, sizes)
         return given.draw(
             lambda z, t, x: transition(z, inputs=see("transition", t, x)),
             lambda z, t, x: emission(z, inputs=see("emission", t, x)),
@@ -364,7 +367,7 @@ class IOHMM(IOHMMQueries):
 
     # ---------------------------------------------------------------- fit
     @undisturbed
-    def fit(
+    def fit(  # pyright: ignore[reportIncompatibleMethodOverride]
         self, x, lengths=None, *, inputs=None, states=None, method: str | None = None,
         num_restarts: int | RestartBlock | Sequence[RestartBlock | Mapping] = 1, select: str = "likelihood",
         validation=None, warm_start: bool = False, batch_size: int | None = None, seed: int | None = None,

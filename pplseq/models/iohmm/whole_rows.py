@@ -19,7 +19,7 @@ from pplseq.infer.fit.em import Batch
 from pplseq.kernels import twice
 
 # what leads from parameters and observations to a chain; a model that has its own way of any of it takes the long way
-WAYS = frozenset(("specs", "given", "observed", "direct_chain", "posterior", "draw_weights", "as_batch", "_emission", "_begin"))
+WAYS = frozenset(("specs", "given", "observed", "direct_chain", "posterior", "draw_weights", "as_batch", "_emission", "_told"))
 OUTPUTS = ("categorical", "bernoulli", "gaussian")  # that say by a mark alone whether they are there
 
 

@@ -73,6 +73,9 @@ class ConstrainedLDS(LDS):
     algorithm, Biometrika 80(2). Cost: as the LDS; (free weights)^3 an M-step.
     """
 
+    free_emission_noise: Tensor
+    free_emission_offset: Tensor
+    free_initial_covariance: Tensor
     name = "constrained_lds"
     starts = ()
 
@@ -135,7 +138,8 @@ class ConstrainedLDS(LDS):
         return sum(own.numel() for name, own in self._own.items() if name not in self.not_free)
 
     # ---------------------------------------------------------------- what a linear dynamical system is made of
-    transition, emission, state_noise = _part("transition"), _part("emission"), _part("state_noise")
+    transition, emission = _part("transition"), _part("emission")
+    state_noise: Any = _part("state_noise")
     transition_offset, emission_offset = _part("transition_offset"), _part("emission_offset")
     transition_inputs, emission_inputs = _part("transition_inputs"), _part("emission_inputs")
     initial_mean = _part("initial_mean")
@@ -159,7 +163,7 @@ class ConstrainedLDS(LDS):
         return {name: getattr(self, f"free_{name}") for name in self.patterns}
 
     @property
-    def _pinned(self) -> frozenset[str]:
+    def _pinned(self) -> frozenset[str]:  # pyright: ignore[reportIncompatibleVariableOverride]
         """What a pattern says something of, and therefore of the coordinates of states."""
         return frozenset(name for name, pattern in self.patterns.items() if bool((pattern.known != 0).any()))
 

@@ -50,7 +50,7 @@ def _are_coordinates_fixed(model: LDSTensors) -> bool:
     """Whether no other states M z have the transition and emission that a fit was told to keep: they are seen in full."""
     if "emission" not in model.not_free:
         return False
-    seen = [model.emission]
+    seen: list[Tensor] = [model.emission]
     if "transition" in model.not_free:
         seen += [seen[0] @ torch.linalg.matrix_power(model.transition, k) for k in range(1, model.num_states)]
     return int(torch.linalg.matrix_rank(torch.cat(seen))) == model.num_states

@@ -201,6 +201,8 @@ def factor_of(name: str, value: np.ndarray, diagonal: bool) -> np.ndarray:
 class LDSTensors(GaussianEstimator):
     """What :class:`~pplseq.models.lds.program.LDS` is made of; its arguments are there."""
 
+    emission_offset: Any
+    transition_offset: Any
     num_words = None
     num_features: int
     held: frozenset[str] = frozenset()  # names of the parameters that a fit in progress keeps
@@ -444,7 +446,7 @@ def num_redundant(model: LDSTensors) -> int:
         if now.transition_inputs is not None:
             changes["transition_inputs"] = X @ now.transition_inputs.double()
         if model.initial == "learned":
-            mean, first = now.initial_mean.double(), now.initial_covariance.double()
+            mean, first = (torch.as_tensor(part).double() for part in (now.initial_mean, now.initial_covariance))
             changes |= {"initial_mean": X @ mean + v, "initial_covariance": X @ first + first @ X.T + spread}
         absent = {name for name in ("transition_offset", "emission_offset") if getattr(now, name) is None}
         stay = [value.reshape(-1) for name, value in changes.items() if name in fixed | absent]

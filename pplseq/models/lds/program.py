@@ -285,8 +285,9 @@ class LDS(LoopAnswers):
             times, x = times_of(times, x, lengths), without_index(x)
         batch = super().as_batch(x, lengths)
         if times is not None:
-            batch = batch._replace(gaps=gaps_of(times, batch))
-            self.moves_over(batch.gaps[:1, :1])  # which says what has no continuous form
+            gaps = gaps_of(times, batch)
+            batch = batch._replace(gaps=gaps)
+            self.moves_over(gaps[:1, :1])  # which says what has no continuous form
         of_steps = (transitions, emissions, state_noises, emission_noises, transition_offsets, emission_offsets)
         controls = {"transition_controls": transition_controls, "emission_controls": emission_controls}
         offsets = {"transition_offsets": transition_offsets, "emission_offsets": emission_offsets}
@@ -345,7 +346,7 @@ class LDS(LoopAnswers):
         return getattr(self.model, "__func__", None) is LDS.model and "forward" not in vars(self)
 
     # ---------------------------------------------------------------- fit
-    def fit(
+    def fit(  # pyright: ignore[reportIncompatibleMethodOverride]
         self, x, lengths=None, *, fixed: Sequence[str] = (), initialization: str | None = None, warm_start: bool = False,
         num_restarts: int = 1, **options,
     ) -> Self:  # fmt: skip
@@ -469,7 +470,7 @@ class LDS(LoopAnswers):
         return [name for name in self._own if name not in self.held]
 
     @property
-    def has_priors(self) -> bool:
+    def has_priors(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
         """Whether :meth:`log_prior` is of some prior."""
         return any(prior.count or prior.strength for prior in (self.state_prior, self.emission_prior))
 

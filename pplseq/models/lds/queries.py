@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -143,6 +143,9 @@ def next_states(
 
 class LDSQueries(LDSTensors):
     """What a linear dynamical system tells of observations. ``known``: inputs, and what is known of single steps."""
+
+    moves_over: Callable[[Tensor], tuple[Tensor, Tensor]]  # of a model with a continuous form
+    has_priors: bool
 
     def estimates(self) -> dict[str, Tensor]:
         return written_estimates(self)

@@ -118,7 +118,7 @@ class PROPSLearner(checks.NamedArguments):
                 f"unknown_id is for words, and vectors have no unknown one; leave it out, got {checks.shown(unknown_id)}"
             )
         integer = isinstance(unknown_id, Integral) and not isinstance(unknown_id, bool)
-        if unknown_id is not None and not (integer and 0 <= unknown_id < num_words):
+        if unknown_id is not None and not (integer and 0 <= int(unknown_id) < num_words):
             raise ValueError(f"unknown_id must be a word id in 0..{num_words - 1}, or None; got {checks.shown(unknown_id)}")
         for k, source in enumerate(self.sources):
             if missing := [name for name in ("observe", "reset") if not callable(getattr(source, name, None))]:

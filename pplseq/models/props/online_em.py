@@ -193,7 +193,7 @@ class StreamState:
         if not missing and emissions.grow():
             self._allocate()
         fixed = self.num_fixed
-        back = None
+        back: Any = None
         if not self.fresh:
             back = before[:, None] * self.transition
             if least > 0:

@@ -250,8 +250,9 @@ def stream_log_probs(source: Source, tokens: Iterable[int]) -> np.ndarray:
     source has observed the tokens afterwards.
     """
     tokens = np.asarray(list(tokens) if not isinstance(tokens, np.ndarray) else tokens)
-    if hasattr(source, "log_probs"):
-        return np.asarray(source.log_probs(tokens))
+    whole = getattr(source, "log_probs", None)
+    if whole is not None:
+        return np.asarray(whole(tokens))
     checked, values = CheckedSource(source), np.empty(len(tokens))
     for t, y in enumerate(tokens.tolist()):
         values[t] = checked.log_prob_of(y)

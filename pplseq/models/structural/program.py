@@ -43,7 +43,7 @@ WIDE = 1e6  # variance of the first state, of the mean square of the data
 
 
 class StructuralModel(LDS):
-    """x_t = level_t [+ seasonal_t] [+ cycle_t] [+ ar_t] [+ inputs u_t] + noise: components that move on their own, by exact
+    """``x_t = level_t [+ seasonal_t] [+ cycle_t] [+ ar_t] [+ inputs u_t] + noise``: components that move on their own, by exact
     Kalman filtering.
 
         level_t = level_{t-1} [+ slope_{t-1}] + N(0, level variance)      slope_t = slope_{t-1} + N(0, slope variance)
@@ -88,6 +88,12 @@ class StructuralModel(LDS):
     Source: A. C. Harvey (1989), Forecasting, structural time series models and the Kalman filter, chapter 4.
     """
 
+    matrix: Tensor
+    places: Tensor
+    emission_inputs: Tensor
+    time_unit: Tensor
+    width: Tensor
+    loadings: Tensor
     name = "structural"
     methods = ("lbfgs", "sgd")  # sums over states lose the small variances that EM would find
     starts = turns = STARTS_OF_FITS
@@ -395,7 +401,7 @@ class StructuralModel(LDS):
             self.time_unit.fill_(unit)
             return
         slots, shares = self.slots, self._shares()
-        stay = {name: value.tolist() for name, value in self.learned.items()}
+        stay: dict[str, Any] = {name: value.tolist() for name, value in self.learned.items()}
         stay = {n: v for n, v in stay.items() if warm or f"raw_{n}" in holds or not slots[f"raw_{n}"].raw.requires_grad}
         variances = {name: float(value * shares[name]) for name, value in self._variances.items()}
         self.time_unit.fill_(unit)

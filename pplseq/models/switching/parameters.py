@@ -34,6 +34,16 @@ class SwitchingParameters(Estimator):
     and second derivatives do not depend on the units that the data come in. ``estimates`` and the queries are in those.
     """
 
+    regime_of: Tensor
+    lags_weights: Tensor
+    unit: Tensor
+    log_scale: Tensor
+    histories: Tensor
+    centre: Tensor
+    input_units: Tensor
+    inputs_weights: Tensor
+    raw_mean: Tensor
+
     def __init__(
         self, num_regimes: int, order: int, num_inputs: int, lags_of: str, switching: Sequence[str] | str, initial: str,
         dtype: str,

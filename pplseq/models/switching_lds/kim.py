@@ -103,7 +103,7 @@ class KimChain:
 
     def log_prob(self) -> Tensor:
         """(B,) log p(x), approximate; differentiable."""
-        return self._total
+        return torch.as_tensor(self._total)
 
     def forecast(self, num_steps: int) -> Collapsed:
         """Of each of the steps to come, in means and covariances exactly what follows from where the filter ended."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -164,6 +164,7 @@ def transition_probs(ngrams: np.ndarray, order: int, smoothing: str, add: float 
             total = count.sum(-1, keepdims=True) + new
             probs = np.where(total > 0, (count + new * probs) / np.maximum(total, 1), probs)
         return probs
+    probs: Any
     if smoothing == "deleted_interpolation":
         weights = interpolation_weights(levels)
         probs = sum(weight * _ratio(count) for weight, count in zip(weights, levels, strict=True)) + FLOOR

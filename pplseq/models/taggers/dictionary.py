@@ -223,7 +223,8 @@ class DictionaryTagger(IterativeTagger, GenerativeTagger):
             guess = weights * state_given_class(counts)[:, class_of]
             emission = torch.where(listed, emission, guess / guess.sum(0).clamp_min(1e-300) * seen)
             emission = torch.where(sighted, tagged.emission + 0.01 * emission, emission) + like
-        soft = self.lexicon_strength is not None
+        strength = self.lexicon_strength
+        soft = strength is not None
         allowed = (weights > 0) | (tagged.emission > 0) | torch.tensor(soft)
         emission = emission + 1e-3 * (seen + 0.1) / seen.sum() * allowed
         extra = (
@@ -231,20 +232,20 @@ class DictionaryTagger(IterativeTagger, GenerativeTagger):
             + self.tagged_weight * like
             + self.emission_pseudo_count * allowed
         )
-        if soft:
-            listing = self.lexicon_strength * weights * listed
+        if strength is not None:
+            listing = strength * weights * listed
             emission, extra = emission + listing, extra + listing
         else:  # words that the text lacks: half a sighting, shared by their tags
             extra = extra + 0.5 * weights * (listed & (seen == 0))
         noise = torch.rand(size, size, dtype=torch.float64) * 0.01 + 1.0
         start = Counts(tagged.initial + 1.0, (tagged.transition + 1.0) * noise, emission)
-        more = [(self.tagged_weight - 1.0) * value for value in (tagged.initial, tagged.transition)]
-        return _set(self.new_model(Counts(*more, extra)), start)
+        more = self.tagged_weight - 1.0
+        return _set(self.new_model(Counts(more * tagged.initial, more * tagged.transition, extra)), start)
 
     def new_model(self, extra: Counts | None = None) -> HMM:
         """An HMM with priors that are worth these counts, and the pseudo-counts."""
         if extra is None:
-            extra = Counts(*(torch.zeros(()) for _ in range(2)), torch.full((), self.emission_pseudo_count))
+            extra = Counts(torch.zeros(()), torch.zeros(()), torch.full((), self.emission_pseudo_count))
         pseudo = {"initial": self.pseudo_count, "transition": self.pseudo_count, "emission": 0.0}
         priors = {name: 1.0 + pseudo[name] + value.double() for name, value in extra._asdict().items()}
         flat = {
@@ -382,7 +383,7 @@ class DictionaryTraining(TaggerTraining):
         tagger = self.tagger
         with seeded(tagger.seed):
             if self.random:
-                valid = [torch.arange(b.x.shape[1]) < b.lengths[:, None] for b in self.batches]
+                valid = [torch.arange(b.x.shape[1]) < torch.as_tensor(b.lengths)[:, None] for b in self.batches]
                 whole = Batch(torch.cat([b.x[rows] for b, rows in zip(self.batches, valid, strict=True)])[None])
                 models = []
                 for _ in range(tagger.num_restarts):

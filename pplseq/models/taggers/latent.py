@@ -299,7 +299,7 @@ class LatentTagger(IterativeTagger, SentenceTagger):
         tagger = cls(cls.settings_class.from_saved(config["settings"]))
         tagger.log_probs = config["log_probs"]
         own = {name.removeprefix("forms."): value for name, value in tensors.items() if name.startswith("forms.")}
-        forms = FormModel.from_state(config["forms"], own, tagger.settings.clusters)
+        forms = FormModel.from_state(config["forms"], own, tagger.settings.clusters)  # pyright: ignore[reportArgumentType]
         log_prob = tagger.log_probs[-1] if tagger.log_probs else 0.0
         transition, pairs = tensors["transition_counts"], tensors.get("tag_pairs")
         if pairs is None:  # saved before only the pairs that occur were kept: (M, M, K, K)
@@ -334,7 +334,8 @@ class LatentTraining(TaggerTraining):
         settings = tagger.settings
         settings.listed_tags(self.tags)  # now, as training takes its time
         self.forms = tagger.known_forms or FormModel.fit(
-            self.words, word_tags, max_count=settings.max_count, l2=settings.form_l2, clusters=settings.clusters
+            self.words, word_tags, max_count=settings.max_count, l2=settings.form_l2,
+            clusters=settings.clusters,  # pyright: ignore[reportArgumentType]
         )
         self.tokens = TaggedTokens.pack(rows, self.of_symbol[:, 1])
         self.model = split_merge.supervised(self.tokens, torch.float32)

@@ -179,7 +179,7 @@ def asos_statistics(
         power = h_t @ power  # in the end H'^{r+1} times the sum
     grams, emission = cov.moments(steady.parameters.emission, forward, backward, horizon=r)
     small = _filtered_statistics(steady, grams, cov)
-    emission += steady.parameters.emission @ (a @ small.closure @ power).astype(emission.dtype)
+    emission += steady.parameters.emission @ (a @ small.closure @ power).astype(emission.dtype)  # pyright: ignore[reportOptionalMemberAccess]
     # smoothed against filtered, down from (xs, x)_r = (x, x)_r: future innovations are orthogonal to the past
     cross = small.closure
     for k in range(r - 1, 0, -1):

@@ -235,7 +235,8 @@ class AsosTraining(Training):
         if self.held_out is None:
             return None
         if callable(self.held_out):
-            return float(self.held_out(steady.parameters))
+            held_out: Callable[..., Any] = self.held_out
+            return float(held_out(steady.parameters))
         horizon = None if self.horizon is None else min(self.horizon, self.held_out.max_lag)
         return asos_likelihood(steady, self.held_out, horizon=horizon).gain
 

@@ -278,6 +278,7 @@ class _CountTraining(AsosTraining):
 
     # ---------------------------------------------------------------- checkpoints
     def save_model(self, folder: Path) -> Path:
+        assert self.now is not None, "there is a start before anything is saved"
         return self.model_of(self.now).save(folder)
 
     def save_best(self, folder: Path) -> Path:

@@ -128,7 +128,7 @@ def horizon_check(
         count_pairs(sequences, cov.num_words, horizon),
         counts=counts,
         num_tokens=counts.sum() if cov.normalize == "tokens" else None,
-        dtype=cov.dtype,
+        dtype=cov.dtype,  # pyright: ignore[reportArgumentType]
     )
     check = HorizonCheck(asos_likelihood(steady, sample).gain, gains[0], gains[1], int(counts.sum()))
     if abs(check.difference) > tolerance * max(abs(check.exact), 0.01):

@@ -73,6 +73,13 @@ class TextLDS(GaussianEstimator):
         ValueError: for sizes or options that do not fit.
     """
 
+    mixture_weight: Tensor
+    filtered_moment: Tensor
+    second_moment: Tensor
+    shrinkage: Tensor
+    probs: Tensor
+    unigram: Tensor
+    basis: Tensor
     name = "text_lds"
     num_words: int
 
@@ -278,7 +285,7 @@ class TextLDS(GaussianEstimator):
         first = self._start_covariance(initial or self.initial) if start is None else None
         return (lambda z: LinearGaussian(z, matrix, first if z is None else noise)), self.word_emission()
 
-    def direct_chain(self, x, lengths=None, start=None, *, initial=None, num_total=None) -> GaussianChain | None:
+    def direct_chain(self, x, lengths=None, start=None, *, initial=None, num_total=None) -> GaussianChain | None:  # pyright: ignore[reportIncompatibleMethodOverride]
         if not self.is_one_chain or num_total is not None:
             return None
         transition, emission = self.specs(start, initial)

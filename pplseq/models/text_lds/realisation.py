@@ -245,7 +245,7 @@ def restricted_em(
         identification.radius,
     )
     start = _line_search(small, inside, horizon)
-    fit = fit_asos(inside, start.parameters, max_iterations=max_iterations, tolerance=tolerance, horizon=horizon)
+    fit = fit_asos(inside, start.parameters, max_iterations=max_iterations, tolerance=tolerance, horizon=horizon)  # pyright: ignore[reportArgumentType]
     found = fit.parameters
     emission = cov.project(basis @ found.emission.astype(cov.dtype))
     parameters = TextParameters(found.transition, emission, found.state_noise, found.reduction)

@@ -143,7 +143,7 @@ def fit(
         names = ("tied", "transition", "shared_layer", "parameterization", "hidden_size", "state_dropout", "num_states")
         sizes: dict[str, Any] = {name: model.config[name] for name in names} | {"num_words": len(vocabulary)}
         tokens = batch_size * segment_length if protocol == "carried" else batch_tokens
-        check_fits(vlhmm_cost(**sizes, num_blocks=1 if blocks == "none" else num_blocks, num_tokens=tokens), device)
+        check_fits(vlhmm_cost(**sizes, num_blocks=1 if blocks == "none" else num_blocks, num_tokens=tokens), str(device))
     with _run_folder(folder, resume) as place, seeded(seed):
         if place is not None:
             check_same_text(place, train_text, resume)

@@ -71,6 +71,7 @@ class VLHMM(Constrainable):
         ValueError: for options that do not fit together; TypeError for wrong types.
     """
 
+    block_of_word: Tensor
     name = "vlhmm"
 
     def __init__(

@@ -66,7 +66,7 @@ def train_strings(job: Job) -> dict[str, Any]:
         if (found := learner.so_far()) is not None:
             RUN.fill(place, _record(job, read, found, began, None), more=found.model.save)
 
-    learner.save = save
+    vars(learner)["save"] = save
     watch.stage("learning automata")
     watch.begin(None)
     try:

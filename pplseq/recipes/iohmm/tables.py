@@ -192,9 +192,10 @@ def _columns(data: str, settings: Any) -> tuple[Columns, SequenceTable]:
     except NotANumber as error:
         named = ",".join([*settings.symbols, error.column])
         raise ValueError(f"{error}, or say that the column holds names: --symbols {named}") from None
-    if table.output_levels is not None and len(table.output_levels) < 2:
+    levels = table.output_levels
+    if levels is not None and len(levels) < 2:
         raise ValueError(
-            f"{data}: column {outputs[0]!r} holds one class only, {table.output_levels[0]!r}; there is nothing to learn"
+            f"{data}: column {outputs[0]!r} holds one class only, {' '.join(levels)!r}; there is nothing to learn"
         )
     table.check_sizes(data)
     levels = [list(names) if names is not None else None for names in (table.input_levels, table.output_levels)]
@@ -373,11 +374,12 @@ def train_table(job: Job) -> dict[str, Any]:
                 "dropped": {str(restart): why for restart, why in report.dropped.items()},
                 "chosen": report.chosen,
             }
+        assert kept is not None, "a record is of a model"
         write_run(job.folder, record | {"tried": tried}, kept)
         if stop_reason == "max_time":
             break
         shutil.rmtree(_place(job, size))
-    if not record:
+    if not record or kept is None:
         raise TimeOver
     summary = record["summary"] | {"sizes": tried, "stop_reason": stop_reason, "steps": max(1, len(tried))}
     summary["seconds"] = round(time.monotonic() - job.started, 2)

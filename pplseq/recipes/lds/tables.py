@@ -228,7 +228,7 @@ def evaluate(folder: Path, data: str, settings: Any, watch: Watch) -> Iterator[d
     x, inputs = columns.rows(table)
     total, squares, naive, counts = 0.0, 0.0, 0.0, 0
     for k, rows in enumerate(x):
-        known = {} if inputs is None else {"inputs": [inputs[k]]}
+        known: dict[str, Any] = {} if inputs is None else {"inputs": [inputs[k]]}
         total += columns.log_prob(model.score([rows], **known), rows)
         predicted = model.predictive([rows], **known)
         means, _ = columns.in_units(predicted.means[0], predicted.covariances[0])
@@ -267,7 +267,8 @@ def query(folder: Path, question: str, data: str | Path, settings: Any) -> Itera
     future = _future(columns, settings) if question == "forecast" else {}
 
     def ask(k: int) -> dict[str, Any]:
-        rows, known = x[k], {} if inputs is None else {"inputs": [inputs[k]]}
+        rows = x[k]
+        known: dict[str, Any] = {} if inputs is None else {"inputs": [inputs[k]]}
         if question == "score":
             return {"log_prob": columns.log_prob(model.score([rows], **known), rows)}
         if question in ("filter", "smooth"):

@@ -67,7 +67,7 @@ def save_again(folder: Path, checkpoint: str, model: TextLDS) -> None:
 
 def read(model: TextLDS, source: Any, split: str | None) -> Text:
     """A text encoded with the model's vocabulary and word forms: a file or stdin whole, of a corpus one split."""
-    vocabulary = model.vocabulary
+    vocabulary: Any = model.vocabulary
     if not isinstance(source, str | Path):
         lines = [line.decode() if isinstance(line, bytes) else line for line in source]
         return Text.from_lines(rewritten(lines, model.forms, vocabulary) if lines else [], vocabulary)

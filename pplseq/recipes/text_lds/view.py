@@ -38,7 +38,8 @@ def view(folder: Path, settings: Any) -> RunView:
         "along the right vector lead to states along the left one; behind them the same for the opposite directions."
     )
     pairs = table(("Value", "From", "To", "From, opposite", "To, opposite"), rows, "kllll", caption)
-    drawn = answers.continue_text(model, model.vocabulary, [], length=LONGEST, num_samples=NUM_SENTENCES)
-    eos = model.vocabulary.eos
+    vocabulary: Any = model.vocabulary
+    drawn = answers.continue_text(model, vocabulary, [], length=LONGEST, num_samples=NUM_SENTENCES)
+    eos = vocabulary.eos
     sentences = [[word for word in row["words"] if word != eos] for row in drawn["continuations"]]
     return RunView(measured_on, measures, sentences, [("What turns into what", pairs)], curve=False, notes=notes)

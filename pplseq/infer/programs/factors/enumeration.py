@@ -24,6 +24,7 @@ from pplseq.distributions.affine import GaussianVar
 from pplseq.distributions.drawing import generators, rewind
 from pplseq.distributions.state import StateCategorical, StateEmission, StateVar
 from pplseq.infer.programs.factors.lookups import Memo, StateValue
+from pplseq.infer.programs.held import held_tensors, stack_depth
 from pplseq.infer.programs.markov import plates_of
 
 PLATE_DIMS = 8  # room for plates where nobody says how many there are
@@ -183,6 +184,11 @@ class Enumeration(EnumMessenger):
         self._uses: dict[int, _Use] = {}  # dimension -> its last use, the oldest first
         self._again: set[int] = set()  # dimensions of several uses, one after the other
         self._taken: set[int] = set()  # those that were taken from values that somebody held
+        self._depth = 0  # of the stack where this was entered
+
+    def __enter__(self):
+        self._depth = stack_depth() - 2  # BlockedEnum enters this for the code that entered it
+        return super().__enter__()
 
     def _pyro_sample(self, msg: Any):
         fn = msg["fn"]
@@ -246,6 +252,9 @@ class Enumeration(EnumMessenger):
         if scope is not None and len(loose) >= ROOM:
             free = [dim for dim in loose if dim not in in_scope]
             unheld = [dim for dim in free if (value := self._uses[dim].value) is not None and value() is None]
+            if unheld:  # the state itself is gone; what was computed from it may not be
+                held = {dim for value in held_tensors(self._depth) for dim in self._wide(value.shape)}
+                unheld = [dim for dim in unheld if dim not in held]
             for dim in (unheld or free)[:1]:
                 self._again.add(dim)
                 self._taken.update(() if unheld else (dim,))
@@ -272,6 +281,10 @@ class Enumeration(EnumMessenger):
                 found |= self._value_dims[name]
         return found
 
+    def _wide(self, shape: torch.Size) -> list[int]:
+        """The dimensions left of all plates along which a tensor of that shape runs."""
+        return [dim for dim in range(-1 - self.nesting, -1 - len(shape), -1) if shape[dim] > 1]
+
     def _variable(self, dim: int, in_scope: dict[int, int]) -> Variable | None:
         """Whose values run along a dimension; None where that may be another site's that had it before."""
         found = self.variables.get(in_scope.get(dim, -1))
@@ -285,17 +298,16 @@ class Enumeration(EnumMessenger):
     def _variables(self, msg, shape: torch.Size) -> dict[int, Variable]:
         """The enumerated dimensions of a tensor at a site, from right to left."""
         in_scope, found = self._in_scope(msg), {}
-        for dim in range(-1 - self.nesting, -1 - len(shape), -1):
-            if shape[dim] > 1:
-                variable = self._variable(dim, in_scope)
-                if variable is None:
-                    raise ValueError(
-                        f"site {msg['name']!r}: its log-probability has shape {tuple(shape)}, of which dimension {dim} belongs "
-                        "to no plate and to no enumerated site that is in reach: pyro.markov hands dimensions out again, so in "
-                        "a long loop a site may depend on no more than `history` steps before it; write pyro.markov(..., "
-                        "history=n), keep the states themselves in variables, or put independent rows into a pyro.plate"
-                    )
-                found[dim] = variable
+        for dim in self._wide(shape):
+            variable = self._variable(dim, in_scope)
+            if variable is None:
+                raise ValueError(
+                    f"site {msg['name']!r}: its log-probability has shape {tuple(shape)}, of which dimension {dim} belongs "
+                    "to no plate and to no enumerated site that is in reach: pyro.markov hands dimensions out again, so in "
+                    "a long loop a site may depend on no more than `history` steps before it; write pyro.markov(..., "
+                    "history=n), keep the states themselves in variables, or put independent rows into a pyro.plate"
+                )
+            found[dim] = variable
         return found
 
     def _record(self, msg, variables: dict[int, Variable], score: Tensor | None, own: Variable | None = None) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -33,7 +35,7 @@ class StationaryStart(RestartNetwork):
         matrix = self.transition.log_probs(weights, Rows(None, None, 1))[:, :, 0].movedim(-1, 0)  # (R, Z, Z) [from, to]
         return stationary_log_probs(matrix).T[None, :, None]
 
-    def log_prior(self, weights, penalty, *, softmax=False, bernoulli=False) -> Tensor | float:
+    def log_prior(self, weights, penalty, *, softmax=False, bernoulli=False) -> Any:
         """It has no weights of its own."""
         return 0.0
 

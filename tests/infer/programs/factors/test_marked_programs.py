@@ -264,29 +264,50 @@ def test_steps_that_look_further_back_than_the_loop_says(loop):
             assert elbo.loss(program, no_guide, loop) == pytest.approx(wanted), program.__name__
 
 
-@pytest.mark.parametrize("held", [True, False])
-def test_the_first_state_of_a_long_loop(held):
-    """As long as somebody holds a state its dimension is its own; what was computed from it alone is refused."""
-    moves, length = torch.tensor([[0.7, 0.3], [0.2, 0.8]], dtype=F64), 100
+class Kept:
+    """What a program may hold a value in."""
+
+    value: torch.Tensor
+
+
+OUT_OF_SIGHT = Kept()  # of a module: no variable of the program
+
+
+@pytest.mark.parametrize("length", [14, 60])
+@pytest.mark.parametrize("held", ["state", "value", "list", "attribute", "closure", "nowhere"])
+def test_the_first_state_of_a_long_loop(held, length):
+    """As long as the program holds a state, or what it computed from it, the state's dimension is its own."""
+    moves = torch.tensor([[0.7, 0.3], [0.2, 0.8]], dtype=F64)
+
+    def hold(value):
+        if held == "list":
+            return {"all": [value]}, lambda box: box["all"][0]
+        if held in ("attribute", "nowhere"):
+            box = Kept() if held == "attribute" else OUT_OF_SIGHT
+            box.value = value
+            return None if held == "nowhere" else box, lambda box: (box or OUT_OF_SIGHT).value
+        if held == "closure":
+            return (lambda: value), lambda get: get()
+        return value, lambda value: value
 
     def program():
-        x = first = pyro.sample("x_0", dist.Categorical(moves[0]), infer=MARKED)
-        if not held:
-            first = (first == 1).to(F64)
+        x = pyro.sample("x_0", dist.Categorical(moves[0]), infer=MARKED)
+        box, get = hold(x if held == "state" else x.to(F64))
+        if held == "nowhere":
             x = torch.tensor(0)
         for t in pyro.markov(range(1, length)):
             x = pyro.sample(f"x_{t}", dist.Categorical(moves[x]), infer=MARKED)
-            if not held and t == 1:
-                first = (x == 1).to(F64)
-        pyro.factor("tie", (first == x).to(F64))
+            if held == "nowhere" and t == 1:
+                OUT_OF_SIGHT.value = x.to(F64)
+        pyro.factor("tie", (get(box) == x).to(F64))
 
-    if held:
+    if held == "nowhere" and length == 60:
+        with pytest.raises(ValueError, match=r"site 'tie'.*pyro.markov\(..., history=n\)"):
+            TraceBlockedEnum_ELBO().loss(program, no_guide)
+    elif held != "nowhere":
         power = torch.linalg.matrix_power(moves, length - 1)
         wanted = (moves[0].unsqueeze(1) * power * torch.tensor([[math.e, 1.0], [1.0, math.e]], dtype=F64)).sum().log()
         assert -TraceBlockedEnum_ELBO().loss(program, no_guide) == pytest.approx(float(wanted))
-    else:
-        with pytest.raises(ValueError, match=r"site 'tie'.*pyro.markov\(..., history=n\)"):
-            TraceBlockedEnum_ELBO().loss(program, no_guide)
 
 
 def test_loops_of_every_form():

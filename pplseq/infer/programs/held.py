@@ -1,0 +1,56 @@
+"""Which tensors the code of a running program still holds, in its local variables and in what these hold."""
+
+from __future__ import annotations
+
+import sys
+from collections import deque
+from collections.abc import Iterator
+from types import CellType, FunctionType, ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+LIBRARIES = ("pyro.", "torch.", "pplseq.infer.")  # whose own variables are not the program's
+DEEP = 3  # containers and objects within each other
+MANY = 4096  # values of one container that are looked at, its last
+
+
+def stack_depth() -> int:
+    """How many frames there are where this is called."""
+    frame, depth = sys._getframe(1), 0
+    while frame is not None:
+        frame, depth = frame.f_back, depth + 1
+    return depth
+
+
+def held_tensors(depth: int) -> Iterator[Tensor]:
+    """The tensors that frames hold from the one at ``depth`` on, those of libraries left out."""
+    frame: Any = sys._getframe(1)
+    seen: set[int] = set()
+    with torch._C.DisableTorchFunctionSubclass():
+        for _ in range(stack_depth() - depth):
+            if frame is None:
+                return
+            if not frame.f_globals.get("__name__", "").startswith(LIBRARIES):
+                yield from _tensors(frame.f_locals, DEEP, seen)
+            frame = frame.f_back
+
+
+def _tensors(value: Any, deep: int, seen: set[int]) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+        return
+    if deep < 0 or value is None or isinstance(value, (str, bytes, int, float, complex, type, ModuleType)) or id(value) in seen:
+        return
+    seen.add(id(value))
+    if isinstance(value, dict):
+        inside: Any = value.values()
+    elif isinstance(value, (list, tuple, set, frozenset, deque)):
+        inside = value
+    elif isinstance(value, FunctionType):
+        inside = (cell.cell_contents for cell in value.__closure__ or () if cell != CellType())
+    else:
+        inside = getattr(value, "__dict__", {}).values()
+    for one in list(inside)[-MANY:]:
+        yield from _tensors(one, deep - 1, seen)

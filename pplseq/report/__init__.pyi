@@ -1,0 +1,13 @@
+from .effects import plot_effects as plot_effects
+from .page import render_page as render_page
+from .personal import StreamTotals as StreamTotals
+from .personal import StreamView as StreamView
+from .personal import render_personal_page as render_personal_page
+from .personal_picture import draw_personal_picture as draw_personal_picture
+from .picture import draw_picture as draw_picture
+from .summary import Report as Report
+from .summary import summarise as summarise
+from .tagging import SentenceView as SentenceView
+from .tagging import render_tagging_page as render_tagging_page
+from .tagging_picture import draw_confusion as draw_confusion
+from .tagging_picture import draw_learning_curves as draw_learning_curves

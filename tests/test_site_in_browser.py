@@ -1,0 +1,54 @@
+"""The documentation in a real browser, opened from a folder: it is searched, and axe-core finds nothing wrong with any page."""
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from support.browser import DESK, Browser, missing
+
+pytestmark = [pytest.mark.browser, pytest.mark.skipif(bool(missing()), reason=missing() or "all is there")]
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    pytest.importorskip("mkdocs")
+    folder = tmp_path_factory.mktemp("site")
+    subprocess.run([sys.executable, "-m", "mkdocs", "build", "--quiet", "--site-dir", folder], cwd=ROOT, check=True)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def browser():
+    one = Browser()
+    yield one
+    one.close()
+
+
+def test_a_word_that_is_searched_is_found(site, browser):
+    browser.show(site / "index.html", DESK)
+    look = (
+        "const field = document.querySelector('.md-search__input'); field.focus(); field.value = arguments[0]; "
+        "field.dispatchEvent(new KeyboardEvent('keyup', {bubbles: true})); "
+        "return [...document.querySelectorAll('.md-search-result__item a')].map(link => link.getAttribute('href'))"
+    )
+    found, end = [], time.monotonic() + 30
+    while not found and time.monotonic() < end:
+        found = browser.driver.execute_script(look, "viterbi")
+        time.sleep(0.2)
+    assert any("chains.html" in link for link in found), found
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_nothing_is_wrong_with_any_page(site, browser, scheme):
+    found = {}
+    for page in sorted(site.rglob("*.html")):
+        browser.show(page, DESK, scheme)
+        browser.driver.execute_script("localStorage.clear()")  # where the theme keeps the colours of the last page
+        browser.show(page, DESK, scheme)
+        time.sleep(0.5)  # the theme makes what scrolls focusable a moment later
+        if wrong := browser.violations():
+            found[str(page.relative_to(site))] = wrong
+    assert not found, found
