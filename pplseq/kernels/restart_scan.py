@@ -350,7 +350,7 @@ def _by_whichever(loop: str, one: Callable, together: Callable, tables: Tables, 
     if not left:
         return tuple(torch.stack(values, -1) for values in zip(*found.values(), strict=True))
     some = tables if len(left) == num_sets else tuple(table[..., left] for table in tables)
-    parts = [together(*part, lattice) for part in _batches(*some, lattice)]
+    parts = [together(*part, lattice) for part in _batches(*some, lattice)]  # pyright: ignore[reportCallIssue]
     rest = tuple(torch.cat(values, -1) for values in zip(*parts, strict=True)) if len(parts) > 1 else parts[0]
     if len(left) == num_sets:
         return rest

@@ -31,14 +31,13 @@ def family_of(name: Any) -> Family:
     Raises:
         ValueError, TypeError: for anything else; says what there is.
     """
-    kind: Any
     if isinstance(name, Family):
         return name
     if isinstance(name, str):
         own = next((known for known in FAMILIES if spelled(known) == spelled(name)), None)
         if own is not None:
             return FAMILIES[own]
-        kind = getattr(dist, name, None)
+        kind: Any = getattr(dist, name, None)
         if not _is_class(kind):
             classes = {spelled(each): each for each in dir(dist) if _is_class(getattr(dist, each))}
             if spelled(name) not in classes:
@@ -50,10 +49,10 @@ def family_of(name: Any) -> Family:
             kind = getattr(dist, classes[spelled(name)])
         return _of_class(kind)
     if _is_class(name):
-        kind = name
-        called = kind.__name__
-        known = kind in (getattr(dist, called, None), getattr(torch.distributions, called, None))
-        return family_of(called) if known and spelled(called) in map(spelled, FAMILIES) else _of_class(kind)
+        own: Any = name
+        called = own.__name__
+        known = own in (getattr(dist, called, None), getattr(torch.distributions, called, None))
+        return family_of(called) if known and spelled(called) in map(spelled, FAMILIES) else _of_class(own)
     raise TypeError(f"emission must be a name, a distribution class or a Family, got {type(name).__name__}")
 
 

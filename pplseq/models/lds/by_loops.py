@@ -46,7 +46,7 @@ def fits(x: Tensor, h: int, forward_only: bool = False) -> bool:
         return False
     if twice.transformed() or torch._C._get_tracing_state() is not None:
         return False
-    return 0 not in x.shape and systems.applies(x.shape, h, forward_only)
+    return 0 not in x.shape and systems.applies(x.shape, h, forward_only)  # pyright: ignore[reportArgumentType]
 
 
 def rows_of(x: Tensor, lengths: Tensor | None, h: int) -> Rows | None:
