@@ -49,10 +49,10 @@ def family_of(name: Any) -> Family:
             kind = getattr(dist, classes[spelled(name)])
         return _of_class(kind)
     if _is_class(name):
-        own: Any = name
-        called = own.__name__
-        known = own in (getattr(dist, called, None), getattr(torch.distributions, called, None))
-        return family_of(called) if known and spelled(called) in map(spelled, FAMILIES) else _of_class(own)
+        given: Any = name
+        called = given.__name__
+        known = given in (getattr(dist, called, None), getattr(torch.distributions, called, None))
+        return family_of(called) if known and spelled(called) in map(spelled, FAMILIES) else _of_class(given)
     raise TypeError(f"emission must be a name, a distribution class or a Family, got {type(name).__name__}")
 
 
