@@ -51,7 +51,7 @@ def family_of(name: Any) -> Family:
     if _is_class(name):
         given: Any = name
         called = given.__name__
-        known = given in (getattr(dist, called, None), getattr(torch.distributions, called, None))
+        known = any(getattr(room, called, None) is given for room in (dist, torch.distributions))
         return family_of(called) if known and spelled(called) in map(spelled, FAMILIES) else _of_class(given)
     raise TypeError(f"emission must be a name, a distribution class or a Family, got {type(name).__name__}")
 
