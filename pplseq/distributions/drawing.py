@@ -126,6 +126,9 @@ def undrawn(model: Any = None) -> Iterator[None]:
             while isinstance((_get_current_function_mode_stack() or [None])[-1], _Draws):
                 put_aside.append(_pop_mode())  # pyright: ignore[reportArgumentType]
         yield
+    except GeneratorExit:  # Ctrl-C came before this block's end was reached: later, when all is as it was, this is collected
+        put_aside.clear()
+        raise
     finally:
         while put_aside:
             _push_mode(put_aside.pop())
@@ -141,8 +144,12 @@ def drawn() -> Iterator[None]:
     _push_mode(draws[-1])
     try:
         yield
-    finally:
+    except GeneratorExit:  # as above
+        raise
+    except BaseException:
         _pop_mode()
+        raise
+    _pop_mode()
 
 
 def random_state(device: torch.device) -> Tensor:

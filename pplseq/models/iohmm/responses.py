@@ -31,7 +31,7 @@ class Link:
     mean: Callable[[Tensor], Tensor]
     slope: Callable[[Tensor], Tensor]
     predictor: Callable[[Tensor], Tensor]
-    logits: Callable[[Tensor], Any] = lambda eta: None
+    logits: Any = None
     range: tuple[float, float] = (-math.inf, math.inf)
 
 
