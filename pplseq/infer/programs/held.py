@@ -5,7 +5,8 @@ from __future__ import annotations
 import sys
 from collections import deque
 from collections.abc import Iterator
-from types import CellType, FunctionType, ModuleType
+from functools import partial
+from types import CellType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import torch
@@ -27,7 +28,7 @@ def stack_depth() -> int:
 def held_tensors(depth: int) -> Iterator[Tensor]:
     """The tensors that frames hold from the one at ``depth`` on, those of libraries left out."""
     frame: Any = sys._getframe(1)
-    seen: set[int] = set()
+    seen: dict[int, int] = {}  # how deep what was met was looked into
     with torch._C.DisableTorchFunctionSubclass():
         for _ in range(stack_depth() - depth):
             if frame is None:
@@ -37,20 +38,26 @@ def held_tensors(depth: int) -> Iterator[Tensor]:
             frame = frame.f_back
 
 
-def _tensors(value: Any, deep: int, seen: set[int]) -> Iterator[Tensor]:
+def _tensors(value: Any, deep: int, seen: dict[int, int]) -> Iterator[Tensor]:
     if isinstance(value, Tensor):
         yield value
         return
-    if deep < 0 or value is None or isinstance(value, (str, bytes, int, float, complex, type, ModuleType)) or id(value) in seen:
+    if value is None or isinstance(value, (str, bytes, int, float, complex, type, ModuleType)) or seen.get(id(value), -1) >= deep:
         return
-    seen.add(id(value))
+    seen[id(value)] = deep
     if isinstance(value, dict):
         inside: Any = value.values()
     elif isinstance(value, (list, tuple, set, frozenset, deque)):
         inside = value
     elif isinstance(value, FunctionType):
-        inside = (cell.cell_contents for cell in value.__closure__ or () if cell != CellType())
+        cells = (cell.cell_contents for cell in value.__closure__ or () if cell != CellType())
+        inside = (*cells, *(value.__defaults__ or ()))
+    elif isinstance(value, partial):
+        inside = (value.func, *value.args, *value.keywords.values())
+    elif isinstance(value, MethodType):
+        inside = (value.__self__,)
     else:
-        inside = getattr(value, "__dict__", {}).values()
+        named = (getattr(value, name, None) for kind in type(value).__mro__ for name in vars(kind).get("__slots__", ()))
+        inside = (*getattr(value, "__dict__", {}).values(), *named)
     for one in list(inside)[-MANY:]:
         yield from _tensors(one, deep - 1, seen)

@@ -270,11 +270,18 @@ class Kept:
     value: torch.Tensor
 
 
+class Slot:
+    __slots__ = ("value",)
+
+    def get(self):
+        return self.value
+
+
 OUT_OF_SIGHT = Kept()  # of a module: no variable of the program
 
 
 @pytest.mark.parametrize("length", [14, 60])
-@pytest.mark.parametrize("held", ["state", "value", "list", "attribute", "closure", "nowhere"])
+@pytest.mark.parametrize("held", ["state", "value", "list", "attribute", "slot", "closure", "partial", "method", "nowhere"])
 def test_the_first_state_of_a_long_loop(held, length):
     """As long as the program holds a state, or what it computed from it, the state's dimension is its own."""
     moves = torch.tensor([[0.7, 0.3], [0.2, 0.8]], dtype=F64)
@@ -286,6 +293,12 @@ def test_the_first_state_of_a_long_loop(held, length):
             box = Kept() if held == "attribute" else OUT_OF_SIGHT
             box.value = value
             return None if held == "nowhere" else box, lambda box: (box or OUT_OF_SIGHT).value
+        if held in ("slot", "method"):
+            box = Slot()
+            box.value = value
+            return (box, lambda box: box.value) if held == "slot" else (box.get, lambda get: get())
+        if held == "partial":
+            return functools.partial(lambda value: value, value), lambda get: get()
         if held == "closure":
             return (lambda: value), lambda get: get()
         return value, lambda value: value
