@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 LIBRARIES = ("pyro.", "torch.", "pplseq.infer.")  # whose own variables are not the program's
+PLAIN = (str, bytes, int, float, complex, type, ModuleType)  # which hold nothing of a program's
 DEEP = 3  # containers and objects within each other
 MANY = 4096  # values of one container that are looked at, its last
 
@@ -42,7 +43,7 @@ def _tensors(value: Any, deep: int, seen: dict[int, int]) -> Iterator[Tensor]:
     if isinstance(value, Tensor):
         yield value
         return
-    if value is None or isinstance(value, (str, bytes, int, float, complex, type, ModuleType)) or seen.get(id(value), -1) >= deep:
+    if value is None or isinstance(value, PLAIN) or seen.get(id(value), -1) >= deep:
         return
     seen[id(value)] = deep
     if isinstance(value, dict):
