@@ -69,3 +69,13 @@ def here():
     with distributed.Client(processes=False, n_workers=2, threads_per_worker=1, dashboard_address=None) as client:
         with connected(client) as found:
             yield found
+
+
+@pytest.fixture(scope="module")
+def browser():
+    """A chromium without a window, of a module marked ``browser``."""
+    from support.browser import Browser
+
+    opened = Browser()
+    yield opened
+    opened.close()

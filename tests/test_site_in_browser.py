@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 import pytest
-from support.browser import DESK, Browser, missing
+from support.browser import DESK, missing
 
 pytestmark = [pytest.mark.browser, pytest.mark.skipif(bool(missing()), reason=missing() or "all is there")]
 ROOT = Path(__file__).parents[1]
@@ -18,13 +18,6 @@ def site(tmp_path_factory):
     folder = tmp_path_factory.mktemp("site")
     subprocess.run([sys.executable, "-m", "mkdocs", "build", "--quiet", "--site-dir", folder], cwd=ROOT, check=True)
     return folder
-
-
-@pytest.fixture(scope="module")
-def browser():
-    one = Browser()
-    yield one
-    one.close()
 
 
 def test_a_word_that_is_searched_is_found(site, browser):

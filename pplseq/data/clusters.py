@@ -160,7 +160,7 @@ def read_paths(path: str | Path, vocabulary: Vocabulary, *, missing: str = "erro
         rarest = min(sorted(set(known.tolist()) - {""}), key=lambda bits: counts[known == bits].mean())
         paths = [rarest if bits is None else bits for bits in paths]
     num_ignored = len(line_of_word) - (len(paths) - len(absent))
-    return Clusters(tuple(bits or "" for bits in paths), counts, num_ignored=num_ignored)
+    return Clusters(tuple(paths), counts, num_ignored=num_ignored)  # pyright: ignore[reportArgumentType]
 
 
 def _parse_line(line: bytes, place: str) -> tuple[str, str, int]:

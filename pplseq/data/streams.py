@@ -270,7 +270,8 @@ def _mark_titles(pieces: Iterable[Piece]) -> Iterator[Piece]:
         held = None
         if last >= piece.continues and is_title(lines[last]):
             text = "\n".join(lines[last:])
-            held = Piece(text, None, piece.continues and last == 0, (piece.first_line or 0) + last)
+            first = piece.first_line + last  # pyright: ignore[reportOptionalOperand]
+            held = Piece(text, None, piece.continues and last == 0, first)
             lines = [*lines[:last], ""]
             piece = piece._replace(text="\n".join(lines))
         yield piece._replace(begins=_titles(lines, blank_before, piece.continues))

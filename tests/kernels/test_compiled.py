@@ -148,10 +148,15 @@ def test_waiting_is_said_once(monkeypatch):
     machine_code._say_waiting.cache_clear()
     said, handler = [], logging.Handler()
     monkeypatch.setattr(handler, "emit", lambda record: said.append(record.getMessage()))
-    monkeypatch.setattr(logging.getLogger("pplseq"), "handlers", [handler])
-    monkeypatch.setattr(logging.getLogger("pplseq"), "level", logging.INFO)
-    for _ in range(2):
-        machine_code._say_waiting()
+    logger = logging.getLogger("pplseq")
+    monkeypatch.setattr(logger, "handlers", [handler])
+    before = logger.level
+    logger.setLevel(logging.INFO)  # an attribute alone would leave what loggers remember of earlier levels
+    try:
+        for _ in range(2):
+            machine_code._say_waiting()
+    finally:
+        logger.setLevel(before)
     assert said == [machine_code.MESSAGE]
 
 

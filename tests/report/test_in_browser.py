@@ -4,7 +4,7 @@ import random
 
 import pytest
 from click.testing import CliRunner
-from support.browser import Browser, missing, wrong_with
+from support.browser import missing, wrong_with
 
 from pplseq.cli import main
 
@@ -40,13 +40,6 @@ def place(tmp_path_factory):
     strings = ["".join(draw.choice("01") for _ in range(draw.randint(1, 6))) for _ in range(40)]
     (folder / "strings.txt").write_text("".join(f"{'+' if s.count('1') % 2 else '-'} {s}\n" for s in strings))
     return folder
-
-
-@pytest.fixture(scope="module")
-def browser():
-    opened = Browser()
-    yield opened
-    opened.close()
 
 
 def check(browser, page):

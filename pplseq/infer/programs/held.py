@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections import deque
 from collections.abc import Iterator
 from functools import partial
-from types import CellType, FunctionType, MethodType, ModuleType
+from types import CellType, FunctionType, MemberDescriptorType, MethodType, ModuleType
 from typing import Any
 
 import torch
@@ -40,25 +41,40 @@ def held_tensors(depth: int) -> Iterator[Tensor]:
 
 
 def _tensors(value: Any, deep: int, seen: dict[int, int]) -> Iterator[Tensor]:
-    if isinstance(value, Tensor):
+    kind = type(value)  # of a proxy its own: what it stands for may be gone
+    if issubclass(kind, Tensor):
         yield value
         return
-    if value is None or isinstance(value, PLAIN) or seen.get(id(value), -1) >= deep:
+    if value is None or issubclass(kind, PLAIN) or seen.get(id(value), -1) >= deep:
         return
     seen[id(value)] = deep
-    if isinstance(value, dict):
+    if issubclass(kind, dict):
         inside: Any = value.values()
-    elif isinstance(value, (list, tuple, set, frozenset, deque)):
+    elif issubclass(kind, (list, tuple, set, frozenset, deque)):
         inside = value
-    elif isinstance(value, FunctionType):
+    elif kind is FunctionType:
         cells = (cell.cell_contents for cell in value.__closure__ or () if cell != CellType())
         inside = (*cells, *(value.__defaults__ or ()))
-    elif isinstance(value, partial):
+    elif issubclass(kind, partial):
         inside = (value.func, *value.args, *value.keywords.values())
-    elif isinstance(value, MethodType):
+    elif kind is MethodType:
         inside = (value.__self__,)
     else:
-        named = (getattr(value, name, None) for kind in type(value).__mro__ for name in vars(kind).get("__slots__", ()))
-        inside = (*getattr(value, "__dict__", {}).values(), *named)
+        inside = _attributes(value)
     for one in list(inside)[-MANY:]:
         yield from _tensors(one, deep - 1, seen)
+
+
+def _attributes(value: Any) -> list[Any]:
+    """What an object keeps, without asking code of its own."""
+    try:
+        found = list(object.__getattribute__(value, "__dict__").values())
+    except AttributeError:
+        found = []
+    for kind in type(value).__mro__:
+        for slot in vars(kind).get("__slots__", ()):
+            member = vars(kind).get(slot)
+            if type(member) is MemberDescriptorType:
+                with contextlib.suppress(AttributeError):  # nothing is there yet
+                    found.append(member.__get__(value))
+    return found

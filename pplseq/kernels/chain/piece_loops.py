@@ -55,13 +55,19 @@ def make_room(piece, num_states, stride):
 
 
 @jit
+def largest_of(table, number):
+    """The largest entry of one of the table's matrices; 0 where all are -inf."""
+    most = -np.inf
+    for i in range(table.shape[1]):
+        for j in range(table.shape[2]):
+            most = max(most, table[number, i, j])
+    return most if most > -np.inf else 0.0
+
+
+@jit
 def scale_matrix(table, number, room):
     """Sets the room's matrices to exp(log - max) and its transpose, and its shift to that maximum."""
-    num_states, most, scaled, transposed = table.shape[1], -np.inf, room.scaled, room.transposed
-    for i in range(num_states):
-        for j in range(num_states):
-            most = max(most, table[number, i, j])
-    most = most if most > -np.inf else 0.0
+    num_states, most, scaled, transposed = table.shape[1], largest_of(table, number), room.scaled, room.transposed
     for i in range(num_states):
         for j in range(num_states):
             transposed[i, j] = table[number, i, j] - most
@@ -78,13 +84,10 @@ def scale_group(links, begin, step, room):
     table, group, num_states = links.table, room.apart, links.table.shape[1]
     end = min(step, begin + GROUP)
     for k in range(begin, end):
-        number, most, at = 0, -np.inf, k - begin
+        number, at = 0, k - begin
         if not (links.first and k == 0):
             number = links.which + k * links.stride
-        for i in range(num_states):
-            for j in range(num_states):
-                most = max(most, table[number, i, j])
-        most = most if most > -np.inf else 0.0
+        most = largest_of(table, number)
         for i in range(num_states):
             for j in range(num_states):
                 group[at, i * num_states + j] = table[number, i, j] - most

@@ -129,7 +129,6 @@ class ContextSteps:
         checks.fits("contexts", 8.0 * size**2, "ask for what takes no matrix between contexts: marginals, paths, entropy")
         return self.log.new_full((size, size), -math.inf).scatter(1, self.successor, self.log)
 
-
     @once
     def incoming(self) -> tuple[Tensor, Tensor, Tensor]:
         """The moves by the context that they lead to, (Z M,) places context M + symbol in the table; of each context the first

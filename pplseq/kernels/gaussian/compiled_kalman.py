@@ -24,7 +24,7 @@ NONE, NOTHING, NO_MEANS, NO_SQUARES = np.empty(0, np.int64), np.empty(0), np.emp
 WALK, WALK_BACK = (f"kernels.gaussian.covariance_loops.{name}" for name in ("walk", "walk_back"))
 WORTH = 4.0  # seconds of twins for which the walk is compiled, which takes as long
 MEANS = "kernels.gaussian.mean_loops.filter_rows"
-NODE_OPERATIONS, MEAN_OPERATIONS, GRADIENT_OPERATIONS = 10, 60, 100  # of twins: a node, all means, a step with its gradient
+NODE_OPERATIONS, MEAN_OPERATIONS = 10, 60  # of twins: a node, all means
 
 
 def most_states() -> int:
@@ -67,12 +67,6 @@ def pays(residual: Tensor, first: Tensor) -> bool:
     if h > MOST_ALONE or not residual.numel():
         return False
     return compiled.pays(MEANS, MEAN_OPERATIONS, num_steps * num_rows * h * (2 * h + 4 * n))
-
-
-def twin_differentiated(num_steps: int) -> None:
-    """Counts a likelihood whose gradients torch found step by step, as there were no loops yet."""
-    compiled.worked(MEANS, GRADIENT_OPERATIONS * num_steps)
-    compiled.worked(WALK, GRADIENT_OPERATIONS * num_steps)
 
 
 class Walked(NamedTuple):

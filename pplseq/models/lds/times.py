@@ -112,8 +112,10 @@ def gaps_ahead(times: Any, future: Any, lengths: Any = None) -> Tensor:
     """
     if future is None:
         raise ValueError("future_times: must be given where times are, those of the steps to come")
-    padded = isinstance(times, np.ndarray) and lengths is not None
-    ends = [int(size) for size in lengths or ()] if padded else [len(row) for row in times]
+    if isinstance(times, np.ndarray) and lengths is not None:  # padded
+        ends = [int(size) for size in lengths]
+    else:
+        ends = [len(row) for row in times]
     several = isinstance(future, (list, tuple)) and len(future) > 0 and np.ndim(future[0]) > 0
     ahead: Any = [_values(row) for row in future] if several else _values(future)
     rows = [ahead] * len(ends) if not several and ahead.ndim == 1 else list(ahead)

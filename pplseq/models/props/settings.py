@@ -83,7 +83,7 @@ class OnlineEM(checks.NamedArguments):
 
     def weight(self, t: int) -> float:
         """The weight of the statistics after token t in their mean over tokens."""
-        return float(t * t) if self.averaging == "recent" else float(t >= int(self.averaging or 0))
+        return float(t * t) if self.averaging == "recent" else float(t >= self.averaging)  # pyright: ignore[reportOperatorIssue]
 
 
 class StepInfo(NamedTuple):

@@ -152,7 +152,7 @@ class MEMM(FeatureWeights):
     def step(self) -> StepTransition:
         """A matrix a word, given the word's scores (B, K)."""
         return StepTransition(
-            lambda scores: torch.log_softmax(scores, -1),  # pyright: ignore[reportArgumentType]
+            lambda scores: log_softmax(scores, -1),  # pyright: ignore[reportArgumentType]
             lambda scores: log_softmax(scores.unsqueeze(-2) + self.transition, -1),
             self.num_tags,
         )

@@ -215,3 +215,15 @@ def test_dates_to_come_in_a_list_are_the_index_of_a_forecast():
     model = StructuralModel().fit(x, times="index", num_steps=3, initialization="still")
     for future in (["2020-03-05"], [pandas.Timestamp("2020-03-05")], pandas.DatetimeIndex(["2020-03-05"])):
         assert list(model.forecast(x, times="index", future_times=future).frame().index) == [pandas.Timestamp("2020-03-05")]
+
+
+@pytest.mark.parametrize("form", [torch.tensor, np.array, list])
+def test_padded_times_end_where_their_rows_do(form):
+    """A forecast of rows of different lengths is that of each row alone, whatever holds the lengths."""
+    draw, lengths = np.random.default_rng(0), [7, 4]
+    x, times = draw.normal(size=(2, 7, 1)).cumsum(1), np.stack([np.arange(7.0) * 1.5, np.arange(7.0)])
+    model = StructuralModel().fit(x, form(lengths), times=times, num_steps=3, initialization="still")
+    found = model.forecast(x, lengths=form(lengths), times=times, future_times=[20.0, 21.0]).means
+    for row, size in enumerate(lengths):
+        alone = model.forecast(x[row, :size], times=times[row, :size], future_times=[20.0, 21.0]).means
+        assert torch.allclose(found[row], alone.reshape(found[row].shape))

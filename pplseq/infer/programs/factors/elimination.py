@@ -251,10 +251,13 @@ def marginals(enumeration: Enumeration) -> dict[str, Tensor]:
             stack = Stack(weights[-1])
             more += [Table(stack, place, (variable,), plates) for place, variable in enumerate(some)]
         roots = eliminate(enumeration, tables=[*tables, *more]).roots
+        sums = []
         for root in roots:
-            if root.log_sum is None or not bool(root.log_sum.isfinite().all()):
+            assert root.log_sum is not None, "roots have one"
+            if not bool(root.log_sum.isfinite().all()):
                 raise ValueError(f"site {root.name!r}: what was observed is impossible, so its values have no posterior")
-        total = torch.stack([root.log_sum.sum() for root in roots if root.log_sum is not None]).sum()
+            sums.append(root.log_sum.sum())
+        total = torch.stack(sums).sum()
     found = torch.autograd.grad(total, weights, create_graph=torch.is_grad_enabled())
     result = {}
     for probs, (plates, _), some in zip(found, groups, groups.values(), strict=True):

@@ -79,7 +79,7 @@ class ProductTagger(Product):
     def __init__(self, num_models: int = 4, settings: LatentTaggerSettings | None = None, **options: Any):
         self.num_models = checks.count("num_models", num_models)
         self.settings = settings or LatentTaggerSettings(**options)
-        self.models: Any = []  # LatentTagger
+        self.models: list[LatentTagger] = []  # pyright: ignore[reportIncompatibleVariableOverride]
 
     def fit(
         self, x: Sequence[TaggedSentence], dev: Sequence[TaggedSentence] | None = None, *, progress: bool = False
