@@ -96,6 +96,13 @@ def add_product(matrix, node, vectors, width, out, tiles):
         add_times(matrix[node], vectors, width, out, False)
         return
     size = matrix.shape[2]
+    if width == 1:  # the compiler's preparations for lanes would cost more than the sums
+        for i in range(matrix.shape[1]):
+            total = out[i, 0]
+            for j in range(size):
+                total += matrix[node, i, j] * vectors[j, 0]
+            out[i, 0] = total
+        return
     whole = size - size % 4
     for i in range(matrix.shape[1]):
         for j in range(0, whole, 4):

@@ -230,6 +230,11 @@ def smooth_block(
     n, h = errors.shape[1], means.shape[1]
     adjoint, ahead, error = np.zeros((h, most)), np.zeros((h, most)), np.empty((n, most))
     last = np.empty((h, most))
+    # taken out here, as every look into an array counts references
+    steps, moves, start, second = sums.states[STEP], sums.states[MOVE], sums.states[START], sums.states[SECOND]
+    unseen, ends_second, vectors, errors_second = sums.states[UNSEEN], sums.states[LAST], sums.vectors, sums.noise[0]
+    later, firsts, states_sum, ends_sum, unseen_sum = vectors[0], vectors[1], vectors[2], vectors[4], vectors[5]
+    errors_state, errors_sum = sums.seen[0], sums.errors
     state, begun = means[0], 0  # rows whose last step is behind t
     for t in range(ends[0] - 1, -1, -1):
         width, node = begun, index[t, column]
@@ -247,15 +252,15 @@ def smooth_block(
             add_product(tables.ahead, 0, adjoint, begun, ahead, tiles)
             add_product(tables.turned, node, ahead, begun, error, tiles)
             if wanted & (SUMS | MOMENTS):
-                add_outer(adjoint, state, begun, sums.states[STEP], tiles)
-                add_outer(adjoint, adjoint, begun, sums.states[MOVE], tiles)
-                add_sum(adjoint, begun, sums.vectors[0])
+                add_outer(adjoint, state, begun, steps, tiles)
+                add_outer(adjoint, adjoint, begun, moves, tiles)
+                add_sum(adjoint, begun, later)
         if wanted & MOMENTS and begun < width:
             for i in range(h):
                 for lane in range(begun, width):
                     last[i, lane - begun] = state[i, lane]
-            add_outer(last, last, width - begun, sums.states[LAST], tiles)
-            add_sum(last, width - begun, sums.vectors[4])
+            add_outer(last, last, width - begun, ends_second, tiles)
+            add_sum(last, width - begun, ends_sum)
         add_product(tables.inverse, node, errors[t], width, error, tiles)
         for i in range(h):
             for lane in range(width):
@@ -273,18 +278,18 @@ def smooth_block(
                 for i in range(n):
                     blames[rows[lane], t, i] = error[i, lane]
         if wanted & (SUMS | MOMENTS):
-            add_outer(error, state, width, sums.seen[0], tiles)
-            add_outer(error, error, width, sums.noise[0], tiles)
-            add_sum(error, width, sums.errors)
+            add_outer(error, state, width, errors_state, tiles)
+            add_outer(error, error, width, errors_second, tiles)
+            add_sum(error, width, errors_sum)
         if wanted & MOMENTS:
-            add_outer(state, state, width, sums.states[SECOND], tiles)
-            add_sum(state, width, sums.vectors[2])
+            add_outer(state, state, width, second, tiles)
+            add_sum(state, width, states_sum)
             if tables.kind[node] == nothing:
-                add_outer(state, state, width, sums.states[UNSEEN], tiles)
-                add_sum(state, width, sums.vectors[5])
+                add_outer(state, state, width, unseen, tiles)
+                add_sum(state, width, unseen_sum)
     if wanted & (SUMS | MOMENTS):
-        add_outer(adjoint, adjoint, begun, sums.states[START], tiles)
-        add_sum(adjoint, begun, sums.vectors[1])
+        add_outer(adjoint, adjoint, begun, start, tiles)
+        add_sum(adjoint, begun, firsts)
     if wanted & MOMENTS:
         add_outer(state, state, begun, sums.states[FIRST], tiles)
         add_sum(state, begun, sums.vectors[3])
