@@ -55,6 +55,16 @@ from pplseq.runs.loop import digest
 from pplseq.threads import alone, undisturbed
 
 
+class Paths(NamedTuple):
+    """The most probable paths of states; see :meth:`Estimator.n_best`.
+
+    states: (B, n, T), or a list of (n, T_i). log_probs: (B, n) log p(path | x), nats.
+    """
+
+    states: Any
+    log_probs: Tensor
+
+
 class Sample(NamedTuple):
     """Sequences drawn from a model.
 
@@ -478,6 +488,32 @@ class Estimator(FittedState, SequenceModel):
     def decode(self, x, lengths=None, **known):
         """The most probable path of each sequence (Viterbi): (B, T) states, -1 at padded steps, or a list of (T_i,)."""
         return as_given(self._posterior(x, lengths, **known)[1].viterbi()[0], self.results_like(x, **known))
+
+    def n_best(self, x, n: int, lengths=None, **known) -> Paths:
+        """The n most probable paths of states of each sequence, best first; of models with regimes, those of their states.
+
+        Returns:
+            ``states`` (B, n, T), or a list of (n, T_i), -1 at padded steps and of paths that there are not; ``log_probs``
+            (B, n), log p(path | x), nats, -inf where there are fewer than n paths.
+
+        Cost: n times that of :meth:`decode`, in time and memory.
+        """
+        checks.count("n", n)
+        chain = self._posterior(x, lengths, **known)[1]
+        states, log_probs = chain.k_best(n)
+        states = states.masked_fill(torch.isneginf(log_probs).unsqueeze(-1), MISSING)  # there are no more
+        given = as_given(states.movedim(0, -1), self.results_like(x, **known))
+        paths = [row.mT for row in given] if isinstance(given, list) else given.mT
+        return Paths(paths, (log_probs - chain.log_prob()).mT)
+
+    def entropy(self, x, lengths=None, **known) -> Tensor:
+        """(B,) entropy of the path of states given each sequence, p(z_1..z_T | x), nats."""
+        return self._posterior(x, lengths, **known)[1].entropy()
+
+    def token_log_probs(self, x, lengths=None, **known):
+        """log p(x_t | x_1..x_{t-1}) of each step, (B, T) nats, or a list of (T_i,); 0 at padded and missing steps, so that a
+        row adds up to its log-probability. Sentences get no ``<eos>`` here, as :meth:`score` gives them."""
+        return as_given(self._posterior(x, lengths, **known)[1].token_log_probs(), self.results_like(x, **known))
 
     def sample_states(self, x, num_samples: int = 1, lengths=None, *, seed: int | None = None, **known) -> Tensor:
         """(S, B, T) paths of states drawn from their exact posterior, -1 at padded steps; lists are padded."""

@@ -42,6 +42,17 @@ class GaussianEstimator(Estimator):
         """The most probable path of each sequence, which is that of the smoothed means: (B, T, h), or a list of (T_i, h)."""
         return as_given(self._posterior(x, lengths, **known)[1].smoothed_states().means, self.results_like(x, **known))
 
+    def n_best(self, x, n: int, lengths=None, **known) -> Any:
+        raise ValueError(
+            "n_best: states are real numbers, of which there is no second-best path; ask decode for the most probable one and "
+            "sample_states for others"
+        )
+
+    def entropy(self, x, lengths=None, **known) -> Tensor:
+        """(B,) differential entropy of the path of states given each sequence, nats; -inf where some of it is certain, as it
+        is wherever the noise of the states is singular."""
+        return super().entropy(x, lengths, **known)
+
     def sample_states(self, x, num_samples: int = 1, lengths=None, *, seed: int | None = None, **known) -> Tensor:
         """(S, B, T, h) paths of states drawn from their exact posterior, 0 at padded steps; lists are padded."""
         chain: GaussianChain = self._posterior(x, lengths, **known)[1]

@@ -8,7 +8,7 @@ from torch import Tensor
 from pplseq import checks
 from pplseq.infer.discrete.results import StateMarginals
 from pplseq.models.batch import as_given
-from pplseq.models.estimator import Estimator, Sample
+from pplseq.models.estimator import Estimator, Paths, Sample
 
 
 class RegimeQueries(Estimator):
@@ -45,14 +45,22 @@ class RegimeQueries(Estimator):
     def decode(self, x, lengths=None, **known):
         """The regimes of the most probable path of states, (B, T), -1 at padded steps."""
         path = self._posterior(x, lengths, **known)[1].viterbi()[0]
-        return as_given(torch.where(path < 0, path, self.regime_of[path]), self.results_like(x, **known))
+        return as_given(self._regime(path), self.results_like(x, **known))
+
+    def n_best(self, x, n: int, lengths=None, **known) -> Paths:
+        """The regimes of the n most probable paths of states, some of which may be the same; see :class:`Estimator`."""
+        paths, log_probs = super().n_best(x, n, lengths, **known)
+        found = [self._regime(path) for path in paths] if isinstance(paths, list) else self._regime(paths)
+        return Paths(found, log_probs)
+
+    def _regime(self, path: Tensor) -> Tensor:
+        return torch.where(path < 0, path, self.regime_of[path])
 
     def sample_states(self, x, num_samples: int = 1, lengths=None, *, seed: int | None = None, **known) -> Tensor:
         """(S, B, T) paths of regimes drawn from their exact posterior, -1 at padded steps."""
-        path = super().sample_states(x, num_samples, lengths, seed=seed, **known)
-        return torch.where(path < 0, path, self.regime_of[path])
+        return self._regime(super().sample_states(x, num_samples, lengths, seed=seed, **known))
 
     def sample(self, num_steps: int | None = None, num_sequences: int = 1, *, seed: int | None = None, **known) -> Sample:
         """Sequences drawn from the model, with their regimes; see :meth:`~pplseq.models.estimator.Estimator.sample`."""
         drawn: Sample = super().sample(num_steps, num_sequences, seed=seed, **known)  # pyright: ignore[reportArgumentType]
-        return drawn._replace(states=torch.where(drawn.states < 0, drawn.states, self.regime_of[drawn.states]))
+        return drawn._replace(states=self._regime(drawn.states))

@@ -12,6 +12,7 @@ from torch import Tensor
 
 import pplseq
 from pplseq import models
+from pplseq.models.gaussian import GaussianEstimator
 from pplseq.models.taggers import TAGGERS
 from pplseq.models.taggers.probabilistic import ProbabilisticTagger
 
@@ -191,9 +192,55 @@ def test_no_path_is_better_than_the_decoded_one(name):
         assert (model.log_prob(x, LENGTHS, states=path, **case.known) <= score + 1e-9).all()
 
 
+@offering("token_log_probs")
+def test_steps_add_up_to_a_row(name):
+    case, x = CASES[name], CASES[name].data()
+    model = case.model()
+    steps = model.token_log_probs(x, LENGTHS, **case.known)
+    assert steps.shape == (ROWS, STEPS) and not steps[~VALID].any()
+    close(steps.sum(1), model.log_prob(x, LENGTHS, **case.known))
+
+
+@offering("entropy")
+def test_entropy_is_that_of_all_paths(name):
+    """Of discrete states the n best are all there are where n is large; of Gaussian ones pairs of neighbours say it."""
+    case, x = CASES[name], CASES[name].data()[:, :3]
+    model, known = case.model(), case.part(steps=slice(3))
+    lengths = torch.tensor([3, 1, 2, 3])
+    found = model.entropy(x, lengths, **known)
+    if isinstance(model, GaussianEstimator):
+        with pytest.raises(ValueError, match="n_best: states are real"):
+            model.n_best(x, 2, lengths, **known)
+        smoothed = model.smooth(x, lengths, **known).covariances
+        across = model.posterior(*model.as_batch(x, lengths, **known)[:2], **known).lag_one_covariances().dense()
+        for row, (length, value) in enumerate(zip(lengths.tolist(), found.tolist(), strict=True)):
+            total = 0.0
+            for t in range(length - 1):
+                own, cross = smoothed[row, t : t + 2], across[row, t]
+                pair = torch.cat([torch.cat([own[0], cross.mT], 1), torch.cat([cross, own[1]], 1)])
+                total += float(pair.logdet() - (own[0].logdet() if t else 0.0)) / 2
+            total = total if length > 1 else float(smoothed[row, 0].logdet()) / 2
+            expected = total + length * model.num_states * (1 + math.log(2 * math.pi)) / 2
+            # a seasonal part moves by one of its numbers alone: all paths have a density only where there is one step
+            assert value == pytest.approx(-math.inf if model.name == "structural" and length > 1 else expected), row
+        return None
+    most = model.n_best(x, model.num_states**3 + 1, lengths, **known)
+    assert most.states.shape == (ROWS, model.num_states**3 + 1, 3)
+    assert torch.equal(most.log_probs, most.log_probs.sort(1, descending=True).values)
+    close(most.log_probs.exp().sum(1), torch.ones(ROWS).double())
+    close(found, torch.special.entr(most.log_probs.exp()).sum(1))
+    paths = model.n_best([row[:n] for row, n in zip(x, lengths.tolist(), strict=True)], 2, **{
+        name: [row[:n] for row, n in zip(value, lengths.tolist(), strict=True)] for name, value in known.items()
+    })  # fmt: skip
+    assert [tuple(path.shape) for path in paths.states] == [(2, n) for n in lengths.tolist()]
+    close(paths.log_probs, most.log_probs[:, :2])
+    if "decode" in case.verbs:
+        assert torch.equal(most.states[:, 0], model.decode(x, lengths, **known))
+
+
 def test_lists_in_lists_out(case):
     model, x = case.model(), case.data()
-    for verb in sorted({"filter", "smooth", "decode"} & case.verbs):
+    for verb in sorted({"filter", "smooth", "decode", "token_log_probs"} & case.verbs):
         padded = parts_of(getattr(model, verb)(x, LENGTHS, **case.known))
         ragged = parts_of(getattr(model, verb)(rows_of(x), **known_rows(case)))
         for tensor, rows in zip(padded, ragged, strict=True):
@@ -382,7 +429,7 @@ FIRST = {  # what may be given by position, in this order
     "log_prob": ["x", "lengths", "start"], "posterior": ["x", "lengths", "start"], "filter": ["x", "lengths"],
     "smooth": ["x", "lengths"], "decode": ["x", "lengths"], "predict_next": ["x", "lengths"],
     "forecast": ["x", "num_steps", "lengths"], "sample": ["num_steps", "num_sequences"],
-    "sample_states": ["x", "num_samples", "lengths"],
+    "sample_states": ["x", "num_samples", "lengths"], "entropy": ["x", "lengths"], "token_log_probs": ["x", "lengths"],
 }  # fmt: skip
 
 

@@ -52,7 +52,9 @@ SURE = torch.nn.functional.one_hot(torch.stack([2 * PHASE, PHASE], -1), 6) * 0.4
 SOURCES = {"source_log_probs": SURE.double().log()}
 
 # ------------------------------------------------------------------------------------------------ what models offer
-ASKED = frozenset({"score", "aic", "bic", "filter", "smooth", "decode", "sample", "sample_states"})
+ASKED = frozenset(
+    {"score", "aic", "bic", "filter", "smooth", "decode", "sample", "sample_states", "token_log_probs", "entropy"}
+)
 AHEAD = frozenset({"predict_next", "forecast"})
 FITTED = frozenset({"fit", "log_joint"})
 ARGUMENTS = frozenset({"get_params", "set_params"})
@@ -124,7 +126,7 @@ DISCRETE = {
     ),
     "semi-markov hmm": Case(
         lambda: SemiMarkovHMM(2, 6, max_duration=3), verbs=EVERYTHING - {"decode", "sample", "sample_states"},
-        own=frozenset({"decode", "sample", "sample_states"}), fit=EM,
+        own=frozenset({"decode", "sample", "sample_states", "token_log_probs", "entropy"}), fit=EM,
     ),
     "hmm, mixture": Case(lambda: HMM(2, num_features=2, emission="mixture"), vectors, fit=EM),
     "iohmm": Case(

@@ -17,10 +17,10 @@ from support.model_cases import EVERYTHING as CASES_VERBS
 
 VERBS = (
     "aic", "bic", "classify", "components", "constrained", "decode", "diagnostics", "effect_curves", "embed_tokens",
-    "estimates", "filter", "fit", "fit_transform", "forecast",
-    "get_params", "infill", "log_joint", "log_prob", "posterior", "predict",
+    "entropy", "estimates", "filter", "fit", "fit_transform", "forecast",
+    "get_params", "infill", "log_joint", "log_prob", "n_best", "posterior", "predict",
     "predict_next", "predict_proba", "predictive", "production", "reconstruct", "regimes", "sample", "sample_states", "score",
-    "set_parameters", "set_params", "smooth", "split", "summary", "transform", "type_embeddings",
+    "set_parameters", "set_params", "smooth", "split", "summary", "token_log_probs", "transform", "type_embeddings",
 )  # fmt: skip
 REFUSALS = (ValueError, TypeError, NotFittedError, ImportError)  # ImportError: an extra that is not there
 SMALL = {"num_steps": 2, "max_iterations": 1, "epochs": 1, "num_restarts": 1}  # of a fit that an odd argument does not end

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from typing import Any
 
 import torch
@@ -392,6 +393,25 @@ class GaussianChain:
         path, valid, table = self.smoothed_path, self.flat.valid, self.smoothed_path.lag_one.to(self.flat.mean.dtype)
         return StepCovariances(table, path.index[:-1], self.batch_shape, None if valid is None else valid[1:])
 
+    @torch.no_grad()
+    def entropy(self) -> Tensor:
+        """(*B,) differential entropy of p(x_1..x_T | y), nats; -inf where some of it is certain.
+
+        From its end it is a chain, of which a step's covariance given the next state and the past observations has the
+        determinant |P_t|t| |Q_t| / |P_t+1|t|.
+        """
+        path, valid = self.path, self.flat.valid
+        filtered, predicted, noise = (_half_log_det(part) for part in (path.filtered, path.predicted, path.noise))
+        noise = noise.expand(len(filtered))
+        index = path.index if path.index.dim() == 2 else path.index.unsqueeze(-1)
+        steps = filtered[index] + self.num_states * (1 + math.log(2 * math.pi)) / 2
+        later = noise[index[:-1]] - predicted[index[1:]]
+        if valid is not None:
+            steps, later = steps.where(valid, 0.0), later.where(valid[1:], 0.0)
+        total = steps.sum(0) + later.sum(0)
+        total = total.where(~total.isnan(), -torch.inf)  # a certain step, and what is certain after it
+        return total.expand(self.flat.mean.shape[-2]).reshape(self.batch_shape).to(self.flat.mean.dtype)
+
     # ---------------------------------------------------------------- draws and predictions
     @torch.no_grad()
     def sample(self, num_samples: int = 1, *, seed: int | None = None) -> Tensor:
@@ -444,6 +464,12 @@ def times(matrices: Tensor, vectors: Tensor, plus: Tensor | None = None, scale: 
     else:
         product = torch.matmul(matrices, vectors.unsqueeze(-1)).squeeze(-1)
     return product if plus is None else torch.add(plus, product, alpha=scale)
+
+
+def _half_log_det(covariances: Tensor) -> Tensor:
+    """(N,) of (N, h, h), or () of one for all; -inf where one is singular."""
+    factor, info = torch.linalg.cholesky_ex(covariances)
+    return factor.diagonal(dim1=-2, dim2=-1).log().sum(-1).where(info == 0, -torch.inf)
 
 
 def _dot(left: Tensor, right: Tensor) -> Tensor:

@@ -254,6 +254,12 @@ class DiffuseChain(GaussianChain):
         volume = torch.logdet(curvature) / 2 - root.diagonal().log().sum()
         return best[0] + about / 2 - volume
 
+    def entropy(self) -> Tensor:
+        raise ValueError(
+            "entropy: first states of infinite variance have none before they are determined; make the model with "
+            "initial='learned' (StructuralModel: 'wide')"
+        )
+
     def token_log_probs(self) -> Tensor:
         return self._batch_first(self._diffuse_log_probs).to(self.dtype)
 
