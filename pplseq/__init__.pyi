@@ -21,7 +21,6 @@ from .models import IOHMM as IOHMM
 from .models import LDS as LDS
 from .models import PROPS as PROPS
 from .models import VLHMM as VLHMM
-from .models import ApproximateSwitchingLDS as ApproximateSwitchingLDS
 from .models import AutomatonLearner as AutomatonLearner
 from .models import ConstrainedLDS as ConstrainedLDS
 from .models import Constraint as Constraint

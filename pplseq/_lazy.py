@@ -5,18 +5,17 @@ from __future__ import annotations
 import ast
 import importlib
 from collections.abc import Iterator, Mapping, MutableMapping
-from importlib.util import find_spec, resolve_name
+from importlib.util import resolve_name
 from pathlib import Path
 from typing import Any
 
 
-def lazy_names(package: str, file: str, needs: Mapping[str, str] | None = None):
+def lazy_names(package: str, file: str):
     """``__getattr__``, ``__dir__`` and ``__all__`` of a package whose public names are imported in its stub, ``__init__.pyi``,
     which editors and type checkers read.
 
     Args:
         file: ``__file__`` of the package.
-        needs: names that need another library, and which: where it is missing ``__all__`` lacks them, for ``import *``.
     """
     names = {}
     for node in ast.parse(Path(file).with_suffix(".pyi").read_text(encoding="utf-8")).body:
@@ -32,8 +31,7 @@ def lazy_names(package: str, file: str, needs: Mapping[str, str] | None = None):
     def __dir__():
         return sorted(names)
 
-    missing = {name for name, library in (needs or {}).items() if find_spec(library) is None}
-    return __getattr__, __dir__, sorted(names.keys() - missing)
+    return __getattr__, __dir__, sorted(names)
 
 
 class Registry(MutableMapping[str, Any]):

@@ -12,7 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-EXTRAS = ("arviz", "river", "transformers")  # where they are not installed, nothing is known of them
+EXTRAS = ("arviz", "transformers")  # where they are not installed, nothing is known of them
 
 
 def errors() -> list[dict]:

@@ -10,7 +10,7 @@ import pplseq
 
 NAMES = """
     VLHMM HMM SemiMarkovHMM LDS TextLDS IOHMM ARHMM SwitchingRegression StructuralModel PROPS PROPSLearner StreamingHMM
-    ApproximateSwitchingLDS ConstrainedLDS
+    ConstrainedLDS
     HMMTagger LatentTagger DictionaryTagger CRFTagger MEMMTagger AutomatonLearner Constraint load train evaluate load_corpus
     sequences_by Vocabulary BlockedEnum markov TraceBlockedEnum_ELBO KalmanCollapse TraceKalman_ELBO LinearGaussian
     infer_states check_vectorizable Belief MISSING BlockHMM DenseTransition CategoricalEmission NotFittedError
@@ -33,19 +33,6 @@ def test_the_names():
 def test_importing_a_room_does_not_import_torch(module):
     code = f"import sys, {module}; assert not {{'torch', 'pyro', 'sklearn'}} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
-
-
-def test_star_import_lacks_what_lacks_its_library(monkeypatch):
-    import importlib.util
-
-    from pplseq import _lazy, sources
-
-    find = importlib.util.find_spec
-    monkeypatch.setattr(_lazy, "find_spec", lambda name: None if name == "river" else find(name))
-    _, listed, every = _lazy.lazy_names("pplseq.sources", sources.__file__, {"RiverWordClassifier": "river"})
-    assert "RiverWordClassifier" not in every and "RiverWordClassifier" in listed() and "Source" in every
-    for name in sources.__all__:
-        getattr(sources, name)
 
 
 @pytest.mark.parametrize("room", "models infer distributions data recipes baselines sources".split())

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
-from pplseq.models.automata.asking import of_peer
-from pplseq.models.automata.automaton import Automaton, String
+import numpy as np
+
+from pplseq.models.automata.automaton import LABELS, Automaton, String
 from pplseq.models.automata.labels import encoded_labels
 
 
@@ -44,3 +46,20 @@ def rpni(
             "labels: expected one label for each string, got several for one of them; remove the wrong ones"
         )
     return of_peer(learnt, symbols)
+
+
+def of_peer(learnt: Any, symbols: tuple[str, ...]) -> Automaton:
+    """The smallest form of an automaton of AALpy; a symbol that has no move at a state leads to one that rejects for ever."""
+    number = {state.state_id: place for place, state in enumerate(learnt.states)}
+    dead = len(number)
+    transitions = np.full((dead + 1, len(symbols)), dead)
+    for state in learnt.states:
+        for symbol, following in state.transitions.items():
+            transitions[number[state.state_id], symbols.index(symbol)] = number[following.state_id]
+    start = number[learnt.initial_state.state_id]
+    if hasattr(learnt.initial_state, "is_accepting"):
+        outputs = np.array([*(bool(state.is_accepting) for state in learnt.states), False]).astype(int)
+        return Automaton(symbols, transitions, outputs, start, LABELS).minimise()
+    labels = tuple(sorted({state.output for state in learnt.states}))
+    outputs = np.array([*(labels.index(state.output) for state in learnt.states), 0])
+    return Automaton(symbols, transitions, outputs, start, labels).minimise()

@@ -16,7 +16,6 @@ MODELS = Registry(
         "text_lds": "text_lds.program:TextLDS",
         "iohmm": "iohmm.program:IOHMM",
         "arhmm": "arhmm.program:ARHMM",
-        "approximate_switching_lds": "switching_lds.program:ApproximateSwitchingLDS",
         "switching_regression": "switching.program:SwitchingRegression",
         "props": "props.program:PROPS",
         "streaming_hmm": "props.program:StreamingHMM",

@@ -1,13 +1,11 @@
 from pplseq._lazy import Registry
 
 from .arhmm.program import ARHMM as ARHMM
-from .automata.asking import learn_by_asking as learn_by_asking
 from .automata.automaton import Automaton as Automaton
 from .automata.learner import AutomatonLearner as AutomatonLearner
 from .automata.learner import LearnedAutomaton as LearnedAutomaton
 from .automata.of_iohmm import extract_automaton as extract_automaton
 from .automata.of_iohmm import model_of_tables as model_of_tables
-from .automata.probabilistic import learn_distribution as learn_distribution
 from .automata.state_merging import merge_states as merge_states
 from .base import SequenceModel as SequenceModel
 from .constraints.constraint import Constraint as Constraint
@@ -31,7 +29,6 @@ from .scikit_learn import StatePosteriors as StatePosteriors
 from .scikit_learn import TokenEmbeddings as TokenEmbeddings
 from .structural.program import StructuralModel as StructuralModel
 from .switching.program import SwitchingRegression as SwitchingRegression
-from .switching_lds.program import ApproximateSwitchingLDS as ApproximateSwitchingLDS
 from .taggers.conditional import CRFTagger as CRFTagger
 from .taggers.conditional import MEMMTagger as MEMMTagger
 from .taggers.dictionary import DictionaryTagger as DictionaryTagger

@@ -265,7 +265,6 @@ class SequenceModel(checks.NamedArguments, PyroModule):
     """
 
     name: ClassVar[str]
-    approximate: ClassVar[bool] = False  # whether its answers are not exact; its class's name says so too
     num_states: int
     num_words: int | None
     messenger: ClassVar[type] = BlockedEnum  # KalmanCollapse where states are Gaussian

@@ -6,4 +6,4 @@ tells it which one came. What it learns from that is its own business; PROPS nev
 
 from pplseq._lazy import lazy_names
 
-__getattr__, __dir__, __all__ = lazy_names(__name__, __file__, {"RiverWordClassifier": "river"})
+__getattr__, __dir__, __all__ = lazy_names(__name__, __file__)

@@ -19,7 +19,6 @@ from .mixture import MixtureSource as MixtureSource
 from .model import ModelSource as ModelSource
 from .ngram import NGramSource as NGramSource
 from .personal_model import StreamError as StreamError
-from .river_estimator import RiverWordClassifier as RiverWordClassifier
 from .settings import StreamOptions as StreamOptions
 from .steering import ConstraintProcessor as ConstraintProcessor
 from .stream import PersonalStream as PersonalStream

@@ -8,7 +8,6 @@ import pytest
 
 import pplseq
 from pplseq import ARHMM, HMM, IOHMM, LDS, StructuralModel, SwitchingRegression, sequences_by
-from pplseq.models import ApproximateSwitchingLDS
 from pplseq.models.forms import Sequences
 from pplseq.models.row_labels import index_ahead
 
@@ -16,7 +15,7 @@ pd = pytest.importorskip("pandas")
 
 MODELS = {
     "hmm": lambda: HMM(2, num_features=2), "lds": lambda: LDS(1, 2), "arhmm": lambda: ARHMM(1, 2, order=1),
-    "iohmm": lambda: IOHMM(2, num_inputs=0, outputs="gaussian", num_outputs=2), "kim": lambda: ApproximateSwitchingLDS(1, 1, 2),
+    "iohmm": lambda: IOHMM(2, num_inputs=0, outputs="gaussian", num_outputs=2),
 }  # fmt: skip
 SINGLE = {
     "switching": lambda: SwitchingRegression(1, order=1), "structural": lambda: StructuralModel(trend="fixed"),
@@ -31,10 +30,9 @@ def frame():
     return pd.DataFrame(values, index=pd.date_range("2024-01-31", periods=40, freq="ME", name="month"))
 
 
-@pytest.mark.filterwarnings("ignore:ApproximateSwitchingLDS")
 @pytest.mark.parametrize("kind", MODELS)
 def test_every_model_of_vectors_tells_a_frame(kind, frame):
-    model = MODELS[kind]().fit(frame, **({"max_iterations": 2} if kind != "kim" else {"num_steps": 2}))
+    model = MODELS[kind]().fit(frame, max_iterations=2)
     found = model.forecast(frame[["wind", "temp"]], 3)
     table, (low, high) = found.frame(level=0.5), found.intervals(0.5)
     assert list(table) == ["temp", "temp low", "temp high", "wind", "wind low", "wind high"]
@@ -167,11 +165,10 @@ def test_a_frame_of_all_sequences(frame):
     assert list(own.forecast([named, named], 1).frame())[:2] == ["sequence id", "sequence"]
 
 
-@pytest.mark.filterwarnings("ignore:ApproximateSwitchingLDS")
 @pytest.mark.parametrize("kind", MODELS)
 def test_every_model_tells_all_sequences(kind, frame):
     table = frame.assign(trip=[7] * 20 + [3] * 20)
-    model = MODELS[kind]().fit(frame, **({"max_iterations": 2} if kind != "kim" else {"num_steps": 2}))
+    model = MODELS[kind]().fit(frame, max_iterations=2)
     told = model.forecast(sequences_by(table, "trip", ["temp", "wind"]), 3).frame()
     assert list(told["trip"]) == [7] * 3 + [3] * 3 and list(told)[1:4] == ["temp", "temp low", "temp high"]
 

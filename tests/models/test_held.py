@@ -9,7 +9,6 @@ import torch
 from pplseq import HMM, IOHMM, LDS, load
 from pplseq.models import (
     ARHMM,
-    ApproximateSwitchingLDS,
     ConstrainedLDS,
     SemiMarkovHMM,
     StructuralModel,
@@ -95,7 +94,6 @@ def test_what_is_held_stays_and_the_rest_is_at_its_maximum(name):
 KINDS = ("some words", "moves", "one mean, full", "variances", "scales", "durations", "regressors", "one variance", "lds")
 STORED = {name: CASES[name] for name in KINDS} | {
     "structural": (lambda: StructuralModel(trend="stochastic"), NUMBERS, ["slope", "noise"], 1, 3),
-    "switching lds": (lambda: ApproximateSwitchingLDS(2, 1, 1), NUMBERS[:30, None], ["transition_logits"], None, None),
     "constrained": (lambda: ConstrainedLDS(1, 2, patterns={"transition": [[0.5]]}), VECTORS, ["emission_offset"], None, None),
     "iohmm": (lambda: IOHMM(2, num_inputs=0, outputs="gaussian", num_outputs=2), VECTORS, ["noise"], None, None),
 }  # fmt: skip

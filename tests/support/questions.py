@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from pplseq.distributions.drawing import seeded
-from pplseq.models import HMM, IOHMM, LDS, ApproximateSwitchingLDS, CRFTagger, HMMTagger, LatentTagger, MEMMTagger
+from pplseq.models import HMM, IOHMM, LDS, CRFTagger, HMMTagger, LatentTagger, MEMMTagger
 from support.model_cases import ARGUMENTS, CASES, FITTED, NUMBERS, Case, vectors, words
 from support.tagged_toy import tagged_sentences
 
@@ -19,7 +19,6 @@ MORE = {  # what takes other ways than the cases of all contracts
     "hmm, priors": Case(lambda: HMM(3, 6, priors=True)),
     "hmm, families": Case(lambda: HMM(2, emission=["student_t", "Laplace"]), vectors),
     "iohmm, feedback": Case(lambda: IOHMM(2, num_inputs=2, outputs="gaussian", num_outputs=2, feedback=True), vectors, NUMBERS),
-    "approximate switching lds": Case(lambda: ApproximateSwitchingLDS(2, 2, 2), vectors),
 }
 TAGGERS = {"hmm": HMMTagger, "crf": CRFTagger, "memm": MEMMTagger, "latent": LatentTagger}
 
@@ -43,7 +42,7 @@ def of_case(case: Case) -> tuple[Any, Questions]:
     found["predict_next"] = lambda: model.predict_next(
         x, LENGTHS, **known, **({} if inputs is None else {"next_inputs": inputs[:, 0]})
     )
-    if model.num_free_parameters < 80 and not model.approximate:
+    if model.num_free_parameters < 80:
         found["summary"] = lambda: model.summary(x, LENGTHS, **known)
     if model.num_features is None and case.x is words:
         gap = x.index_put((torch.tensor(0), torch.tensor(2)), torch.tensor(-1))

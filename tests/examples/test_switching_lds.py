@@ -7,10 +7,13 @@ import pytest
 import torch
 from pyro import poutine
 from support.macro_series import GNP
+from switching_lds import ApproximateSwitchingLDS
 
-from pplseq import LDS, ApproximateSwitchingLDS
+from pplseq import LDS
 from pplseq.infer.oracles.gaussian import GaussianSequence, kalman_loop
 from pplseq.models import SequenceModel
+
+pytestmark = pytest.mark.slow  # no part of the library
 
 F64 = torch.float64
 R, H, N = 2, 2, 2

@@ -5,10 +5,11 @@ import sys
 
 import numpy as np
 import pytest
+from asking_automata import TTT, learn_by_asking
 
-from pplseq.models import learn_by_asking
 from pplseq.models.automata.automaton import Automaton
-from pplseq.models.automata.ttt import TTT
+
+pytestmark = pytest.mark.slow  # no part of the library
 
 
 def drawn(seed):

@@ -6,8 +6,9 @@ import sys
 
 import numpy as np
 import pytest
+from string_distributions import learn_distribution
 
-from pplseq.models import learn_distribution
+pytestmark = pytest.mark.slow  # no part of the library
 
 # state -> (symbol, next state, probability); None is the end
 REBER = {

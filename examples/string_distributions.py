@@ -1,4 +1,9 @@
-"""Probabilistic automata of strings, by merging states (ALERGIA, through AALpy), as hidden Markov models."""
+"""Distributions of strings from examples alone: automata by merging states (ALERGIA, through AALpy), as hidden Markov models.
+
+    from string_distributions import learn_distribution  # this folder on the path; pip install "pplseq[automata]"
+
+    learn_distribution(["ab", "aab", "b"]).log_prob("aab")
+"""
 
 from __future__ import annotations
 

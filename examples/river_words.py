@@ -1,16 +1,16 @@
-"""A personal model as an estimator of the library river: a classifier whose classes are the next words."""
+"""A personal model as an estimator of the library river (``pip install river``): its classes are the next words.
+
+    from river_words import RiverWordClassifier  # this folder on the path
+"""
 
 from __future__ import annotations
 
 from collections.abc import Hashable
 from typing import Any
 
-from pplseq.data.vocabulary import Vocabulary
+from river import base
 
-try:
-    from river import base
-except ImportError as error:
-    raise ImportError('RiverWordClassifier needs the package river: pip install "pplseq[river]"') from error
+from pplseq.data.vocabulary import Vocabulary
 
 
 class RiverWordClassifier(base.Classifier):

@@ -4,11 +4,12 @@ import random
 import sys
 
 import pytest
+from asking_automata import METHODS, learn_by_asking
 
 from pplseq.data.tomita import GRAMMARS, tomita
-from pplseq.models import learn_by_asking
-from pplseq.models.automata.asking import METHODS
 from pplseq.models.automata.automaton import Automaton
+
+pytestmark = pytest.mark.slow  # no part of the library
 
 
 @pytest.mark.parametrize("method", METHODS)

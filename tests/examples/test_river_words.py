@@ -1,7 +1,5 @@
 """A personal model among river's estimators."""
 
-import sys
-
 import numpy as np
 import pytest
 
@@ -9,13 +7,13 @@ from pplseq.data import Vocabulary
 from pplseq.models import PROPSLearner
 from pplseq.sources import UnigramCache
 
+pytestmark = pytest.mark.slow  # no part of the library
 
-@pytest.mark.slow  # importing river takes seconds
+
 def test_a_classifier_of_the_next_word():
     river = pytest.importorskip("river")
     from river import drift, evaluate, metrics
-
-    from pplseq.sources import RiverWordClassifier
+    from river_words import RiverWordClassifier
 
     words = Vocabulary(("a", "b", "c"))
     model = RiverWordClassifier(PROPSLearner([UnigramCache(3)], 3, num_perturbations=1, seed=0), words)
@@ -31,10 +29,3 @@ def test_a_classifier_of_the_next_word():
         learner.learn_one(y)
     with pytest.raises(TypeError, match="has vectors"):
         RiverWordClassifier(PROPSLearner([], num_features=2))
-
-
-def test_the_missing_package_is_named(monkeypatch):
-    monkeypatch.delitem(sys.modules, "pplseq.sources.river_estimator", raising=False)
-    monkeypatch.setitem(sys.modules, "river", None)
-    with pytest.raises(ImportError, match=r"pplseq\[river\]"):
-        from pplseq.sources import RiverWordClassifier  # noqa: F401

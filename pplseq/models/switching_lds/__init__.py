@@ -1,1 +1,0 @@
-"""Linear dynamical systems whose matrices switch, by approximation."""
