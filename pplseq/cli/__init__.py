@@ -26,6 +26,7 @@ COMMANDS = {
     "info": ("pplseq.cli.info", "Sizes of data and what a training on it will cost, or what a run is."),
     "tag": ("pplseq.cli.tag.commands", "Taggers: train them, tag files, score and compare."),
     "warm-up": ("pplseq.cli.warm_up", "Compile all loops for this machine beforehand: for images and servers."),
+    "doctor": ("pplseq.cli.doctor", "What this installation is and has, and whether every family of models answers rightly."),
     "cluster": ("pplseq.cli.corpus.cluster", "Brown clusters of a text's words, in the usual `paths` format."),
     "count": ("pplseq.cli.corpus.count", "Counts of words and of word pairs at several lags, in shards that add up."),
     "count-merge": ("pplseq.cli.corpus.count_merge", "Add up counts of shards or texts."),
