@@ -51,6 +51,7 @@ from pplseq.models.fitting import (
 )
 from pplseq.models.forms import is_table
 from pplseq.models.information import Summary, criterion, observed_tokens, summarize
+from pplseq.models.online.reader import Chains, Filter, Online
 from pplseq.runs.loop import digest
 from pplseq.threads import alone, undisturbed
 
@@ -600,6 +601,22 @@ class Estimator(FittedState, SequenceModel):
         steps = [name[2:] for name in sites if name.startswith("x_")]  # in their order
         states, x = (torch.stack([sites[f"{name}_{t}"]["value"] for t in steps], 1) for name in "zx")
         return states, x
+
+    def online(self, saved: str | Path | None = None) -> Online:
+        """Reads a sequence step by step, as it comes; see :class:`~pplseq.models.online.reader.Online`.
+
+        Args:
+            saved: what ``Online.save`` wrote, to go on from there; None to begin a sequence.
+        """
+        return Online(self, saved)
+
+    def _reader(self) -> Filter:
+        if getattr(self, "order", 0):
+            raise ValueError(
+                f"online: every step of this {type(self).__name__} depends on the observations before it, which a belief about "
+                "its state does not hold; ask filter and token_log_probs of the whole row"
+            )
+        return Chains(self)
 
     # ---------------------------------------------------------------- arguments
     def get_params(self, deep: bool = True) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from pplseq.infer.fit.closed_forms import dirichlet_mode
 from pplseq.infer.fit.em import Batch, Statistics
 from pplseq.infer.fit.held import any_held, kept
 from pplseq.infer.programs.markov import markov
-from pplseq.models.base import AT_POINT, Given, Sizes, one_chain
+from pplseq.models.base import AT_POINT, AT_TEST, Given, Sizes, one_chain, said
 from pplseq.models.constrained import Constrainable
 from pplseq.models.hmm.emissions import (
     COVARIANCES,
@@ -41,6 +41,8 @@ from pplseq.models.hmm.priors import Priors
 from pplseq.models.hmm.quantiles import state_quantiles
 from pplseq.models.hmm.short_ways import ShortWays
 from pplseq.models.hmm.tables import DTYPES
+from pplseq.models.online.reader import Filter
+from pplseq.models.online.states import States
 from pplseq.models.remembered import Remembered, plain_parameters
 from pplseq.models.state_languages import StateLanguages
 from pplseq.models.steps import step_matrices, steps_to_come, with_steps
@@ -304,6 +306,14 @@ class HMM(Constrainable, StateLanguages, ShortWays):
             found = super().observations_of(pooled(states.exp(), self.rows, self.emissions.num_states).log(), emission)
             return found._replace(state_log_probs=states)
         return super().observations_of(states, emission)
+
+    def _reader(self) -> Filter:
+        if type(self) is HMM and self.is_one_chain:
+            with said(AT_POINT, AT_TEST):
+                transition, emission = self.specs()
+            if not emission.batch_shape and not emission.takes_inputs:
+                return States(self, transition, emission)
+        return super()._reader()
 
     def estimates(self) -> dict[str, Tensor]:
         """Tables and the emissions' parameters by name, differentiable."""

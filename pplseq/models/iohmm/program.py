@@ -341,6 +341,10 @@ class IOHMM(IOHMMQueries):
         if x is None and inputs is not None:  # they say how much is generated
             rows = next(iter(self.format.check_inputs(inputs, None, lengths).values())).shape
             sizes = sizes | {"num_sequences": rows[0], "num_steps": rows[1]}
+        if start is not None and self.feedback and previous is None:
+            raise ValueError(
+                "start: a row that goes on needs the output before it, which is fed back: previous=; or give the whole row"
+            )
         given = self.given(x, lengths, start, states=states, **sizes)
         see = Sight(self.format, given, inputs, previous)
         transition, emission = self.specs(see.first, partly=x is not None and self.format.partly_missing(x))

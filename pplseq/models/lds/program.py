@@ -45,9 +45,12 @@ from pplseq.models.lds.fit import (
     to_coordinates,
 )
 from pplseq.models.lds.parameters import SCALES, Parameters
+from pplseq.models.lds.queries import Forecast
 from pplseq.models.lds.start import STARTS
 from pplseq.models.lds.times import gaps_of, times_of, without_index
 from pplseq.models.lds.whole_rows import PointChain, chain_of_whole_rows, is_whole
+from pplseq.models.online.reader import Filter
+from pplseq.models.online.system import System
 from pplseq.models.steps import padded_steps, step_matrices, with_steps
 
 
@@ -344,6 +347,10 @@ class LDS(LoopAnswers):
     @property
     def _is_own_program(self) -> bool:
         return getattr(self.model, "__func__", None) is LDS.model and "forward" not in vars(self)
+
+    def _reader(self) -> Filter:
+        is_alone = type(self) is LDS and self._is_own_story and not self.num_inputs and self.initial == "learned"
+        return System(self, Forecast) if is_alone else super()._reader()
 
     # ---------------------------------------------------------------- fit
     def fit(  # pyright: ignore[reportIncompatibleMethodOverride]

@@ -1,0 +1,1 @@
+"""Models that read one observation after another."""

@@ -1,0 +1,244 @@
+"""A model that reads one observation after another: the filtered state and how surprising each step was, as it comes."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pplseq import checks
+from pplseq.distributions.gaussian_types import GaussianBelief
+from pplseq.distributions.state import MISSING, Belief
+from pplseq.files import write_text
+from pplseq.infer.discrete.chain import Chain
+
+FORMAT = "pplseq online 1"
+
+
+class Reading(NamedTuple):
+    """What one step says.
+
+    log_prob: log p(x_t | x_1..x_{t-1}), nats: low where the step is a surprise, 0 where nothing was seen. states: (Z,)
+    p(z_t | x_1..x_t), or of Gaussian states their mean (h,). covariance: (h, h) of Gaussian states, else None.
+    """
+
+    log_prob: float
+    states: np.ndarray
+    covariance: np.ndarray | None = None
+
+
+class Filter(Protocol):
+    """One way to go on: what :class:`Online` asks."""
+
+    def step(self, x: Any, known: Mapping[str, Any]) -> Reading: ...
+
+    def ahead(self, num_steps: int) -> Any: ...
+
+    def kept(self) -> dict[str, Any]: ...
+
+    def take(self, kept: Mapping[str, Any]) -> None: ...
+
+
+class Online:
+    """Reads a sequence step by step; ``model.online()`` makes one.
+
+    The answers are those of ``filter`` and ``token_log_probs`` on the whole sequence. The parameters are those that the model
+    has when this is made. One sequence and one thread each.
+
+    Args:
+        model: a fitted model. saved: what :meth:`save` wrote, or None to begin a sequence.
+
+    Attributes:
+        num_steps: read so far. log_prob: of all of them, nats.
+
+    Cost: Z^2 a step of an HMM, h^2 of an LDS (h^3 until its covariances stand still and behind a missing step), some 20
+    microseconds of small ones; other models build a chain of one step, which takes about a millisecond.
+    """
+
+    def __init__(self, model: Any, saved: str | Path | None = None):
+        model.check_fitted()
+        self.model, self.num_steps, self.log_prob = model, 0, 0.0
+        self._filter: Filter = model._reader()
+        if saved is not None:
+            self._resume(Path(saved))
+
+    def step(self, x: Any = None, **known) -> Reading:
+        """Reads the next observation: a word (as the model's vocabulary has it, or its number), a number, or a vector.
+
+        Args:
+            x: None, -1 for a word, or NaN where nothing was seen; vectors may lack some of their numbers. Of a model that was
+                fitted to a frame also a mapping from its columns.
+            **known: of this step, as ``inputs``.
+
+        Returns:
+            The reading. Where x is impossible its ``log_prob`` is -inf, and the states go on as if it had not been seen.
+
+        Raises:
+            ValueError, TypeError: for what is no observation of the model; nothing was read then.
+        """
+        names = self.model.column_names
+        if isinstance(x, Mapping):
+            if names is None or set(x) != set(names):
+                raise ValueError(f"x: expected a number for each column of {checks.shown(names)}, got {checks.shown([*x])}")
+            x = [x[name] for name in names]
+        reading = self._filter.step(x, known)
+        self.num_steps += 1
+        self.log_prob += reading.log_prob
+        return reading
+
+    @torch.no_grad()
+    def forecast(self, num_steps: int = 1) -> Any:
+        """What comes in the next K = num_steps steps, as ``model.forecast`` tells it of one row; nothing is read."""
+        return self._filter.ahead(checks.count("num_steps", num_steps))
+
+    def save(self, path: str | Path) -> Path:
+        """Writes where the sequence stands, as JSON; ``model.online(path)`` goes on from there to the same numbers."""
+        told = {"format": FORMAT, "model": self.model.name, "num_steps": self.num_steps, "log_prob": repr(self.log_prob)}
+        write_text(path, json.dumps(told | self._filter.kept()) + "\n")
+        return Path(path)
+
+    def _resume(self, path: Path) -> None:
+        try:
+            told = json.loads(path.read_text(encoding="utf-8"))
+        except (UnicodeDecodeError, json.JSONDecodeError) as error:
+            raise ValueError(f"{path}: cannot read it; Online.save writes JSON ({checks.shown(str(error))})") from None
+        if not isinstance(told, dict) or told.get("format") != FORMAT or told.get("model") != self.model.name:
+            raise ValueError(f"{path}: expected {FORMAT!r} of a model {self.model.name!r}, got {checks.shown(told)}")
+        try:
+            num_steps, log_prob = told["num_steps"], float(told["log_prob"])
+            if type(num_steps) is not int or num_steps < 0 or math.isnan(log_prob):
+                raise ValueError("its counts are none")
+            self._filter.take(told)
+        except (KeyError, TypeError, ValueError, IndexError) as error:
+            raise ValueError(f"{path}: it does not fit this model ({checks.shown(str(error))})") from None
+        self.num_steps, self.log_prob = num_steps, log_prob
+
+
+def finite(name: str, value: Any, shape: tuple[int, ...]) -> np.ndarray:
+    found = np.asarray(value, dtype=np.float64)
+    if found.shape != shape or not np.isfinite(found).all():
+        raise ValueError(f"{name} must be finite, of shape {shape}")
+    return found
+
+
+def numbers_of(x: Any, size: int) -> np.ndarray | None:
+    """(D,) numbers, NaN where missing; None where nothing was seen."""
+    if x is None:
+        return None
+    try:
+        found = np.asarray(x, dtype=np.float64).reshape(-1)
+    except (TypeError, ValueError):
+        raise TypeError(f"x: expected {size} numbers, got {checks.shown(x)}") from None
+    if found.shape != (size,):
+        raise ValueError(f"x: expected {size} numbers, got {found.size}")
+    if np.isinf(found).any():
+        raise ValueError(f"x: expected finite numbers, or NaN where one is missing, got {checks.shown(x)}")
+    return None if np.isnan(found).all() else found
+
+
+def word_of(x: Any, vocabulary: Any, num_words: int) -> int:
+    """The number of a word, -1 where nothing was seen."""
+    if isinstance(x, str):
+        if vocabulary is None:
+            raise TypeError("x: got a word, and the model has no vocabulary; give its number")
+        return int(vocabulary.encode([x])[0])
+    if x is None or isinstance(x, float) and math.isnan(x):
+        return MISSING
+    if isinstance(x, (Tensor, np.ndarray)) and math.prod(x.shape) == 1:
+        x = x.item()
+    if isinstance(x, bool) or not isinstance(x, (int, np.integer)) or not -1 <= x < num_words:
+        raise ValueError(f"x: expected a word's number in 0..{num_words - 1}, or -1 for none, got {checks.shown(x)}")
+    return int(x)
+
+
+def check_alone(model: Any, known: Mapping[str, Any]) -> None:
+    """Raises for what is known beside an observation, where numbers alone are gone on with."""
+    model.check_names(known)
+    if known:
+        what = ", ".join(known)
+        raise ValueError(f"{what}: {type(model).__name__} reads observations alone; ask filter for the whole sequence")
+
+
+def probabilities(name: str, value: Any, size: int) -> np.ndarray:
+    found = finite(name, value, (size,))
+    if (found < 0).any() or abs(found.sum() - 1) > 1e-6:
+        raise ValueError(f"{name} must hold probabilities that sum to one")
+    return found
+
+
+class Chains:
+    """Any model whose rows may go on from a belief: a chain of one step at a time."""
+
+    def __init__(self, model: Any):
+        self.model, self.belief, self.previous = model, None, None  # the output before, where it is fed back
+
+    def _chain(self, x: Any, known: Mapping[str, Any]) -> Any:
+        row = [MISSING if x is None else x] if self.model.num_features is None else vector_row(x, self.model.num_features)
+        batch = self.model.as_batch([row], None, **{name: [as_row(value)] for name, value in known.items()})
+        before = {} if self.previous is None else {"previous": self.previous}
+        chain = self.model.posterior(batch.x, None, self.belief, **batch.known, **before)
+        self.read = batch.x[:, 0] if getattr(self.model, "feedback", None) else None
+        return chain
+
+    def step(self, x: Any, known: Mapping[str, Any]) -> Reading:
+        self.model.check_names(known)
+        chain = self._chain(x, known)
+        with torch.no_grad(), chain.unchecked() if isinstance(chain, Chain) else contextlib.nullcontext():
+            log_prob = float(chain.log_prob().detach())
+            if log_prob == -math.inf:
+                chain = self._chain(None, known)
+            belief = chain.filtered()
+        self.belief, self.previous = belief, self.read
+        if isinstance(belief, GaussianBelief):
+            covariance = belief.covariance if belief.covariance.dim() == 2 else belief.covariance[0]
+            return Reading(log_prob, belief.mean[0].double().numpy(), covariance.double().numpy())
+        states = dense_states(belief, self.model.num_states)
+        regimes = getattr(self.model, "regimes", None)  # of models whose states are more than that
+        return Reading(log_prob, states if regimes is None else regimes(torch.from_numpy(states)).numpy())
+
+    def ahead(self, num_steps: int) -> Any:
+        raise ValueError(
+            f"forecast: {type(self.model).__name__} is read by chains of one step; ask model.forecast for what comes behind "
+            "the whole sequence"
+        )
+
+    def kept(self) -> dict[str, Any]:
+        if self.belief is None:
+            return {"belief": None}
+        parts = [None if p is None else {"dtype": str(p.dtype), "value": p.tolist()} for p in (*self.belief, self.previous)]
+        return {"belief": parts}
+
+    def take(self, kept: Mapping[str, Any]) -> None:
+        parts = kept["belief"]
+        if parts is None:
+            return
+        kind = GaussianBelief if len(parts) == 3 else Belief
+        types = {str(each): each for each in (torch.float32, torch.float64, torch.int64, torch.int32)}
+        found = [None if part is None else torch.tensor(part["value"], dtype=types[part["dtype"]]) for part in parts]
+        belief = kind(*found[:-1])
+        self.model.check_start(belief, 1)
+        self.belief, self.previous = belief, found[-1]
+
+
+def vector_row(x: Any, size: int) -> Any:
+    vector = numbers_of(x, size)
+    return torch.full((1, size), torch.nan, dtype=torch.float64) if vector is None else torch.from_numpy(vector).unsqueeze(0)
+
+
+def as_row(value: Any) -> Tensor:
+    """What is known of a step as a row of one step."""
+    return torch.as_tensor(np.asarray(value)).unsqueeze(0)
+
+
+def dense_states(belief: Belief, num_states: int) -> np.ndarray:
+    probs = belief.log_probs.exp().reshape(-1).double()
+    if belief.ids is None:
+        return probs.numpy()
+    return torch.zeros(num_states, dtype=probs.dtype).index_put((belief.ids.reshape(-1),), probs, accumulate=True).numpy()

@@ -1,0 +1,82 @@
+"""An HMM that reads step by step: numbers alone."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from pplseq.distributions.dense import CategoricalEmission, DenseTransition, GaussianEmission
+from pplseq.distributions.gaussian_types import LOG_2PI
+from pplseq.distributions.state import MISSING
+from pplseq.models.online.reader import Reading, check_alone, numbers_of, probabilities, word_of
+
+
+class States:
+    """An HMM: a vector of probabilities and a matrix."""
+
+    def __init__(self, model: Any, transition: DenseTransition, emission: Any):
+        self.model, self.emission, self.belief = model, emission, None
+        self.start = transition.initial.detach().double().exp().numpy()
+        self.matrix = transition.matrix.detach().double().exp().numpy()
+        self.words = self.loc = self.whiteners = None
+        if isinstance(emission, CategoricalEmission):
+            self.words = emission.log_probs.detach().double().T.contiguous().numpy()
+        elif isinstance(emission, GaussianEmission):
+            self.loc = emission.loc.detach().double().numpy()
+            size = self.loc.shape[1]
+            if emission.scale is not None:
+                self.whiteners = 1 / emission.scale.detach().double().expand(self.loc.shape).numpy()
+                spread = -np.log(self.whiteners).sum(-1)
+            else:
+                tril = emission.scale_tril.detach().double().expand(len(self.loc), size, size)
+                self.whiteners = torch.linalg.inv(tril).numpy()
+                spread = tril.diagonal(dim1=-2, dim2=-1).log().sum(-1).numpy()
+            self.constant = -spread - size * LOG_2PI / 2
+
+    def _log_likelihood(self, x: Any) -> np.ndarray | None:
+        """(Z,), or None where nothing was seen."""
+        if self.words is not None:
+            word = word_of(x, self.model.vocabulary, len(self.words))
+            return None if word == MISSING else self.words[word]
+        vector = numbers_of(x, self.model.num_features)
+        if vector is None:
+            return None
+        if self.loc is None or np.isnan(vector).any():
+            like = torch.from_numpy(vector).to(self.model.reference).unsqueeze(0)
+            self.model.check_observations(like.unsqueeze(0))
+            return self.emission.log_likelihood(like)[0].detach().double().numpy()
+        apart = vector - self.loc
+        apart = apart * self.whiteners if self.whiteners.ndim == 2 else (self.whiteners @ apart[:, :, None])[:, :, 0]
+        return self.constant - (apart * apart).sum(1) / 2
+
+    def step(self, x: Any, known: Mapping[str, Any]) -> Reading:
+        check_alone(self.model, known)
+        like = self._log_likelihood(x)
+        before = self.start if self.belief is None else self.belief @ self.matrix
+        log_prob = 0.0
+        if like is not None:
+            largest = like.max()
+            joint = before * np.exp(like - largest) if largest > -math.inf else np.zeros_like(before)
+            total = joint.sum()
+            log_prob = math.log(total) + float(largest) if total > 0 else -math.inf
+            before = joint / total if total > 0 else before
+        self.belief = before
+        return Reading(log_prob, before)
+
+    def ahead(self, num_steps: int) -> Any:
+        states, now = np.empty((num_steps, len(self.start))), self.belief
+        for k in range(num_steps):
+            now = states[k] = self.start if now is None else now @ self.matrix
+        logs = torch.from_numpy(states).log().to(self.model.reference).unsqueeze(0)
+        return self.model.observations_of(logs, self.emission)._replace(column_names=self.model.column_names)
+
+    def kept(self) -> dict[str, Any]:
+        return {"belief": None if self.belief is None else self.belief.tolist()}
+
+    def take(self, kept: Mapping[str, Any]) -> None:
+        belief = kept["belief"]
+        self.belief = None if belief is None else probabilities("belief", belief, len(self.start))
