@@ -161,7 +161,7 @@ def _taggers() -> tuple[float, float]:
     from pplseq import HMMTagger
     from pplseq.data import TaggedSentence
 
-    sentences = [TaggedSentence(words.split(), [*"DNV"]) for words in ("the dog barks", "a cat sees")]
+    sentences = [TaggedSentence(tuple(words.split()), tuple("DNV")) for words in ("the dog barks", "a cat sees")]
     tags = HMMTagger().fit(sentences * 3).tag([["the", "cat", "barks"]])[0]
     return float(sum(a == b for a, b in zip(tags, "DNV", strict=True))), 3.0
 

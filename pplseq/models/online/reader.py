@@ -221,7 +221,7 @@ class Chains:
             return
         kind = GaussianBelief if len(parts) == 3 else Belief
         types = {str(each): each for each in (torch.float32, torch.float64, torch.int64, torch.int32)}
-        found = [None if part is None else torch.tensor(part["value"], dtype=types[part["dtype"]]) for part in parts]
+        found: list[Any] = [None if part is None else torch.tensor(part["value"], dtype=types[part["dtype"]]) for part in parts]
         belief = kind(*found[:-1])
         self.model.check_start(belief, 1)
         self.belief, self.previous = belief, found[-1]

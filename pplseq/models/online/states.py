@@ -22,13 +22,16 @@ class States:
         self.model, self.emission, self.belief = model, emission, None
         self.start = transition.initial.detach().double().exp().numpy()
         self.matrix = transition.matrix.detach().double().exp().numpy()
-        self.words = self.loc = self.whiteners = None
+        self.words: Any = None
+        self.loc: Any = None
+        self.whiteners: Any = None
         if isinstance(emission, CategoricalEmission):
             self.words = emission.log_probs.detach().double().T.contiguous().numpy()
         elif isinstance(emission, GaussianEmission):
             self.loc = emission.loc.detach().double().numpy()
             size = self.loc.shape[1]
-            if emission.scale is not None:
+            if emission.scale_tril is None:
+                assert emission.scale is not None, "one of the two"
                 self.whiteners = 1 / emission.scale.detach().double().expand(self.loc.shape).numpy()
                 spread = -np.log(self.whiteners).sum(-1)
             else:

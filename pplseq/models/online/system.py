@@ -21,10 +21,11 @@ class System:
     def __init__(self, model: Any, forecast: type):
         values = model.values
         self.forecast = forecast  # what it tells of steps to come
-        parts = [None if part is None else part.detach().double().numpy() for part in values]
+        parts: list[Any] = [None if part is None else part.detach().double().numpy() for part in values]
         self.matrix, self.offset, _, self.noise, self.loadings, self.shift, _, spread, self.mean, self.covariance = parts
         self.spread = np.diag(spread) if spread.ndim == 1 else spread
-        self.begun, self.steady = False, None  # gain, whitener and half the log determinant
+        self.begun = False
+        self.steady: Any = None  # gain, whitener and half the log determinant
         self.model, self.size = model, len(self.spread)
         self.identity = np.eye(len(self.matrix))
 
@@ -65,6 +66,7 @@ class System:
             moved = abs(covariance - self.covariance).max() if self.begun else math.inf
             is_still = not missing.any() and moved <= STILL * abs(covariance).max()
             self.steady = found if is_still else None
+        assert vector is not None, "where nothing is seen it was returned above"
         error = vector[rows] - self.loadings[rows] @ mean
         if self.shift is not None:
             error = error - self.shift[rows]
