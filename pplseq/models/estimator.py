@@ -6,7 +6,7 @@ import contextlib
 import inspect
 import math
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Self
@@ -25,7 +25,7 @@ from pplseq.infer.discrete.chain import Chain
 from pplseq.infer.discrete.mixtures import step_of
 from pplseq.infer.discrete.results import MissingWords, NextDistribution, StateMarginals
 from pplseq.infer.fit.em import Batch
-from pplseq.infer.fit.held import Slot, frozen, held, holding, kept
+from pplseq.infer.fit.held import Slot, frozen, holding, restored
 from pplseq.models.base import AT_POINT, AT_TEST, SequenceModel, first_parameter, in_training, said
 from pplseq.models.batch import (
     as_given,
@@ -228,12 +228,7 @@ class Estimator(FittedState, SequenceModel):
             alone, starts = folder is None and max_time is None and not resume, []
             holds = self.held_by(fixed)
             self.take_units(batch, warm_start or resume, holds)
-            stack.enter_context(holding([(self.slots[name], mask) for name, mask in holds.items()]))
-            self.fixed_parameters = frozenset(name for name, mask in holds.items() if mask is None)
-            self.fixed_entries = {name: mask for name, mask in holds.items() if mask is not None}
-            self.check_held(method)
-            if not resume:  # which sets all of them
-                self.check_set([(name, self.slots[name].raw) for name in holds if name not in self.replaced], drawn)
+            stack.enter_context(self.keeping(holds, method, () if resume else drawn))  # a run that goes on sets all of them
             if not (warm_start or resume):
                 finalists, num_starts = self.finalists if alone else 1, max(num_restarts, self.least_starts)
                 ways = [how or self.turns[k % len(self.turns) :][:1] if self.turns else how for k in range(num_starts)]
@@ -261,8 +256,7 @@ class Estimator(FittedState, SequenceModel):
             about = {"x": digest(x.vocabulary.fingerprint(), *(f"{part.part} {part.num_tokens}" for part in batches))}
         else:
             about = about_data(batch)
-        fixed = {name: "whole" if mask is None else digest(mask) for name, mask in holds.items()}
-        return {**about, "fixed": fixed | dict.fromkeys(frozen(self), "requires_grad = False")}
+        return {**about, "fixed": told_held(holds) | dict.fromkeys(frozen(self), "requires_grad = False")}
 
     def check_method(self, method: str) -> None:
         """Raises ValueError where this model cannot be fitted by a method."""
@@ -278,12 +272,8 @@ class Estimator(FittedState, SequenceModel):
 
     def _begin(self, batch: Batch, *how: str) -> None:
         """A start, in which what is held is what it was."""
-        parts = [parameter for parameter in self.parameters() if held(parameter) is not None]
-        before = [part.detach().clone() for part in parts]
-        self.initialize(batch, *how)
-        with torch.no_grad():
-            for part, value in zip(parts, before, strict=True):
-                part.copy_(kept(part, part) if part.requires_grad else value)
+        with restored(self):
+            self.initialize(batch, *how)
 
     @property
     def slots(self) -> dict[str, Slot]:
@@ -318,6 +308,24 @@ class Estimator(FittedState, SequenceModel):
             if bool(mask.any()):
                 found[own] = None if bool(mask.all()) else mask.to(slots[own].raw.device)
         return found
+
+    @contextlib.contextmanager
+    def keeping(self, holds: Mapping[str, Tensor | None], method: str, drawn: Sequence[str]) -> Iterator[None]:
+        """Holds what :meth:`held_by` found while a fit lasts, and remembers it.
+
+        Args:
+            drawn: the :attr:`random_parameters`, which nobody has set.
+
+        Raises:
+            ValueError: where some of these were to be held, or the method cannot.
+        """
+        slots = self.slots
+        self.fixed_parameters = frozenset(name for name, mask in holds.items() if mask is None)
+        self.fixed_entries = {name: mask for name, mask in holds.items() if mask is not None}
+        with holding([(slots[name], mask) for name, mask in holds.items()]):
+            self.check_held(method)
+            self.check_set([(name, slots[name].raw) for name in holds if name not in self.replaced], drawn)
+            yield
 
     def check_held(self, method: str) -> None:
         """Raises ValueError where a method cannot hold what is held."""
@@ -665,6 +673,11 @@ class Estimator(FittedState, SequenceModel):
             method = getattr(self.history, "method", None)  # a model that was loaded has no history
             state = "fitted" if method is None else f"fitted by {method}"
         return f"{type(self).__name__}({', '.join(shown)}): {self.num_free_parameters} free parameters, {state}"
+
+
+def told_held(holds: Mapping[str, Tensor | None]) -> dict[str, str]:
+    """What a fit holds, as a run's folder says it."""
+    return {name: "whole" if mask is None else digest(mask) for name, mask in holds.items()}
 
 
 def _short(value) -> str:

@@ -161,9 +161,11 @@ class FittedState(SequenceModel):
         named = dict(self.named_parameters())
         left = {id(named[name]) for name in drawn}
         if names := [name.removeprefix("raw_") for name, raw in held if id(raw) in left]:
+            own = names[0].isidentifier() and hasattr(type(self), "set_parameters")
+            how = f"set_parameters({names[0]}=...)" if own else "load_state_dict(...)"
             raise ValueError(
                 f"fixed: {', '.join(names)} of this {type(self).__name__} would stay as drawn at random; give the values to "
-                f"keep, set_parameters({names[0]}=...), or fit the model before"
+                f"keep, {how}, or fit the model before"
             )
 
     def __getstate__(self) -> dict[str, Any]:

@@ -41,6 +41,10 @@ class Entries(NamedTuple):
     values: Tensor
     rows: bool
 
+    def at(self, raw: Tensor) -> Entries:
+        """The same entries, at the numbers of a parameter."""
+        return self._replace(values=raw.detach().log_softmax(-1) if self.rows else raw.detach().clone())
+
     def put(self, new: Tensor) -> Tensor:
         """New numbers with the held ones in their places; what these leave of a row is shared out as the new ones say."""
         values = self.values.to(new)
@@ -84,6 +88,24 @@ def kept(raw: Tensor, new: Tensor) -> Tensor:
     return new if entries is None else entries.put(new)
 
 
+def retake(parameters: Iterable[Tensor]) -> None:
+    """Holds entries at the numbers that their parameters have now: those of a run that goes on."""
+    for raw in parameters:
+        entries: Entries | None = getattr(raw, "held_entries", None)
+        if entries is not None:
+            raw.held_entries = entries.at(raw)  # pyright: ignore[reportAttributeAccessIssue]
+
+
+@contextlib.contextmanager
+def restored(module: nn.Module) -> Iterator[None]:
+    """What is held is, behind this, what it was, whatever set it."""
+    before = [(part, part.detach().clone()) for part in module.parameters() if held(part) is not None]
+    yield
+    with torch.no_grad():
+        for part, value in before:
+            part.copy_(kept(part, part) if part.requires_grad else value)
+
+
 @torch.no_grad()
 def settle(parameters: Iterable[Tensor]) -> None:
     """Puts rows of which some entries are held back to where these are their probabilities."""
@@ -107,8 +129,7 @@ def holding(slots: Iterable[tuple[Slot, Tensor | None]]) -> Iterator[None]:
                 continue
             before: Entries | None = getattr(raw, "held_entries", None)
             mask = mask if before is None else mask | before.mask
-            values = raw.detach().log_softmax(-1) if rows else raw.detach().clone()
-            entries: Any = Entries(mask, values, rows)
+            entries: Any = Entries(mask, raw, rows).at(raw)
             raw.held_entries = entries  # pyright: ignore[reportAttributeAccessIssue]
             hook = raw.register_hook(lambda gradient, raw=raw, entries=entries: entries.slope(raw, gradient))
             undo.append(lambda raw=raw, hook=hook: (hook.remove(), vars(raw).pop("held_entries", None)))
