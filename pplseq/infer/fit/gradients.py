@@ -15,6 +15,7 @@ from pplseq import checks
 from pplseq.distributions.drawing import undrawn
 from pplseq.infer.fit.em import Batch, FitHistory
 from pplseq.infer.fit.held import settle
+from pplseq.infer.fit.points import Points
 from pplseq.threads import alone
 
 GUIDES = {"normal": AutoNormal, "delta": AutoDelta}
@@ -44,7 +45,8 @@ class Descent:
         self.whose: Any = loss
         self.num_steps, self.order = checks.count("num_steps", num_steps), list[int]()
         self.parameters = list(parameters)
-        self.optimizer = torch.optim.Adam(self.parameters, lr=checks.positive("lr", lr))
+        self.points = Points(dict(enumerate(self.parameters)))
+        self.optimizer = torch.optim.Adam(self.points.leaves, lr=checks.positive("lr", lr))
         self.schedule = torch.optim.lr_scheduler.ExponentialLR(self.optimizer, 0.1 ** (1 / num_steps))
 
     @classmethod
@@ -76,7 +78,9 @@ class Descent:
             if bool(loss.isnan()):
                 raise ArithmeticError(f"the loss is NaN at step {len(self.history.losses)}; use a smaller lr")
             loss.backward()
+            self.points.pull()
             self.optimizer.step()
+            self.points.put()
             settle(self.parameters)
             self.schedule.step()
             self.history.losses.append(float(loss.detach()))
@@ -121,9 +125,8 @@ def maximize_by_lbfgs(
     if not moved:
         raise ValueError("fixed: every parameter is held, so there is nothing to fit")
     units = model.parameter_units() if hasattr(model, "parameter_units") else {}
-    units = {name: units[name].to(parameter) for name, parameter in moved.items() if name in units}
-    points = {name: (moved[name].detach() / unit).requires_grad_() for name, unit in units.items()}
-    parameters = [points.get(name, parameter) for name, parameter in moved.items()]
+    points = Points(moved, units)
+    parameters = points.leaves
     wall = math.nan  # the loss where there is no model, once that of the start is known
 
     def evaluate() -> float:
@@ -134,22 +137,18 @@ def maximize_by_lbfgs(
             loss = -model.log_joint(batch.x, batch.lengths, **batch.known, share=share) / history.num_tokens
             loss.backward()
             total += float(loss.detach())
-        for name, point in points.items():
-            gradient, moved[name].grad = moved[name].grad, None
-            point.grad = None if gradient is None else gradient * units[name]
+        points.pull()
         return total
 
     def put() -> None:
-        with torch.no_grad():
-            for name, point in points.items():
-                moved[name].copy_(point * units[name])
+        points.put()
         settle(moved.values())
 
     def closure() -> float:
         nonlocal wall
         optimizer.zero_grad()
-        for name in points:
-            moved[name].grad = None
+        for raw in moved.values():
+            raw.grad = None
         try:
             total = evaluate()
         except (ValueError, torch.linalg.LinAlgError):  # pyright: ignore[reportPrivateImportUsage]

@@ -28,7 +28,7 @@ from pplseq.distributions.blocks import share_states
 from pplseq.distributions.drawing import seeded
 from pplseq.folder import write_with_sum
 from pplseq.infer.fit.held import frozen, restored
-from pplseq.models.estimator import told_held
+from pplseq.models.fitted import told_held
 from pplseq.models.storage import read_model
 from pplseq.models.texts import as_texts, check_same_text, make_batches, validation
 from pplseq.models.vlhmm.counts import check_start, start_from_counts
