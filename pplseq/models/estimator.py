@@ -6,7 +6,7 @@ import contextlib
 import inspect
 import math
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Self
@@ -232,6 +232,7 @@ class Estimator(HeldParameters, SequenceModel):
             self.take_units(batch, warm_start or resume, holds)
             boxes = self.bounds_by(bounds or {}, method)
             stack.enter_context(self.keeping(holds, method, () if resume else drawn, boxes))  # a run that goes on sets all
+            stack.enter_context(self._saying_why(batch))
             if not (warm_start or resume):
                 finalists, num_starts = self.finalists if alone else 1, max(num_restarts, self.least_starts)
                 ways = [how or self.turns[k % len(self.turns) :][:1] if self.turns else how for k in range(num_starts)]
@@ -255,6 +256,15 @@ class Estimator(HeldParameters, SequenceModel):
         # as a loaded model is; queries need not change it and change it back
         return self.eval() if method != "em" or self.training else self
 
+    @contextlib.contextmanager
+    def _saying_why(self, batch: Batch) -> Iterator[None]:
+        try:
+            yield
+        except ArithmeticError as error:
+            if not (why := self.why_no_number(batch)):
+                raise
+            raise type(error)(f"{why}: {error}") from error
+
     def _about(self, x: Any, batch: Batch, batches: Any, holds: Mapping[str, Tensor | None]) -> dict[str, Any]:
         """Data, and what is held, as a resumed fit must be given them alike."""
         if isinstance(x, TextFiles):
@@ -268,6 +278,10 @@ class Estimator(HeldParameters, SequenceModel):
 
     def check_data(self, batch: Batch) -> None:
         """Raises ValueError for data of which nothing can be learned."""
+
+    def why_no_number(self, batch: Batch) -> str:
+        """What to say of data at which a likelihood, or its gradient, is no number with these parameters; "" for nothing."""
+        return ""
 
     def take_units(self, batch: Batch, warm: bool, holds: Mapping[str, Any]) -> None:
         """What a model takes from data before it starts, warm or anew, or anything is held."""

@@ -79,6 +79,8 @@ class Descent:
                 raise ArithmeticError(f"the loss is NaN at step {len(self.history.losses)}; use a smaller lr")
             loss.backward()
             self.points.pull()
+            if not _finite(self.points.leaves):
+                raise ArithmeticError(f"the gradient is NaN at step {len(self.history.losses)}; use a smaller lr")
             self.optimizer.step()
             self.points.put()
             settle(self.parameters)
@@ -92,6 +94,11 @@ class Descent:
             self.step()
         self.history.reason = f"num_steps = {self.num_steps} done"
         return self.history
+
+
+def _finite(parameters: Iterable[Tensor]) -> bool:
+    """Whether gradients are numbers."""
+    return all(parameter.grad is None or bool(parameter.grad.isfinite().all()) for parameter in parameters)
 
 
 def maximize_by_gradient(
@@ -156,12 +163,13 @@ def maximize_by_lbfgs(
                 raise
             total = math.nan
         if math.isnan(wall):
-            if not math.isfinite(total):
+            slope = math.isfinite(total) and not _finite(parameters)
+            if slope or not math.isfinite(total):
                 has_em = "em" in getattr(model, "methods", ("em",))
                 other = "use method 'em' first" if has_em else "start elsewhere: another seed, or warm_start=True"
-                raise ArithmeticError(f"the loss is {total} where the fit starts; {other}")
+                raise ArithmeticError(f"the {'gradient is NaN' if slope else f'loss is {total}'} where the fit starts; {other}")
             wall = total + 1e6 * (1 + abs(total))
-        if math.isfinite(total):
+        if math.isfinite(total) and _finite(parameters):
             return total
         optimizer.zero_grad()  # a trial step too long: high and flat, so that the search turns back; it cannot do with inf
         return wall

@@ -57,7 +57,19 @@ class Parameter:
         transform = torch.distributions.biject_to(self.constraint)
         if self.constraint is constraints.real:
             return base.to_event(len(shape))
-        return dist.TransformedDistribution(base, [transform]).to_event(len(shape))
+        found: Any = _Within(base, [transform])
+        found.constraint = self.constraint
+        return found.to_event(len(shape))
+
+
+class _Within(dist.TransformedDistribution):
+    """Where a parameter may lie, which transforms of several parts do not tell."""
+
+    constraint: constraints.Constraint
+
+    @property
+    def support(self) -> constraints.Constraint:  # pyright: ignore[reportIncompatibleVariableOverride,reportIncompatibleMethodOverride]
+        return self.constraint
 
 
 @dataclass(frozen=True, eq=False)

@@ -220,6 +220,27 @@ class FamilyTable(PyroModule):
                 "filter for the states, or draw what comes by sample"
             ) from None
 
+    def why_no_number(self, x: Tensor, seen: Tensor) -> str:
+        """Of which column a density, or its gradient, is no number at the parameters as they are, in words; "" of none."""
+        for prefix, family, columns in self.parts:
+            for place, column in enumerate(columns):
+                own = x[..., column][seen]
+                own = own[~own.isnan()].unsqueeze(-1)
+                with torch.enable_grad():  # with parameters of each number's own, so that it is known which one it is
+                    raws = [getattr(self, f"raw_{prefix}{name}").detach()[:, place] for name in family.parameters]
+                    raws = [raw.expand(len(own), -1).clone().requires_grad_() for raw in raws]
+                    values = {n: p.value(raw) for raw, (n, p) in zip(raws, family.parameters.items(), strict=True)}
+                    density = family.make(**values).log_prob(own)
+                    slopes = torch.autograd.grad(density.sum(), raws, allow_unused=True)
+                wrong = ~torch.stack([density, *(slope for slope in slopes if slope is not None)]).isfinite().all(0).all(-1)
+                if bool(wrong.any()):
+                    return (
+                        f"emission: the density of {name_of(family)}, or its gradient, is no number at {int(wrong.sum())} of "
+                        f"the {len(own)} numbers of column {column}, as {float(own[wrong][0])!r}; give the column in other "
+                        "units, leave such numbers out, or take another family"
+                    )
+        return ""
+
     # ---------------------------------------------------------------- EM
     @torch.no_grad()
     def set_origin(self, x: Tensor, seen: Tensor) -> None:
