@@ -230,7 +230,7 @@ class Estimator(HeldParameters, SequenceModel):
             alone, starts = folder is None and max_time is None and not resume, []
             holds = self.held_by(fixed)
             self.take_units(batch, warm_start or resume, holds)
-            boxes = self.bounds_by(bounds or {}, method)
+            boxes = self.bounds_by({} if bounds is None else bounds, method)
             stack.enter_context(self.keeping(holds, method, () if resume else drawn, boxes))  # a run that goes on sets all
             stack.enter_context(self._saying_why(batch))
             if not (warm_start or resume):

@@ -329,7 +329,7 @@ class HeldParameters(FittedState):
         Raises:
             ValueError, TypeError: for other names and what are no bounds, and where a method cannot keep them.
         """
-        if bounds and not isinstance(bounds, Mapping):
+        if not isinstance(bounds, Mapping):
             raise TypeError(
                 f"bounds must be a mapping from names of parameters to pairs (low, high), got {checks.shown(bounds)}"
             )
