@@ -29,6 +29,8 @@ def add_times(left, right, width, out, lower):
             e, f, g, h = left[i + 1, j], left[i + 1, j + 1], left[i + 1, j + 2], left[i + 1, j + 3]
             k, l, m, n = left[i + 2, j], left[i + 2, j + 1], left[i + 2, j + 2], left[i + 2, j + 3]
             o, p, q, r = left[i + 3, j], left[i + 3, j + 1], left[i + 3, j + 2], left[i + 3, j + 3]
+            if a == b == c == d == e == f == g == h == k == l == m == n == o == p == q == r == 0:
+                continue  # of a shift of many states, most
             for col in range(end):
                 w, x, y, z = right[j, col], right[j + 1, col], right[j + 2, col], right[j + 3, col]
                 out[i, col] += a * w + b * x + c * y + d * z

@@ -6,7 +6,7 @@ import contextlib
 import inspect
 import math
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Self
@@ -25,7 +25,7 @@ from pplseq.infer.discrete.chain import Chain
 from pplseq.infer.discrete.mixtures import step_of
 from pplseq.infer.discrete.results import MissingWords, NextDistribution, StateMarginals
 from pplseq.infer.fit.em import Batch
-from pplseq.infer.fit.held import Slot, frozen, held, holding, kept
+from pplseq.infer.fit.held import frozen, restored
 from pplseq.models.base import AT_POINT, AT_TEST, SequenceModel, first_parameter, in_training, said
 from pplseq.models.batch import (
     as_given,
@@ -38,7 +38,7 @@ from pplseq.models.batch import (
     with_ends,
     without_empty_rows,
 )
-from pplseq.models.fitted import FittedState
+from pplseq.models.fitted import HeldParameters, told_held
 from pplseq.models.fitting import (
     PART_STEPS,
     about_data,
@@ -78,7 +78,7 @@ class Sample(NamedTuple):
     words: list[list[str]] | None = None
 
 
-class Estimator(FittedState, SequenceModel):
+class Estimator(HeldParameters, SequenceModel):
     """A model that is fitted to data sets and answers questions about them.
 
     x is, everywhere, a list of sequences of any lengths (lists, arrays or tensors: (T_i,) words or (T_i, D) vectors), or
@@ -94,12 +94,10 @@ class Estimator(FittedState, SequenceModel):
     ``set_parameters()``. One whose fit starts from the data has :meth:`initialize`.
     """
 
-    methods: ClassVar[tuple[str, ...]] = ("sgd", "lbfgs")
     starts: ClassVar[tuple[str, ...]] = ()  # ways to initialize, where there are several
     turns: ClassVar[tuple[str, ...]] = ()  # ways that several starts take in turn; none: all start in the first way
     least_starts: ClassVar[int] = 1  # that a fit races, where it is not asked for more
     finalists: ClassVar[int] = 1  # of several starts those that are fitted to the end, where they do not end alike
-    replaced: frozenset[str] = frozenset()  # parameters that what is known of single steps stands in for, while a fit lasts
     history: Any = None  # of the last fit: a FitHistory, or the History of a training run
 
     # ---------------------------------------------------------------- data
@@ -157,6 +155,7 @@ class Estimator(FittedState, SequenceModel):
         resume: bool = False,
         max_time: float | None = None,
         fixed: str | Sequence[str] | Mapping[str, Any] = (),
+        bounds: Mapping[str, Any] | None = None,
         **options,
     ) -> Self:
         """Fits the parameters to data; ``history`` says afterwards how it went.
@@ -183,6 +182,9 @@ class Estimator(FittedState, SequenceModel):
                 from names to masks, True where an entry is held, in the shape of the parameter: of probabilities the rest of a
                 row is shared out among the others. Parameters whose ``requires_grad`` is False are held as well; none that is
                 held counts in ``num_free_parameters``.
+            bounds: by the same names pairs (low, high) between which values stay, each a number, None for no bound, or an array
+                that broadcasts to the parameter: ``{"transition": (0.01, None), "covariance": (None, 3)}``. Of "em", "sgd" and
+                "lbfgs". Means and covariances that are full matrices have bounds by gradients, the second none.
             **options: ``device``, to which the model moves first; what is ``known`` with the sequences (observed states make
                 the fit supervised, or partly so); options of :func:`~pplseq.infer.fit.em.expectation_maximization`
                 (max_iterations, tolerance, step_size; ``cluster``, an address as of :func:`pplseq.runs.cluster.connected`,
@@ -228,12 +230,9 @@ class Estimator(FittedState, SequenceModel):
             alone, starts = folder is None and max_time is None and not resume, []
             holds = self.held_by(fixed)
             self.take_units(batch, warm_start or resume, holds)
-            stack.enter_context(holding([(self.slots[name], mask) for name, mask in holds.items()]))
-            self.fixed_parameters = frozenset(name for name, mask in holds.items() if mask is None)
-            self.fixed_entries = {name: mask for name, mask in holds.items() if mask is not None}
-            self.check_held(method)
-            if not resume:  # which sets all of them
-                self.check_set([(name, self.slots[name].raw) for name in holds if name not in self.replaced], drawn)
+            boxes = self.bounds_by({} if bounds is None else bounds, method)
+            stack.enter_context(self.keeping(holds, method, () if resume else drawn, boxes))  # a run that goes on sets all
+            stack.enter_context(self._saying_why(batch))
             if not (warm_start or resume):
                 finalists, num_starts = self.finalists if alone else 1, max(num_restarts, self.least_starts)
                 ways = [how or self.turns[k % len(self.turns) :][:1] if self.turns else how for k in range(num_starts)]
@@ -243,6 +242,8 @@ class Estimator(FittedState, SequenceModel):
                 history = fit_best(self, batches, method, options, starts)
             else:
                 about = {} if folder is None else self._about(x, batch, batches, holds)
+                if boxes:
+                    about["bounds"] = {name: digest(own.low, own.high) for name, own in boxes.items()}
                 if method != "em":  # of which batches are only its memory
                     about["batch_size"] = batch_size
                 limits: dict[str, Any] = {"folder": folder, "resume": resume, "max_time": max_time}
@@ -255,20 +256,32 @@ class Estimator(FittedState, SequenceModel):
         # as a loaded model is; queries need not change it and change it back
         return self.eval() if method != "em" or self.training else self
 
+    @contextlib.contextmanager
+    def _saying_why(self, batch: Batch) -> Iterator[None]:
+        try:
+            yield
+        except ArithmeticError as error:
+            if not (why := self.why_no_number(batch)):
+                raise
+            raise type(error)(f"{why}: {error}") from error
+
     def _about(self, x: Any, batch: Batch, batches: Any, holds: Mapping[str, Tensor | None]) -> dict[str, Any]:
         """Data, and what is held, as a resumed fit must be given them alike."""
         if isinstance(x, TextFiles):
             about = {"x": digest(x.vocabulary.fingerprint(), *(f"{part.part} {part.num_tokens}" for part in batches))}
         else:
             about = about_data(batch)
-        fixed = {name: "whole" if mask is None else digest(mask) for name, mask in holds.items()}
-        return {**about, "fixed": fixed | dict.fromkeys(frozen(self), "requires_grad = False")}
+        return {**about, "fixed": told_held(holds) | dict.fromkeys(frozen(self), "requires_grad = False")}
 
     def check_method(self, method: str) -> None:
         """Raises ValueError where this model cannot be fitted by a method."""
 
     def check_data(self, batch: Batch) -> None:
         """Raises ValueError for data of which nothing can be learned."""
+
+    def why_no_number(self, batch: Batch) -> str:
+        """What to say of data at which a likelihood, or its gradient, is no number with these parameters; "" for nothing."""
+        return ""
 
     def take_units(self, batch: Batch, warm: bool, holds: Mapping[str, Any]) -> None:
         """What a model takes from data before it starts, warm or anew, or anything is held."""
@@ -278,70 +291,8 @@ class Estimator(FittedState, SequenceModel):
 
     def _begin(self, batch: Batch, *how: str) -> None:
         """A start, in which what is held is what it was."""
-        parts = [parameter for parameter in self.parameters() if held(parameter) is not None]
-        before = [part.detach().clone() for part in parts]
-        self.initialize(batch, *how)
-        with torch.no_grad():
-            for part, value in zip(parts, before, strict=True):
-                part.copy_(kept(part, part) if part.requires_grad else value)
-
-    @property
-    def slots(self) -> dict[str, Slot]:
-        """What is learned, by the names of :meth:`estimates`."""
-        return {name: Slot(parameter) for name, parameter in self.named_parameters()}
-
-    def held_by(self, fixed: str | Sequence[str] | Mapping[str, Any]) -> dict[str, Tensor | None]:
-        """What a fit shall hold: None for all of a parameter, or the mask of its entries.
-
-        Raises:
-            ValueError, TypeError: for other names, and masks that are none.
-        """
-        slots, found = self.slots, {}
-        given = dict(fixed) if isinstance(fixed, Mapping) else dict.fromkeys([fixed] if isinstance(fixed, str) else fixed, True)
-        for name, mask in given.items():
-            own = {"covariance": "precision", "covariances": "precision"}.get(name, name) if name not in slots else name
-            if own not in slots:
-                near = checks.nearest(str(name), slots)
-                raise ValueError(f"fixed: {type(self).__name__} has no parameter {str(name)[:40]!r}.{near}")
-            if mask is True:
-                found[own] = None
-                continue
-            mask = torch.as_tensor(np.asarray(mask))
-            shape = tuple(slots[own].raw.shape)
-            if mask.dtype != torch.bool or tuple(mask.shape) != shape:
-                raise ValueError(
-                    f"fixed: {name!r} takes True, or a mask of True and False in its shape {shape}; got {mask.dtype} of shape "
-                    f"{tuple(mask.shape)}"
-                )
-            if slots[own].triangle and bool(mask.any()) and not bool(mask.all()):
-                raise ValueError(f"fixed: entries of {name!r} cannot be held one by one; give True, to hold it whole")
-            if bool(mask.any()):
-                found[own] = None if bool(mask.all()) else mask.to(slots[own].raw.device)
-        return found
-
-    def check_held(self, method: str) -> None:
-        """Raises ValueError where a method cannot hold what is held."""
-        if not any(parameter.requires_grad for parameter in self.parameters()):
-            raise ValueError("fixed: every parameter is held, so there is nothing to fit")
-
-    @property
-    def num_held(self) -> int:
-        """How many parameters are not free, as they are held or the last fit was told to keep them."""
-        slots = self.slots
-        whole = {name: torch.ones_like(slots[name].raw, dtype=torch.bool) for name in self.not_free if name in slots}
-        return sum(slots[name].num_free(mask) for name, mask in ({**self.fixed_entries} | whole).items())
-
-    def held_estimate(self, name: str, value: Tensor) -> Tensor:
-        """Where one of :meth:`estimates` is what the last fit was told to keep."""
-        own = name.partition("[")[0]
-        own = "transition" if own == "eigenvalue" else own.partition(" ")[0]  # "transition a" of an entry with a name
-        mask, found = self.fixed_entries.get(own), torch.full_like(value, own in self.not_free, dtype=torch.bool)
-        return found if mask is None or mask.shape != value.shape else mask | found
-
-    @property
-    def not_free(self) -> frozenset[str]:
-        """Parameters that the last fit was told to keep whole, or whose ``requires_grad`` is False."""
-        return self.fixed_parameters | {name for name, slot in self.slots.items() if not slot.raw.requires_grad}
+        with restored(self):
+            self.initialize(batch, *how)
 
     def log_prior(self) -> Tensor:
         """log density of the parameters under the priors, nats; 0 without priors."""

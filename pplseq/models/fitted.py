@@ -1,18 +1,23 @@
-"""Whether a model has learned anything yet: what scikit-learn asks, and what keeps random answers from being taken for real."""
+"""Whether a model has learned anything yet: what scikit-learn asks, and what keeps random answers from being taken for real.
+And what a fit is told to hold, or to keep within bounds, by the names that its parameters have.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import copy
 import functools
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Self, cast
+from typing import Any, ClassVar, Self, cast
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from pplseq import checks
 from pplseq.data.text import Text
+from pplseq.infer.fit.held import Entries, Slot, holding
 from pplseq.models.base import SequenceModel
 from pplseq.models.forms import (
     Form,
@@ -27,6 +32,7 @@ from pplseq.models.forms import (
 )
 from pplseq.models.row_labels import check_rows_together, in_steps, labels_ahead
 from pplseq.models.state_labels import names_of_states, numbers_of_states
+from pplseq.runs.loop import digest
 
 
 class FittedState(SequenceModel):
@@ -161,9 +167,11 @@ class FittedState(SequenceModel):
         named = dict(self.named_parameters())
         left = {id(named[name]) for name in drawn}
         if names := [name.removeprefix("raw_") for name, raw in held if id(raw) in left]:
+            own = names[0].isidentifier() and hasattr(type(self), "set_parameters")
+            how = f"set_parameters({names[0]}=...)" if own else "load_state_dict(...)"
             raise ValueError(
                 f"fixed: {', '.join(names)} of this {type(self).__name__} would stay as drawn at random; give the values to "
-                f"keep, set_parameters({names[0]}=...), or fit the model before"
+                f"keep, {how}, or fit the model before"
             )
 
     def __getstate__(self) -> dict[str, Any]:
@@ -267,3 +275,162 @@ def _written(name: str) -> str:
         return first.removesuffix("_network")
     last = last or first
     return WRITTEN.get(last, last.removeprefix("raw_").removesuffix("_logits"))
+
+
+# ------------------------------------------------------------------------------------------------ what a fit holds
+class HeldParameters(FittedState):
+    """A model whose parameters a fit may hold, in part or whole, or keep within bounds."""
+
+    methods: ClassVar[tuple[str, ...]] = ("sgd", "lbfgs")  # of fits
+    replaced: frozenset[str] = frozenset()  # parameters that what is known of single steps stands in for, while a fit lasts
+
+    @property
+    def slots(self) -> dict[str, Slot]:
+        """What is learned, by the names of :meth:`estimates`."""
+        return {name: Slot(parameter) for name, parameter in self.named_parameters()}
+
+    def held_by(self, fixed: str | Sequence[str] | Mapping[str, Any]) -> dict[str, Tensor | None]:
+        """What a fit shall hold: None for all of a parameter, or the mask of its entries.
+
+        Raises:
+            ValueError, TypeError: for other names, and masks that are none.
+        """
+        slots, found = self.slots, {}
+        given = dict(fixed) if isinstance(fixed, Mapping) else dict.fromkeys([fixed] if isinstance(fixed, str) else fixed, True)
+        for name, mask in given.items():
+            own = self._slot_name("fixed", name)
+            if mask is True:
+                found[own] = None
+                continue
+            mask = torch.as_tensor(np.asarray(mask))
+            shape = tuple(slots[own].raw.shape)
+            if mask.dtype != torch.bool or tuple(mask.shape) != shape:
+                raise ValueError(
+                    f"fixed: {name!r} takes True, or a mask of True and False in its shape {shape}; got {mask.dtype} of shape "
+                    f"{tuple(mask.shape)}"
+                )
+            if slots[own].triangle and bool(mask.any()) and not bool(mask.all()):
+                raise ValueError(f"fixed: entries of {name!r} cannot be held one by one; give True, to hold it whole")
+            if bool(mask.any()):
+                found[own] = None if bool(mask.all()) else mask.to(slots[own].raw.device)
+        return found
+
+    def _slot_name(self, argument: str, name: str) -> str:
+        """The name of a slot, from that of a parameter."""
+        own = name if name in (slots := self.slots) else {"covariance": "precision", "covariances": "precision"}.get(name, name)
+        if own not in slots:
+            near = checks.nearest(str(name), slots)
+            raise ValueError(f"{argument}: {type(self).__name__} has no parameter {str(name)[:40]!r}.{near}")
+        return own
+
+    def bounds_by(self, bounds: Mapping[str, Any], method: str) -> dict[str, Entries]:
+        """Where a fit shall keep parameters, by the names of :attr:`slots`.
+
+        Raises:
+            ValueError, TypeError: for other names and what are no bounds, and where a method cannot keep them.
+        """
+        if not isinstance(bounds, Mapping):
+            raise TypeError(
+                f"bounds must be a mapping from names of parameters to pairs (low, high), got {checks.shown(bounds)}"
+            )
+        if bounds and method not in ("em", "sgd", "lbfgs"):
+            raise ValueError(
+                f"bounds: {method!r} takes none, as priors say where parameters may lie; leave them out, or use "
+                f"{' or '.join(repr(own) for own in self.methods if own in ('em', 'sgd', 'lbfgs'))}"
+            )
+        found = {}
+        for name, pair in bounds.items():
+            own = self._slot_name("bounds", name)
+            slot = self.slots[own]
+            low, high = ends(name, pair, slot.raw)
+            if name == "precision" and own == name:  # slots of Gaussians are of covariances
+                low, high = high.clamp_min(0.0).reciprocal(), low.clamp_min(0.0).reciprocal()
+            found[own] = slot.between(name, low, high)
+            if method == "em" and not slot.clips:
+                raise ValueError(
+                    f"bounds: the M-step of {type(self).__name__} has no best {name!r} within bounds, as it depends on others; "
+                    "use method='lbfgs' or 'sgd'"
+                )
+        return found
+
+    @contextlib.contextmanager
+    def keeping(
+        self, holds: Mapping[str, Tensor | None], method: str, drawn: Sequence[str], boxes: Mapping[str, Entries] | None = None
+    ) -> Iterator[None]:
+        """Holds what :meth:`held_by` found while a fit lasts, and remembers it; and keeps to :meth:`bounds_by`.
+
+        Args:
+            drawn: the :attr:`random_parameters`, which nobody has set.
+
+        Raises:
+            ValueError: where some of these were to be held, or the method cannot.
+        """
+        slots = self.slots
+        self.fixed_parameters = frozenset(name for name, mask in holds.items() if mask is None)
+        self.fixed_entries = {name: mask for name, mask in holds.items() if mask is not None}
+        what: dict[str, Any] = {**holds}
+        for name, box in (boxes or {}).items():
+            if name in what:
+                mask = torch.ones_like(slots[name].raw, dtype=torch.bool) if what[name] is None else what[name]
+                box = slots[name].held_at(mask).within(name, box)
+            what[name] = None if name in holds and holds[name] is None else box
+        with holding([(slots[name], own) for name, own in what.items()]):
+            self.check_held(method)
+            self.check_set([(name, slots[name].raw) for name in holds if name not in self.replaced], drawn)
+            yield
+
+    def check_held(self, method: str) -> None:
+        """Raises ValueError where a method cannot hold what is held."""
+        if not any(parameter.requires_grad for parameter in self.parameters()):
+            raise ValueError("fixed: every parameter is held, so there is nothing to fit")
+
+    @property
+    def num_held(self) -> int:
+        """How many parameters are not free, as they are held or the last fit was told to keep them."""
+        slots = self.slots
+        whole = {name: torch.ones_like(slots[name].raw, dtype=torch.bool) for name in self.not_free if name in slots}
+        return sum(slots[name].num_free(mask) for name, mask in ({**self.fixed_entries} | whole).items())
+
+    def held_estimate(self, name: str, value: Tensor) -> Tensor:
+        """Where one of :meth:`estimates` is what the last fit was told to keep."""
+        own = name.partition("[")[0]
+        own = "transition" if own == "eigenvalue" else own.partition(" ")[0]  # "transition a" of an entry with a name
+        mask, found = self.fixed_entries.get(own), torch.full_like(value, own in self.not_free, dtype=torch.bool)
+        return found if mask is None or mask.shape != value.shape else mask | found
+
+    @property
+    def not_free(self) -> frozenset[str]:
+        """Parameters that the last fit was told to keep whole, or whose ``requires_grad`` is False."""
+        return self.fixed_parameters | {name for name, slot in self.slots.items() if not slot.raw.requires_grad}
+
+
+def ends(name: str, pair: Any, like: Tensor) -> tuple[Tensor, Tensor]:
+    """Bounds (low, high) of each number of a parameter, double precision.
+
+    Raises:
+        ValueError, TypeError: for what is no pair of bounds.
+    """
+    try:
+        low, high = pair
+    except (TypeError, ValueError):
+        raise ValueError(f"bounds: {name!r} takes a pair (low, high), None for no bound; got {checks.shown(pair)}") from None
+    found = []
+    for end, free in ((low, -math.inf), (high, math.inf)):
+        value = torch.full((), free) if end is None else checks.numbers(f"bounds[{name!r}]", end)
+        try:
+            value = value.to(device=like.device, dtype=torch.float64).expand(like.shape).clone()
+        except RuntimeError:
+            raise ValueError(
+                f"bounds: {name!r} has shape {tuple(like.shape)}, to which those of shape {tuple(value.shape)} do not broadcast"
+            ) from None
+        if bool(value.isnan().any()):
+            raise ValueError(f"bounds: {name!r} has a bound that is NaN; give None for no bound")
+        found.append(value)
+    if bool((found[0] > found[1]).any()):
+        raise ValueError(f"bounds: {name!r} has a low bound above its high one; got {checks.shown(pair)}")
+    return found[0], found[1]
+
+
+def told_held(holds: Mapping[str, Tensor | None]) -> dict[str, str]:
+    """What a fit holds, as a run's folder says it."""
+    return {name: "whole" if mask is None else digest(mask) for name, mask in holds.items()}

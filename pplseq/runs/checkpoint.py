@@ -23,6 +23,7 @@ from torch import Tensor
 from pplseq.distributions.drawing import random_state, set_random_state
 from pplseq.files import locked, make_folder
 from pplseq.folder import FolderError, FolderKind, check_finite
+from pplseq.infer.fit.held import retake
 from pplseq.runs.settings import Progress
 from pplseq.runs.status import LOCK
 
@@ -126,6 +127,7 @@ def restore_weights(module: torch.nn.Module, tensors: dict[str, Tensor], prefix:
     with torch.no_grad():
         for name, tensor in weights.items():
             tensor.copy_(saved[name])
+    retake(module.parameters())
 
 
 def random_states(device: torch.device) -> dict[str, Tensor]:

@@ -181,13 +181,19 @@ class DescentTraining(FitTraining):
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         tensors, state = super().state()
         moments, groups = checkpoint.flatten_optimizer(self.descent.optimizer)
-        tensors |= moments | checkpoint.random_states(model_device(self.model))
+        tensors |= moments | checkpoint.random_states(model_device(self.model)) | self._points()
         schedule = {name: value for name, value in self.descent.schedule.state_dict().items() if value is not None}
         return tensors, state | {"groups": groups, "schedule": schedule, "order": self.descent.order}
+
+    def _points(self) -> dict[str, Tensor]:
+        """What stands for parameters with bounds, which these do not tell to the last digit."""
+        return {f"points.{k}": leaf.data for k, (_, _, leaf) in enumerate(self.descent.points.own)}
 
     def restore(self, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
         super().restore(tensors, state)
         checkpoint.restore_optimizer(self.descent.optimizer, tensors, state["groups"])
         self.descent.schedule.load_state_dict(state["schedule"])
         self.descent.order = state["order"]
+        for name, value in self._points().items():
+            value.copy_(tensors[name])
         checkpoint.restore_random_states(tensors, model_device(self.model))

@@ -23,6 +23,7 @@ from pplseq import checks
 from pplseq.data.batches import SentenceBatches, StreamBatches
 from pplseq.distributions.drawing import undrawn
 from pplseq.distributions.state import Belief
+from pplseq.infer.fit.held import settle
 from pplseq.kernels.precision import exact_products, matmul_precision
 from pplseq.runs import checkpoint, processes
 from pplseq.runs.loop import Step, Training, run_training
@@ -191,6 +192,7 @@ class GradientTraining(Training):
             for group in self.optimizer.param_groups:
                 group["lr"] = self.settings.lr * self._left(p.step - 1)
         self.optimizer.step()
+        settle(self.parameters)
         self.on_step(p, num_tokens)
 
     def _sum_gradients(self, x: Tensor, lengths: Tensor | None, start: Any, num_tokens: int) -> tuple[Any, Tensor]:

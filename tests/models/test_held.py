@@ -9,10 +9,13 @@ import torch
 from pplseq import HMM, IOHMM, LDS, load
 from pplseq.models import (
     ARHMM,
+    PROPS,
+    VLHMM,
     ConstrainedLDS,
     SemiMarkovHMM,
     StructuralModel,
     SwitchingRegression,
+    TextLDS,
 )
 
 RNG = np.random.default_rng(0)
@@ -245,3 +248,86 @@ def test_draws_of_gaussians_hold_matrices_of_precision():
     before = model.slots["precision"].raw.clone()
     model.fit(VECTORS, method="svi", num_steps=3, fixed=["covariance"], seed=0)
     assert torch.equal(model.slots["precision"].raw, before) and not torch.equal(model.loc, torch.tensor(known["loc"]).double())
+
+
+@pytest.mark.parametrize(("method", "steps"), [("em", "max_iterations"), ("sgd", "num_steps")])
+def test_entries_of_a_run_that_goes_on_in_another_model(method, steps, tmp_path):
+    fixed = {"emission": [[True, False, False], [False, False, False]]}
+    make = CASES["words"][0]
+    run = {"fixed": fixed, "method": method, "folder": tmp_path / "run", "seed": 0}
+    first = make().set_parameters(emission=[[0.2, 0.3, 0.5], [0.5, 0.3, 0.2]]).fit(WORDS, **run, **{steps: 3})
+    other = make().fit(WORDS, **run, resume=True, **{steps: 6})
+    assert other.emission[0, 0] == pytest.approx(0.2, abs=1e-12) and not torch.equal(other.emission[1], first.emission[1])
+
+
+@pytest.mark.parametrize("warm", [True, False])
+def test_a_vlhmm(warm, tmp_path):
+    words = WORDS.reshape(4, 30).tolist()
+    how = {"epochs": 1, "seed": 0, "warm_start": warm, "weight_decay": 0.1}
+    model = VLHMM(3, 4, blocks=[0, 1, 1], hidden_size=4)
+    with pytest.raises(ValueError, match=r"word_score.bias of this VLHMM would stay as drawn.*load_state_dict"):
+        model.fit(words, fixed="word_score.bias", **how)
+    model.fit(words, epochs=1, seed=1)
+    free, before = model.num_free_parameters, {name: raw.detach().clone() for name, raw in model.named_parameters()}
+    mask = torch.zeros(3, 4, dtype=torch.bool)
+    mask[1] = True
+    fixed = {"word_score.weight": mask, "start_score.weight": True}
+    model.fit(words, fixed=fixed, folder=tmp_path / "run", **how)
+    again = copy.deepcopy(model).fit(words, fixed=fixed, folder=tmp_path / "run", resume=True, **how | {"epochs": 2})
+    for one in (model, again, load(model.save(tmp_path / "model"))):
+        same = {name for name, raw in one.named_parameters() if torch.equal(raw, before[name])}
+        assert same == {"start_score.weight"} and torch.equal(one.word_score.weight[1], before["word_score.weight"][1])
+        assert not (one.word_score.weight[0] == before["word_score.weight"][0]).any()
+        assert one.num_free_parameters == free - 8
+    with pytest.raises(ValueError, match="fixed: the run in .* is of another fixed"):
+        model.fit(words, folder=tmp_path / "run", resume=True, **how)
+    still = model.start_score.weight.requires_grad_(False).clone()
+    model.fit(words, **how)
+    assert torch.equal(model.start_score.weight, still) and model.num_free_parameters == free - 4
+    with pytest.raises(ValueError, match="fixed: this VLHMM gets its words and parameters from the text"):
+        VLHMM(num_states=4).fit(words, fixed="word_score.bias", blocks="none")
+
+
+def test_a_text_lds_holds_nothing():
+    model, words = TextLDS(3, 1), WORDS.reshape(4, 30)
+    with pytest.raises(ValueError, match="fixed: TextLDS.fit learns .* together, .* got 'transition'; go on from .* initial="):
+        model.fit(words, fixed="transition")
+    model.emission.requires_grad_(False)
+    with pytest.raises(ValueError, match=r"nothing held .* got \['emission'\]"):
+        model.fit(words)
+
+
+@pytest.mark.parametrize("averaging", [None, "recent"])
+@pytest.mark.parametrize("fixed", ["initial", "transition", "emission", ["emission", "transition"]])
+def test_streams(fixed, averaging):
+    model = PROPS(3, num_sources=0, num_perturbations=2, seed=0)
+    by_hand = copy.deepcopy(model)
+    names = [fixed] if isinstance(fixed, str) else fixed
+    for name in names:
+        by_hand.slots[name].raw.requires_grad_(False)
+    how = {"averaging": averaging, "warm_up": 5}
+    streams = [model.start(fixed=fixed, **how), by_hand.start(**how)]
+    batch = model.start(2, fixed=fixed, **how)
+    for word in WORDS[:40]:
+        infos = [stream.step(word) for stream in streams]
+        both = batch.step([word, word])
+        assert infos[0].log_prob == infos[1].log_prob == pytest.approx(float(both.log_prob[1]), rel=1e-12)
+    for stream in (*streams, batch.user(0)):
+        now = stream.parameters()
+        for name in ("initial", "transition", "emission"):
+            assert np.array_equal(getattr(now, name), getattr(model, name).numpy()) == (name in names)
+
+
+def test_streams_of_vectors_hold_emissions_whole():
+    model = PROPS(num_features=2, num_sources=0, num_perturbations=2, seed=0)
+    for fixed in ({"emission": True}, ["loc"]):
+        with pytest.raises(ValueError, match="fixed"):
+            model.start(fixed=fixed)
+    model.emissions.loc.requires_grad_(False)
+    with pytest.raises(ValueError, match="means and covariances together, and only some"):
+        model.start()
+    model.emissions.requires_grad_(False)
+    stream = model.start(warm_up=2)
+    for row in VECTORS[:10]:
+        stream.step(row)
+    assert np.array_equal(stream.loc, model.loc) and np.array_equal(stream.covariances, model.covariances)

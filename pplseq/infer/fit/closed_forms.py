@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -43,7 +44,7 @@ class NormalWishart(NamedTuple):
 
 def gaussian_mode(
     weight: Tensor, first: Tensor, second: Tensor, covariance: str, prior: NormalWishart | None, floor: Tensor | float,
-    about: tuple[Tensor, Tensor, Tensor] | None = None,
+    moved: Callable[[Tensor], Tensor] | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """The most probable means and covariances of weighted Gaussian data.
 
@@ -54,8 +55,7 @@ def gaussian_mode(
         prior: of means and precisions, or None. The density is maximised over (mean, precision).
         floor: smallest variance in any direction, or (D,) variances that no covariance may lie below anywhere ("spherical":
             below their mean); the result is the maximum under that constraint.
-        about: of means that are held in part: where (Z, D), the means, and the covariances (Z, D, D) given which the others are
-            set, before the covariances; None where none is.
+        moved: from the best means (Z, D) to those that are allowed, at which covariances are then taken; None where all are.
 
     Returns:
         means (Z, D); covariances (Z, D), (Z, D, D), (D, D) or for "spherical" (Z, 1); a mask (Z,) (tied: (1,)) of those
@@ -67,8 +67,8 @@ def gaussian_mode(
     centre = centre.to(first)
     mass = (weight + strength).unsqueeze(-1)
     mean = best = (first + strength * centre) / mass
-    if about is not None:
-        mean = _with_held(best.where(mass > 0, about[1]), *about)
+    if moved is not None:
+        mean = moved(best)
     # the prior's pseudo-observations lie at its centre; precision's prior and the mean's normaliser add to the count
     count = weight + 1 + 2 * (prior.shape - 1) if prior else weight
     if covariance in ("diag", "spherical"):
@@ -82,7 +82,7 @@ def gaussian_mode(
     unit = floor.sqrt()
     unit = torch.outer(unit, unit)  # in these units the floor is 1 in every direction
     around = strength * torch.outer(centre, centre) - mass.unsqueeze(-1) * best.unsqueeze(-1) * best.unsqueeze(-2)
-    if about is not None:
+    if moved is not None:
         apart = mean - best
         around = around + mass.unsqueeze(-1) * apart.unsqueeze(-1) * apart.unsqueeze(-2)
     if covariance == "tied":
@@ -98,8 +98,9 @@ def gaussian_mode(
     return mean, value * unit, floored & known
 
 
-def _with_held(best: Tensor, fixed: Tensor, held: Tensor, covariances: Tensor) -> Tensor:
+def with_held(best: Tensor, fixed: Tensor, held: Tensor, covariances: Tensor) -> Tensor:
     """Means (Z, D) of which some are held: the others move as their covariances with these say."""
+    best = best.where(best.isfinite(), held.to(best))  # of a state that nothing is known about
     mean = torch.where(fixed, held.to(best), best)
     for state in (fixed.any(-1) & ~fixed.all(-1)).nonzero().flatten().tolist():
         own, covariance = fixed[state], covariances[state].to(best)

@@ -15,6 +15,7 @@ from pplseq import checks
 from pplseq.distributions.drawing import undrawn
 from pplseq.infer.fit.em import Batch, FitHistory
 from pplseq.infer.fit.held import settle
+from pplseq.infer.fit.points import Points
 from pplseq.threads import alone
 
 GUIDES = {"normal": AutoNormal, "delta": AutoDelta}
@@ -44,7 +45,8 @@ class Descent:
         self.whose: Any = loss
         self.num_steps, self.order = checks.count("num_steps", num_steps), list[int]()
         self.parameters = list(parameters)
-        self.optimizer = torch.optim.Adam(self.parameters, lr=checks.positive("lr", lr))
+        self.points = Points(dict(enumerate(self.parameters)))
+        self.optimizer = torch.optim.Adam(self.points.leaves, lr=checks.positive("lr", lr))
         self.schedule = torch.optim.lr_scheduler.ExponentialLR(self.optimizer, 0.1 ** (1 / num_steps))
 
     @classmethod
@@ -76,7 +78,11 @@ class Descent:
             if bool(loss.isnan()):
                 raise ArithmeticError(f"the loss is NaN at step {len(self.history.losses)}; use a smaller lr")
             loss.backward()
+            self.points.pull()
+            if not _finite(self.points.leaves):
+                raise ArithmeticError(f"the gradient is NaN at step {len(self.history.losses)}; use a smaller lr")
             self.optimizer.step()
+            self.points.put()
             settle(self.parameters)
             self.schedule.step()
             self.history.losses.append(float(loss.detach()))
@@ -88,6 +94,11 @@ class Descent:
             self.step()
         self.history.reason = f"num_steps = {self.num_steps} done"
         return self.history
+
+
+def _finite(parameters: Iterable[Tensor]) -> bool:
+    """Whether gradients are numbers."""
+    return all(parameter.grad is None or bool(parameter.grad.isfinite().all()) for parameter in parameters)
 
 
 def maximize_by_gradient(
@@ -121,9 +132,8 @@ def maximize_by_lbfgs(
     if not moved:
         raise ValueError("fixed: every parameter is held, so there is nothing to fit")
     units = model.parameter_units() if hasattr(model, "parameter_units") else {}
-    units = {name: units[name].to(parameter) for name, parameter in moved.items() if name in units}
-    points = {name: (moved[name].detach() / unit).requires_grad_() for name, unit in units.items()}
-    parameters = [points.get(name, parameter) for name, parameter in moved.items()]
+    points = Points(moved, units)
+    parameters = points.leaves
     wall = math.nan  # the loss where there is no model, once that of the start is known
 
     def evaluate() -> float:
@@ -134,22 +144,18 @@ def maximize_by_lbfgs(
             loss = -model.log_joint(batch.x, batch.lengths, **batch.known, share=share) / history.num_tokens
             loss.backward()
             total += float(loss.detach())
-        for name, point in points.items():
-            gradient, moved[name].grad = moved[name].grad, None
-            point.grad = None if gradient is None else gradient * units[name]
+        points.pull()
         return total
 
     def put() -> None:
-        with torch.no_grad():
-            for name, point in points.items():
-                moved[name].copy_(point * units[name])
+        points.put()
         settle(moved.values())
 
     def closure() -> float:
         nonlocal wall
         optimizer.zero_grad()
-        for name in points:
-            moved[name].grad = None
+        for raw in moved.values():
+            raw.grad = None
         try:
             total = evaluate()
         except (ValueError, torch.linalg.LinAlgError):  # pyright: ignore[reportPrivateImportUsage]
@@ -157,12 +163,13 @@ def maximize_by_lbfgs(
                 raise
             total = math.nan
         if math.isnan(wall):
-            if not math.isfinite(total):
+            slope = math.isfinite(total) and not _finite(parameters)
+            if slope or not math.isfinite(total):
                 has_em = "em" in getattr(model, "methods", ("em",))
                 other = "use method 'em' first" if has_em else "start elsewhere: another seed, or warm_start=True"
-                raise ArithmeticError(f"the loss is {total} where the fit starts; {other}")
+                raise ArithmeticError(f"the {'gradient is NaN' if slope else f'loss is {total}'} where the fit starts; {other}")
             wall = total + 1e6 * (1 + abs(total))
-        if math.isfinite(total):
+        if math.isfinite(total) and _finite(parameters):
             return total
         optimizer.zero_grad()  # a trial step too long: high and flat, so that the search turns back; it cannot do with inf
         return wall

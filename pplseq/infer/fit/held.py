@@ -1,13 +1,15 @@
-"""Numbers of parameters that a fit leaves as they are, by every method.
+"""Numbers of parameters that a fit leaves as they are, or within bounds, by every method.
 
-A parameter whose ``requires_grad`` is False is held whole, whoever said so; of others single entries may be. M-steps set
-parameters through :func:`kept`, gradients of what is held are none.
+A parameter whose ``requires_grad`` is False is held whole, whoever said so; of others single entries may be, whose bounds are
+then one number. M-steps set parameters through :func:`kept`, gradients of what is held are none, and what has bounds is moved
+by :class:`~pplseq.infer.fit.points.Points`.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator
+import math
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -16,12 +18,17 @@ from torch import Tensor, nn
 
 class Slot(NamedTuple):
     """A parameter as it is learned. raw: its numbers. rows: whether rows of them are logits of probabilities. allowed: which of
-    these there are, None for all. triangle: whether they are lower triangular matrices, which are held whole."""
+    these there are, None for all. triangle: whether they are lower triangular matrices, which are held whole. raw_of: a number
+    from a value as models are given it, increasing; None where it is not a function of that alone. support: the ends of what
+    such values may be. clips: whether the best value within bounds, of an M-step, is the best of all, moved into them."""
 
     raw: nn.Parameter
     rows: bool = False
     allowed: Tensor | None = None
     triangle: bool = False
+    raw_of: Callable[[Tensor], Tensor] | None = None
+    support: tuple[float, float] = (-math.inf, math.inf)
+    clips: bool = True
 
     def num_free(self, mask: Tensor) -> int:
         """How many parameters those that the mask holds are."""
@@ -33,22 +40,83 @@ class Slot(NamedTuple):
         allowed = torch.ones_like(mask) if self.allowed is None else self.allowed.expand(mask.shape)
         return int((mask & allowed).sum(-1).minimum(allowed.sum(-1) - 1).sum())
 
+    def held_at(self, mask: Tensor) -> Entries:
+        """The entries of a mask, held at the numbers that they have."""
+        low, high = torch.full_like(self.raw, -torch.inf), torch.full_like(self.raw, 0.0 if self.rows else torch.inf)
+        return Entries(low, high, self.rows, mask).at(self.raw)
+
+    def between(self, name: str, low: Tensor, high: Tensor) -> Entries:
+        """Values between bounds, in the shape of the parameter.
+
+        Raises:
+            ValueError: where there are none, or bounds are not of single numbers of this parameter.
+        """
+        if self.rows:
+            allowed = torch.ones_like(low, dtype=torch.bool) if self.allowed is None else self.allowed.expand(low.shape)
+            low, high = low.clamp_min(0.0), high.clamp_max(1.0).where(allowed, 0.0)
+            fits = (low <= high).all(-1) & (low.sum(-1) <= 1 + 1e-12) & (high.sum(-1) >= 1 - 1e-12)
+            if not bool(fits.all()):
+                row = (~fits).nonzero()[0].tolist()
+                raise ValueError(
+                    f"bounds: no probabilities of row {row or ''} of {name!r} lie within them and sum to 1: low sum to "
+                    f"{float(low.sum(-1)[tuple(row)]):.6g}, high to {float(high.sum(-1)[tuple(row)]):.6g}"
+                )
+            return Entries(low.log(), high.log(), True, low == high)
+        if self.raw_of is None:
+            raise ValueError(
+                f"bounds: {name!r} is not learned number by number (a matrix whose numbers go together, or in units of the "
+                "data), so that single ones have no bounds; hold it, fixed=, or leave its bounds out"
+            )
+        least, most = self.support
+        empty = (low > high) | (high <= least) | (low >= most)
+        if bool(empty.any()):
+            place = empty.nonzero()[0].tolist()
+            pair = float(low[tuple(place)]), float(high[tuple(place)])
+            raise ValueError(f"bounds: no value of {name!r}, which lie between {least:g} and {most:g}, is in {pair} at {place}")
+        ends = self.raw_of(torch.where(low > least, low, 1.0)), self.raw_of(torch.where(high < most, high, 1.0))
+        return Entries(
+            torch.where(low > least, ends[0], -torch.inf), torch.where(high < most, ends[1], torch.inf), False, low == high
+        )
+
 
 class Entries(NamedTuple):
-    """Held entries of a parameter, those of a mask. values: numbers of all, of rows log-probabilities."""
+    """Where numbers of a parameter may lie, of rows their log-probabilities: between low and high; mask: where these are one,
+    and a number is held."""
 
-    mask: Tensor
-    values: Tensor
+    low: Tensor
+    high: Tensor
     rows: bool
+    mask: Tensor
+
+    @property
+    def bounded(self) -> bool:
+        """Whether some have bounds and are not held."""
+        ends = self.low.isfinite() | ((self.high < 0) if self.rows else self.high.isfinite())
+        return bool((ends & ~self.mask & (self.low < self.high)).any())
+
+    def at(self, raw: Tensor) -> Entries:
+        """The same, with what is held at the numbers of a parameter."""
+        value = raw.detach().log_softmax(-1) if self.rows else raw.detach()
+        return self._replace(low=torch.where(self.mask, value, self.low), high=torch.where(self.mask, value, self.high))
+
+    def within(self, name: str, other: Entries) -> Entries:
+        """These held entries within bounds.
+
+        Raises:
+            ValueError: where a number that is held lies outside.
+        """
+        slack = 1e-9 * (1 + self.low.abs().nan_to_num(0.0, 0.0, 0.0))
+        out = self.mask & ((self.low < other.low - slack) | (self.low > other.high + slack))
+        if bool(out.any()):
+            raise ValueError(f"bounds: {name!r} is held (fixed=) at a value outside of them, at {out.nonzero()[0].tolist()}")
+        low, high = (torch.where(self.mask, own, new) for own, new in ((self.low, other.low), (self.high, other.high)))
+        return self._replace(low=low, high=high, mask=self.mask | other.mask)
 
     def put(self, new: Tensor) -> Tensor:
-        """New numbers with the held ones in their places; what these leave of a row is shared out as the new ones say."""
-        values = self.values.to(new)
-        if self.rows:
-            left = 1 - values.exp().where(self.mask, 0.0).sum(-1, keepdim=True)
-            free = new.masked_fill(self.mask, -torch.inf).log_softmax(-1)
-            new = torch.where(self.mask, 0.0, free + left.clamp_min(0.0).log())
-        return torch.where(self.mask, values, new)
+        """The best numbers within, of a function whose best ones anywhere are given and that falls with the distance of each;
+        of rows, of one that is a sum of their logarithms in the weights of the best ones."""
+        low, high = self.low.to(new), self.high.to(new)
+        return filled(new.log_softmax(-1), low, high) if self.rows else new.minimum(high).maximum(low)
 
     def slope(self, raw: Tensor, gradient: Tensor) -> Tensor:
         """The gradient in what may move, of rows as :meth:`put` makes them."""
@@ -59,12 +127,41 @@ class Entries(NamedTuple):
         return gradient
 
 
+def filled(log_probs: Tensor, low: Tensor, high: Tensor) -> Tensor:
+    """Rows of log-probabilities within bounds that maximise sum_i p_i log q_i, with p what is given: q_i is p_i times one
+    factor a row, or the bound that this passes.
+
+    Source: G. R. Bitran and A. C. Hax (1981), Disaggregation and resource allocation using convex knapsack problems with
+    bounded variables, Management Science 27: numbers beyond their bounds are set to these, on that side where more is beyond,
+    until none is.
+    """
+    free, found, new = low < high, low, low
+    for _ in range(log_probs.shape[-1] + 1):
+        left = (1 - found.exp().masked_fill(free, 0.0).sum(-1, keepdim=True)).clamp_min(0.0).log()
+        own = log_probs.masked_fill(~free, -torch.inf)
+        own = torch.where((own == -torch.inf).all(-1, keepdim=True) & free, 0.0, own)  # nothing is known of these: alike
+        new = torch.where(free, left + own.log_softmax(-1), found)
+        over, under = free & (new > high), free & (new < low)
+        if not bool((over | under).any()):
+            break
+        excess = (new.exp() - high.exp()).masked_fill(~over, 0.0).sum(-1, keepdim=True)
+        lack = (low.exp() - new.exp()).masked_fill(~under, 0.0).sum(-1, keepdim=True)
+        over, under = over & (excess >= lack), under & (lack >= excess)
+        found, free = torch.where(over, high, torch.where(under, low, found)), free & ~over & ~under
+    return new
+
+
+def entries_of(raw: Tensor) -> Entries | None:
+    """Where numbers of a parameter may lie, while a fit lasts that holds or bounds some."""
+    return getattr(raw, "held_entries", None)
+
+
 def held(raw: Tensor) -> Tensor | None:
     """Where a parameter is held; None where nowhere."""
     if not raw.requires_grad:
         return torch.ones_like(raw, dtype=torch.bool)
-    entries = getattr(raw, "held_entries", None)
-    return None if entries is None else entries.mask
+    entries = entries_of(raw)
+    return None if entries is None or not bool(entries.mask.any()) else entries.mask
 
 
 def frozen(module: nn.Module) -> list[str]:
@@ -73,45 +170,69 @@ def frozen(module: nn.Module) -> list[str]:
 
 
 def any_held(module: nn.Module) -> bool:
-    return any(held(parameter) is not None for parameter in module.parameters())
+    """Whether anything is held, or has bounds."""
+    return any(map(is_bound, module.parameters()))
+
+
+def is_bound(raw: Tensor) -> bool:
+    """Whether a parameter is held, in part or whole, or has bounds."""
+    return not raw.requires_grad or entries_of(raw) is not None
 
 
 def kept(raw: Tensor, new: Tensor) -> Tensor:
     """New numbers of a parameter, the old ones where it is held."""
     if not raw.requires_grad:
         return raw.detach().to(new)
-    entries: Entries | None = getattr(raw, "held_entries", None)
+    entries = entries_of(raw)
     return new if entries is None else entries.put(new)
+
+
+def retake(parameters: Iterable[Tensor]) -> None:
+    """Holds entries at the numbers that their parameters have now: those of a run that goes on."""
+    for raw in parameters:
+        entries = entries_of(raw)
+        if entries is not None:
+            raw.held_entries = entries.at(raw)  # pyright: ignore[reportAttributeAccessIssue]
+
+
+@contextlib.contextmanager
+def restored(module: nn.Module) -> Iterator[None]:
+    """What is held is, behind this, what it was, whatever set it."""
+    before = [(part, part.detach().clone()) for part in module.parameters() if is_bound(part)]
+    yield
+    with torch.no_grad():
+        for part, value in before:
+            part.copy_(kept(part, part) if part.requires_grad else value)
 
 
 @torch.no_grad()
 def settle(parameters: Iterable[Tensor]) -> None:
     """Puts rows of which some entries are held back to where these are their probabilities."""
     for raw in parameters:
-        if getattr(raw, "held_entries", None) is not None:
+        if entries_of(raw) is not None:
             raw.copy_(kept(raw, raw))
 
 
 @contextlib.contextmanager
-def holding(slots: Iterable[tuple[Slot, Tensor | None]]) -> Iterator[None]:
-    """Holds parameters, at the entries of a mask or whole for None, while this lasts."""
+def holding(slots: Iterable[tuple[Slot, Entries | Tensor | None]]) -> Iterator[None]:
+    """Holds parameters, at the entries of a mask or whole for None, or keeps them within bounds, while this lasts."""
     undo: list[Any] = []
     try:
-        for (raw, rows, *_), mask in slots:
+        for slot, what in slots:
+            raw = slot.raw
             if not raw.requires_grad:
                 continue
-            if mask is None:
+            if what is None:
                 raw.requires_grad_(False)
                 raw.held_whole = True  # pyright: ignore[reportAttributeAccessIssue]
                 undo.append(lambda raw=raw: (raw.requires_grad_(True), vars(raw).pop("held_whole", None)))
                 continue
-            before: Entries | None = getattr(raw, "held_entries", None)
-            mask = mask if before is None else mask | before.mask
-            values = raw.detach().log_softmax(-1) if rows else raw.detach().clone()
-            entries: Any = Entries(mask, values, rows)
+            entries: Any = what if isinstance(what, Entries) else slot.held_at(what)
             raw.held_entries = entries  # pyright: ignore[reportAttributeAccessIssue]
             hook = raw.register_hook(lambda gradient, raw=raw, entries=entries: entries.slope(raw, gradient))
             undo.append(lambda raw=raw, hook=hook: (hook.remove(), vars(raw).pop("held_entries", None)))
+            if entries.bounded:
+                settle([raw])
         yield
     finally:
         for back in undo:

@@ -11,7 +11,7 @@ matrices of the observations by the same argument, with Cov(x_t, y_t | all other
 from __future__ import annotations
 
 import copy
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -63,8 +63,8 @@ class _LogProbs(torch.autograd.Function):
         inputs: Any = ctx.saved_tensors
         if torch.is_grad_enabled():
             return None, *twice.gradients(lambda *values: _twin(ctx.chain, *values), inputs, grads)
-        found = _gradients(ctx.chain, grads[0].to(DOUBLE))
         wanted = ctx.needs_input_grad[1:]
+        found = _gradients(ctx.chain, grads[0].to(DOUBLE), Wanted(*wanted))
         return None, *(g.to(v) if w else None for g, v, w in zip(found, inputs, wanted, strict=True))
 
 
@@ -91,8 +91,25 @@ def _smoothed(chain) -> tuple[Tensor, Tensor, Tensor]:
     return states, adjoint, error
 
 
-def _gradients(chain, weight: Tensor) -> list[Any]:
-    """Of (R,) log p(y), weighted by row, in all of :func:`_inputs`; None for those that are none."""
+class Wanted(NamedTuple):
+    """Which of :func:`_inputs` a gradient is asked in."""
+
+    mean: bool
+    covariance: bool
+    matrix: bool
+    noise: bool
+    offset: bool
+    residual: bool
+    loadings: bool
+    variance: bool
+    constant: bool
+
+
+def _gradients(chain, weight: Tensor, wanted: Wanted) -> list[Any]:
+    """Of (R,) log p(y), weighted by row, in all of :func:`_inputs`; None for those that are none.
+
+    Cost: of h states T h^2, and T h^3 for a gradient in the matrix of states or the loadings.
+    """
     flat, path, back = chain.flat, chain.path, chain.smoothed_path
     numbers: Numbers = flat.evidence
     states, adjoint, error = (part.to(DOUBLE) for part in _smoothed(chain))
@@ -106,16 +123,18 @@ def _gradients(chain, weight: Tensor) -> list[Any]:
     counts = weight.new_zeros(len(back.of)).index_add_(0, index.reshape(-1), weights.reshape(-1))[1:, None, None]
     nodes = torch.tensor(back.of[1:])
     later = back.information[torch.tensor(back.later[1:])]
-    moved, gain, whitener = path.gain[nodes].mT, path.kalman_gain[nodes], path.whitener[nodes]
-    matrix = path.given.matrix[0, 0]
+    gain, whitener = path.kalman_gain[nodes], path.whitener[nodes]
+    matrix, steps, shared, noise = path.given.matrix[0, 0], pull[1:].reshape(-1, h), None, None
     ahead = matrix.mT @ (later @ (matrix @ gain))  # A' N A K
     spread = (whitener.mT @ whitener + gain.mT @ ahead) * counts
-    shared = (gain.mT - ahead.mT @ path.filtered[nodes]) * counts
-
-    steps = pull[1:].reshape(-1, h)
-    # sums over nodes as one product; N is symmetric
-    matrix = steps.T @ states[:-1].reshape(-1, h) - later.reshape(-1, h).T @ (moved * counts).reshape(-1, h)
-    noise = (steps.T @ adjoint[1:].reshape(-1, h) - (later * counts).sum(0)) / 2
+    if wanted.loadings:
+        shared = (gain.mT - ahead.mT @ path.filtered[nodes]) * counts
+    if wanted.noise:
+        spent = (counts.reshape(1, -1) @ later.reshape(len(later), -1)).reshape(h, h)
+        noise = ((steps.T @ adjoint[1:].reshape(-1, h) - spent) / 2)[None, None]
+    if wanted.matrix:  # sums over nodes as one product; N is symmetric
+        moved = (path.gain[nodes].mT * counts).reshape(-1, h)
+        matrix = (steps.T @ states[:-1].reshape(-1, h) - later.reshape(-1, h).T @ moved)[None, None]
     first = back.information[index[0]]
     start = (pull[0].unsqueeze(-1) * adjoint[0].unsqueeze(-2) - first * by_row.unsqueeze(-1)) / 2
     start = start if len(flat.covariance) > 1 else start.sum(0, keepdim=True)
@@ -137,7 +156,8 @@ def _gradients(chain, weight: Tensor) -> list[Any]:
             total.index_add_(0, which, (push.unsqueeze(-1) * part.unsqueeze(-2)).reshape(-1, n, part.shape[-1]))
             for total, part in zip(sums, (states, error), strict=True)
         )
-    loadings, variance = loadings.index_add(0, of_nodes, -shared), variance.index_add(0, of_nodes, -spread) / 2
+    loadings = loadings if shared is None else loadings.index_add(0, of_nodes, -shared)
+    variance = variance.index_add(0, of_nodes, -spread) / 2
     if path.given.nothing is not None:
         loadings, variance = loadings[:-1], variance[:-1]
     if numbers.observed is not None:
@@ -151,4 +171,4 @@ def _gradients(chain, weight: Tensor) -> list[Any]:
     constant = None
     if numbers.constant is not None:
         constant = weight.expand(num_steps, -1) if flat.used is None else weight * flat.used
-    return [pull[0], start, matrix[None, None], noise[None, None], offset, -push, loadings, variance, constant]
+    return [pull[0], start, matrix, noise, offset, -push, loadings, variance, constant]

@@ -1,19 +1,23 @@
-"""Which tensors the code of a running program still holds, in its local variables and in what these hold."""
+"""Which tensors the code of a running program still holds: in its local variables, in globals and functions that its code
+names, and in what these hold."""
 
 from __future__ import annotations
 
 import contextlib
+import gc
 import sys
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import partial
-from types import CellType, FunctionType, MemberDescriptorType, MethodType, ModuleType
+from types import CellType, CodeType, FunctionType, GeneratorType, MemberDescriptorType, MethodType, ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor
 
 LIBRARIES = ("pyro.", "torch.", "pplseq.infer.")  # whose own variables are not the program's
+FOREIGN = (*LIBRARIES, "pyro", "torch", "numpy", "pplseq")  # whose globals no program sets
+BUILT_IN = ("builtins", "itertools", "collections", "types", "_thread")
 PLAIN = (str, bytes, int, float, complex, type, ModuleType)  # which hold nothing of a program's
 DEEP = 3  # containers and objects within each other
 MANY = 4096  # values of one container that are looked at, its last
@@ -37,7 +41,24 @@ def held_tensors(depth: int) -> Iterator[Tensor]:
                 return
             if not frame.f_globals.get("__name__", "").startswith(LIBRARIES):
                 yield from _tensors(frame.f_locals, DEEP, seen)
+                for value in _named(frame.f_code, frame.f_globals):
+                    yield from _tensors(value, DEEP, seen)
             frame = frame.f_back
+
+
+def _named(code: CodeType, variables: Mapping[str, Any]) -> Iterator[Any]:
+    """The global variables that code names; of modules, and of classes of the code's own module, what it names in them."""
+    own, codes = variables.get("__name__"), [code]
+    codes += [each for each in code.co_consts if isinstance(each, CodeType)]  # functions inside
+    for name in {name for each in codes for name in each.co_names} & variables.keys():
+        value = variables[name]
+        if isinstance(value, ModuleType):
+            inside = vars(value) if not value.__name__.startswith(FOREIGN) else {}
+            yield from (inside[other] for each in codes for other in each.co_names if other in inside)
+        elif isinstance(value, type):
+            yield from vars(value).values() if value.__module__ == own else ()
+        else:
+            yield value
 
 
 def _tensors(value: Any, deep: int, seen: dict[int, int]) -> Iterator[Tensor]:
@@ -54,11 +75,15 @@ def _tensors(value: Any, deep: int, seen: dict[int, int]) -> Iterator[Tensor]:
         inside = value
     elif kind is FunctionType:
         cells = (cell.cell_contents for cell in value.__closure__ or () if cell != CellType())
-        inside = (*cells, *(value.__defaults__ or ()))
+        inside = (*cells, *(value.__defaults__ or ()), *vars(value).values())
+        if not str(value.__module__).startswith(FOREIGN):
+            inside = (*inside, *_named(value.__code__, value.__globals__))
     elif issubclass(kind, partial):
         inside = (value.func, *value.args, *value.keywords.values())
     elif kind is MethodType:
         inside = (value.__self__,)
+    elif kind is GeneratorType:
+        inside = () if value.gi_frame is None else value.gi_frame.f_locals.values()
     else:
         inside = _attributes(value)
     for one in list(inside)[-MANY:]:
@@ -77,4 +102,6 @@ def _attributes(value: Any) -> list[Any]:
             if type(member) is MemberDescriptorType:
                 with contextlib.suppress(AttributeError):  # nothing is there yet
                     found.append(member.__get__(value))
+    if type(value).__module__ in BUILT_IN:  # an iterator, a view, ...
+        found += gc.get_referents(value)
     return found

@@ -36,7 +36,7 @@ Nodes = namedtuple(
 Store = namedtuple("Store", "squares gains whiteners reals integers")
 # counts (4,) of predicted and filtered nodes, and of fixed ones (numbers: fixed); the first step in the steady state, or -1
 PREDICTED, FILTERED, FIXED, STEADY = 0, 1, 2, 3
-Room = namedtuple("Room", "spread factor root work other scale most turned")
+Room = namedtuple("Room", "spread factor root work other scale most")
 
 
 def nodes_of(store):
@@ -64,11 +64,10 @@ def begin_with(start, nodes):
 
 
 @jit
-def make_room(n, matrix):
-    h = len(matrix)
+def make_room(n, h):
     return Room(
         np.empty((n, h)), np.empty((n, n)), np.empty((n, h)), np.empty((max(h, n), h)), np.empty((max(h, n), max(h, n))),
-        np.empty(h), np.empty(h), turned(matrix, 1.0),
+        np.empty(h), np.empty(h),
     )  # fmt: skip
 
 
@@ -140,7 +139,7 @@ def joseph(system, nodes, p, kind, node, room, tiles):
         add_times(kept, nodes.predicted[p], h, moved, False)
         add_times(gain[node], system.covariance[kind], n, spread, False)
         set_to(0.0, work)
-        add_times(moved[:h], turned(kept, 1.0), h, work, True)
+        add_times(kept, turned(moved[:h], 1.0), h, work, True)
         add_times(spread, turned(gain[node], 1.0), h, work, True)
         mirror(work)
         return
@@ -168,7 +167,7 @@ def predict(system, nodes, node, child, room, tiles):
     h, matrix, moved, work = system.noise.shape[0], system.matrix, nodes.moved, room.work
     if tiles is not None:
         set_to(0.0, work)
-        add_times(moved[node], room.turned, h, work, True)
+        add_times(matrix[0], turned(moved[node], 1.0), h, work, True)  # of A, zeros are left out
         mirror(work[:h])
     else:
         for i in range(h):
@@ -318,7 +317,7 @@ def walk(
     if begin == 0 and counts[FILTERED] == 0:
         begin_with(start, nodes)
     num_steps, rows = index.shape
-    room = make_room(loadings.shape[1], matrix[0])
+    room = make_room(loadings.shape[1], len(matrix[0]))
     several = which.shape[1] > 1
     for t in range(begin, num_steps):
         last = t + 1 == num_steps
@@ -459,9 +458,10 @@ def walk_back(
             back.again[child] = -1
             if tiles is not None:
                 set_to(0.0, work)
-                add_times(found[behind], loops[node], h, work, False)
+                left = turned(loops[node], 1.0)  # whose zeros are left out
+                add_times(left, found[behind], h, work, False)
                 set_to(0.0, found[child])
-                add_times(turned(loops[node], 1.0), work, h, found[child], True)
+                add_times(left, turned(work, 1.0), h, found[child], True)
             else:
                 for i in range(h):
                     for j in range(h):

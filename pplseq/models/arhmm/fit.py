@@ -9,7 +9,7 @@ from torch import Tensor
 
 from pplseq.infer.fit.closed_forms import dirichlet_mode
 from pplseq.infer.fit.em import NOTHING, Batch, Statistics, least_variances
-from pplseq.infer.fit.held import held, kept
+from pplseq.infer.fit.held import held, restored
 from pplseq.models.lds.parameters import RegressionPrior
 from pplseq.models.lds.statistics import Regression, regression_mode
 
@@ -57,15 +57,12 @@ def m_step(model: ARHMMParameters, statistics: Statistics) -> list[str]:
             hold_noise=noises is not None,
         )
         low += [state] if floored else []
-    parts = [part for part in model.parameters() if held(part) is not None]
-    before = [part.detach().clone() for part in parts]
-    model.set_parameters(
-        **model.by_name(weights), covariances=covariances,
-        transition=dirichlet_mode(statistics["transition"], None, torch.log_softmax(model.transition_logits, -1)).exp(),
-        initial=dirichlet_mode(statistics["initial"], None, torch.log_softmax(model.initial_logits, -1)).exp(),
-    )  # fmt: skip
-    for part, value in zip(parts, before, strict=True):
-        part.copy_(kept(part, part) if part.requires_grad else value)
+    with restored(model):
+        model.set_parameters(
+            **model.by_name(weights), covariances=covariances,
+            transition=dirichlet_mode(statistics["transition"], None, torch.log_softmax(model.transition_logits, -1)).exp(),
+            initial=dirichlet_mode(statistics["initial"], None, torch.log_softmax(model.initial_logits, -1)).exp(),
+        )  # fmt: skip
     notes = [f"states {empty} are empty and keep their parameters"] if empty else []
     return notes + ([f"states {low} collapsed to the smallest variance allowed, {FLOOR:g} of the data's"] if low else [])
 

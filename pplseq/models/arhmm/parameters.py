@@ -132,7 +132,7 @@ class ARHMMParameters(Estimator):
         """``weights`` are those of all regressors: the constant, lags and inputs, (Z, D, 1 + p D + U)."""
         return {
             "transition": Slot(self.transition_logits, True), "initial": Slot(self.initial_logits, True),
-            "weights": Slot(self.weights), "covariances": Slot(self.scale, triangle=True),
+            "weights": Slot(self.weights, raw_of=Tensor.clone, clips=False), "covariances": Slot(self.scale, triangle=True),
         }  # fmt: skip
 
     def check_held(self, method: str) -> None:

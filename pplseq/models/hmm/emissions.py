@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from functools import partial
 from typing import Any
 
 import pyro
@@ -15,9 +16,9 @@ from torch import Tensor, nn
 from pplseq import checks
 from pplseq.distributions.dense import CategoricalEmission, GaussianEmission
 from pplseq.distributions.state import MISSING
-from pplseq.infer.fit.closed_forms import dirichlet_mode, gaussian_mode
+from pplseq.infer.fit.closed_forms import dirichlet_mode, gaussian_mode, with_held
 from pplseq.infer.fit.em import NOTHING, Statistics, least_variances
-from pplseq.infer.fit.held import Slot, held, kept
+from pplseq.infer.fit.held import Slot, held, is_bound, kept, restored
 from pplseq.models.base import first_parameter
 from pplseq.models.hmm import partly_seen
 from pplseq.models.hmm.known_noise import noisy_moments
@@ -167,7 +168,11 @@ class GaussianTable(PyroModule):
     @property
     def slots(self) -> dict[str, Slot]:
         full = self.covariance in ("full", "tied")
-        return {"loc": Slot(self.loc), "precision": Slot(self.scale_tril if full else self.log_scale, triangle=full)}
+        loc = Slot(self.loc, raw_of=Tensor.clone, clips=not full)
+        if full:
+            return {"loc": loc, "precision": Slot(self.scale_tril, triangle=True)}
+        variance = Slot(self.log_scale, raw_of=lambda variance: variance.log() / 2, support=(0.0, torch.inf))
+        return {"loc": loc, "precision": variance}
 
     def check(self, x: Tensor) -> None:
         check_vectors(x, self.num_features, "NaN is a missing coordinate, a row of NaN a missing observation")
@@ -331,9 +336,12 @@ class GaussianTable(PyroModule):
         squares = second if self.covariance == "tied" else second.sum(0)
         squares = squares if squares.dim() == 1 else squares.diagonal()
         floor = self.lowest(weight.sum(), first.sum(0), squares, origin)
-        fixed = held(self.loc)
-        about = None if fixed is None else (fixed, self._means().detach(), self.covariances().double().detach())
-        loc, covariance, floored = gaussian_mode(weight, first, second, self.covariance, prior, floor, about)
+        moved, fixed = None, held(self.loc)
+        if self.covariance in ("diag", "spherical") and is_bound(self.loc):
+            moved = lambda means: kept(self.loc, means + origin) - origin  # noqa: E731
+        elif fixed is not None:
+            moved = partial(with_held, fixed=fixed, held=self._means(), covariances=self.covariances().double())
+        loc, covariance, floored = gaussian_mode(weight, first, second, self.covariance, prior, floor, moved)
         loc = loc + origin
         empty = weight < NOTHING if prior is None else torch.zeros_like(weight, dtype=torch.bool)
         remarks = []
@@ -350,12 +358,8 @@ class GaussianTable(PyroModule):
             remarks.append(
                 f"{which} collapsed to the smallest variance allowed, {allowed}; give priors or fewer states"
             )
-        raw = next(slot.raw for name, slot in self.slots.items() if name == "precision")
-        before = raw.detach().clone()
-        self.set_values(kept(self.loc, loc), covariance=covariance)
-        mask = held(raw)
-        if mask is not None:
-            raw.copy_(torch.where(mask, before, raw))
+        with restored(self):
+            self.set_values(loc, covariance=covariance)
         return remarks
 
     @torch.no_grad()

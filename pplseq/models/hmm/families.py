@@ -34,6 +34,13 @@ class Parameter:
     constraint: constraints.Constraint = constraints.real
     prior: tuple[float, float] | None = (0.0, 10.0)
 
+    @property
+    def support(self) -> tuple[float, float]:
+        """The ends of what values may be."""
+        ends = (getattr(self.constraint, f"{end}_bound", None) for end in ("lower", "upper"))
+        low, high = (free if end is None else float(end) for end, free in zip(ends, (-math.inf, math.inf), strict=True))
+        return low, high
+
     def unconstrained(self, value: Tensor) -> Tensor:
         return torch.distributions.biject_to(self.constraint).inv(value)
 
@@ -50,7 +57,19 @@ class Parameter:
         transform = torch.distributions.biject_to(self.constraint)
         if self.constraint is constraints.real:
             return base.to_event(len(shape))
-        return dist.TransformedDistribution(base, [transform]).to_event(len(shape))
+        found: Any = _Within(base, [transform])
+        found.constraint = self.constraint
+        return found.to_event(len(shape))
+
+
+class _Within(dist.TransformedDistribution):
+    """Where a parameter may lie, which transforms of several parts do not tell."""
+
+    constraint: constraints.Constraint
+
+    @property
+    def support(self) -> constraints.Constraint:  # pyright: ignore[reportIncompatibleVariableOverride,reportIncompatibleMethodOverride]
+        return self.constraint
 
 
 @dataclass(frozen=True, eq=False)
@@ -138,9 +157,9 @@ def _normal_statistics(obs: Tensor, weight: Tensor, _: Parameters) -> Statistics
 
 
 def _kept(name: str, new: Tensor, p: Parameters) -> Tensor:
-    """A new parameter, the old one where it is held; those that depend on it are set after it."""
-    mask = p.get(f"held {name}")
-    return new if mask is None else torch.where(mask, p[name].to(new), new)
+    """A new parameter where it may lie; those that depend on it are set after it."""
+    within: Any = p.get(f"within {name}")
+    return new if within is None else within(new)
 
 
 def _about(loc: Tensor, mass: Tensor, s: Statistics) -> Tensor:

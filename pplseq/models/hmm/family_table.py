@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import pyro
@@ -17,7 +18,7 @@ from pplseq import checks
 from pplseq.distributions.columns import ColumnEmission, Columns, MixtureEmission
 from pplseq.infer.fit.closed_forms import dirichlet_mode
 from pplseq.infer.fit.em import NOTHING, Statistics
-from pplseq.infer.fit.held import Slot, held, kept
+from pplseq.infer.fit.held import Slot, is_bound, kept
 from pplseq.models.hmm.emissions import (
     GaussianTable,
     check_vectors,
@@ -28,7 +29,7 @@ from pplseq.models.hmm.emissions import (
     mixture_moments,
     safe_log,
 )
-from pplseq.models.hmm.families import FAMILIES, Family, histogram, name_of, no_maximum
+from pplseq.models.hmm.families import FAMILIES, Family, Parameter, histogram, name_of, no_maximum
 from pplseq.models.hmm.family_start import clusters, fit_family
 from pplseq.models.hmm.named_families import family_of, spelled
 from pplseq.models.hmm.partly_seen import filled_at_random
@@ -79,8 +80,11 @@ class FamilyTable(PyroModule):
     @property
     def slots(self) -> dict[str, Slot]:
         return {
-            f"{prefix}{name}": Slot(getattr(self, f"raw_{prefix}{name}"))
-            for prefix, family, _ in self.parts for name in family.parameters
+            f"{prefix}{name}": Slot(
+                getattr(self, f"raw_{prefix}{name}"), raw_of=parameter.unconstrained, support=parameter.support,
+                clips=parameter.prior is not None,  # what is nearest on a circle is another matter
+            )
+            for prefix, family, _ in self.parts for name, parameter in family.parameters.items()
         }  # fmt: skip
 
     def check_held(self, method: str) -> None:
@@ -92,10 +96,10 @@ class FamilyTable(PyroModule):
                     f"emission: the support of {name_of(family)} ends at its {' and '.join(free)}, of which there is no "
                     f"gradient: set them, set_parameters({free[0]}=...), and hold them, fit(..., fixed={free})"
                 )
-            masks = [held(getattr(self, f"raw_{prefix}{name}")) for name in family.parameters]
-            partly = len(whole) < len(masks) and any(mask is not None for mask in masks)
+            bound = any(is_bound(getattr(self, f"raw_{prefix}{name}")) for name in family.parameters)
+            partly = len(whole) < len(family.parameters) and bound
             if method == "em" and partly and family not in FAMILIES.values():
-                raise ValueError("fixed: the M-step of a Family of your own knows of nothing held; use method 'lbfgs' or 'sgd'")
+                raise ValueError("fixed, bounds: the M-step of a Family of your own knows of none; use method 'lbfgs' or 'sgd'")
 
     @property
     def num_free(self) -> int:
@@ -216,6 +220,27 @@ class FamilyTable(PyroModule):
                 "filter for the states, or draw what comes by sample"
             ) from None
 
+    def why_no_number(self, x: Tensor, seen: Tensor) -> str:
+        """Of which column a density, or its gradient, is no number at the parameters as they are, in words; "" of none."""
+        for prefix, family, columns in self.parts:
+            for place, column in enumerate(columns):
+                own = x[..., column][seen]
+                own = own[~own.isnan()].unsqueeze(-1)
+                with torch.enable_grad():  # with parameters of each number's own, so that it is known which one it is
+                    raws = [getattr(self, f"raw_{prefix}{name}").detach()[:, place] for name in family.parameters]
+                    raws = [raw.expand(len(own), -1).clone().requires_grad_() for raw in raws]
+                    values = {n: p.value(raw) for raw, (n, p) in zip(raws, family.parameters.items(), strict=True)}
+                    density = family.make(**values).log_prob(own)
+                    slopes = torch.autograd.grad(density.sum(), raws, allow_unused=True)
+                wrong = ~torch.stack([density, *(slope for slope in slopes if slope is not None)]).isfinite().all(0).all(-1)
+                if bool(wrong.any()):
+                    return (
+                        f"emission: the density of {name_of(family)}, or its gradient, is no number at {int(wrong.sum())} of "
+                        f"the {len(own)} numbers of column {column}, as {float(own[wrong][0])!r}; give the column in other "
+                        "units, leave such numbers out, or take another family"
+                    )
+        return ""
+
     # ---------------------------------------------------------------- EM
     @torch.no_grad()
     def set_origin(self, x: Tensor, seen: Tensor) -> None:
@@ -258,8 +283,11 @@ class FamilyTable(PyroModule):
             before = self._own(prefix, family, columns, values)
             weight = own["histogram"].sum(-1) if family.histogram else own["weight"]
             empty = weight < NOTHING
-            masks = {f"held {name}": held(getattr(self, f"raw_{prefix}{name}")) for name in family.parameters}
-            after = family.update(own, before | {name: mask for name, mask in masks.items() if mask is not None})
+            within: Any = {
+                f"within {name}": partial(self._within, f"{prefix}{name}", parameter, before)
+                for name, parameter in family.parameters.items() if is_bound(getattr(self, f"raw_{prefix}{name}"))
+            }  # fmt: skip
+            after = family.update(own, before | within)
             for name, value in after.items():
                 value = torch.where(empty, before[name].to(value), value)
                 value = value + before["origin"] if name == "loc" and family.about_origin else value
@@ -269,6 +297,12 @@ class FamilyTable(PyroModule):
                 states = empty.any(-1).nonzero().flatten().tolist()
                 remarks.append(f"states {states} are empty and keep their parameters")
         return remarks
+
+    def _within(self, name: str, parameter: Parameter, before: Mapping[str, Tensor], new: Tensor) -> Tensor:
+        """New values, seen from the origin where there is one, where they may lie."""
+        origin = before.get("origin", torch.zeros(())) if name.endswith("loc") else torch.zeros(())
+        origin = origin.to(new)
+        return parameter.value(kept(getattr(self, f"raw_{name}"), parameter.unconstrained(new + origin))) - origin
 
     @torch.no_grad()
     def initialize(self, x: Tensor, seen: Tensor, which: list[int] | None = None, *, over_time: bool = False) -> None:

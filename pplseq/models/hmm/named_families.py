@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import itertools
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -91,8 +92,10 @@ def _of_class(kind: type) -> Family:
         else:
             raise ValueError(f"emission: the parameter {name!r} of {kind.__name__} is no single number; write a Family")
 
+    maker = CORRECTED.get(kind, kind)
+
     def make(**values: Tensor) -> Any:
-        return kind(**values, validate_args=False)
+        return maker(**values, validate_args=False)
 
     places = {REAL: (0.0,), SHARE: (0.3,), POSITIVE: TRIED}
     tried = [
@@ -121,6 +124,35 @@ def _of_class(kind: type) -> Family:
         )  # fmt: skip
     fill = float(inside(made[0].support))
     return ClassFamily(make, parameters, fill=fill, holds=_holds(made), called=kind.__name__, kind=kind)
+
+
+class _SoftAsymmetricLaplace(dist.SoftAsymmetricLaplace):
+    """Pyro's, whose density is 0, and its gradient no number, where the complementary error function is too small a number."""
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        x = (value - self.loc) / self.scale
+        sides = self._log_side(self.asymmetry, x), self._log_side(self.asymmetry.reciprocal(), -x)
+        total = (self.asymmetry + self.asymmetry.reciprocal()).log() + self.scale.log()
+        return math.log(0.5) + torch.logaddexp(*sides) - total
+
+    def _log_side(self, width: Tensor, x: Tensor) -> Tensor:
+        """log of e^((S^2 / 2 + w x) / w^2) erfc(u), u = (S^2 + w x) / (sqrt(2) w S), which is e^(-x^2 / 2 S^2) erfcx(u)."""
+        soft = self.softness
+        at = (soft**2 + width * x) / (width * soft * math.sqrt(2))
+        beyond = at > 0
+        near = (soft**2 / 2 + width * x) / width**2 + torch.erfc(at.where(~beyond, 0.0)).log()
+        return torch.where(beyond, torch.special.erfcx(at.where(beyond, 0.0)).log() - (x / soft).square() / 2, near)
+
+
+class _Kumaraswamy(dist.Kumaraswamy):
+    """Torch's, whose density is no number, or its gradient, near both ends: there differences lose all digits."""
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        a, b, log = self.concentration1, self.concentration0, value.log()
+        return a.log() + b.log() + (a - 1) * log + (b - 1) * (-torch.expm1(a * log)).log()
+
+
+CORRECTED: dict[type, type] = {dist.SoftAsymmetricLaplace: _SoftAsymmetricLaplace, dist.Kumaraswamy: _Kumaraswamy}
 
 
 def _holds(made: Iterable[Any]) -> tuple[Callable[[Tensor], Tensor], str] | None:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from pplseq import checks
 from pplseq.infer.discrete.results import NextDistribution
+from pplseq.infer.fit.em import Batch
 from pplseq.infer.fit.held import Slot
 from pplseq.models.estimator import Estimator
 from pplseq.models.hmm.emissions import CategoricalTable, GaussianTable, like, mixture_moments
@@ -146,6 +147,10 @@ class StateTables(Estimator):
     def num_free_parameters(self) -> int:
         moves = self.num_states - 1 + self.num_states * (self.num_states - 1)
         return moves + self.emissions.num_free - self.num_held
+
+    def why_no_number(self, batch: Batch) -> str:
+        said = getattr(self.emissions, "why_no_number", None)
+        return "" if said is None else said(*self.observed(batch.x))
 
     # ---------------------------------------------------------------- observations
     def check_observations(self, x: Tensor) -> None:

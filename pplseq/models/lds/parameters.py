@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple, Self
 
@@ -329,7 +330,13 @@ class LDSTensors(GaussianEstimator):
 
     @property
     def slots(self) -> dict[str, Slot]:
-        return {name: Slot(own, triangle=name in SCALES and own.dim() == 2) for name, own in self._own.items()}
+        plain: dict[str, Any] = {"raw_of": Tensor.clone, "clips": False}
+        log_scale = {"raw_of": lambda variance: variance.log() / 2, "support": (0.0, math.inf), "clips": False}
+        return {
+            name: Slot(own, triangle=own.dim() == 2) if name in SCALES and (own.dim() == 2 or name != "emission_noise")
+            else Slot(own, **(log_scale if name in SCALES else plain))
+            for name, own in self._own.items()
+        }  # fmt: skip
 
     @torch.no_grad()
     def set_parameters(

@@ -74,7 +74,7 @@ class BatchStream:
     @property
     def maximized(self) -> Tensor:
         """(B,) whether the warm-up is over."""
-        return self.num_steps >= self.options.warm_up
+        return self.options.maximized(self.num_steps)
 
     # ---------------------------------------------------------------- one token of every user
     def step(self, y, source_log_probs=None, learn: bool = True, active: Tensor | None = None) -> StepInfo:
@@ -272,10 +272,12 @@ class BatchStream:
         options, share = self.options, 1 / self.num_steps.clamp_min(1).to(rows)
         least = 1 if options.transition_prior else options.warm_up
         wanted, initial = wanted & (self.num_steps >= least), self.initial
-        if options.initial_prior is not None:
+        if options.initial_prior is not None and "initial" not in options.fixed:
             counts = rows[:, self.num_moves : self.num_fixed]
             counts = counts + options.initial_prior * share[:, None] * self.first_initial
             initial = _shares(counts, wanted[:, None], initial)
+        if "transition" in options.fixed:
+            return initial, self.transition
         counts = rows[:, : self.num_moves].reshape(-1, self.num_states, self.num_states)
         first = self.first_initial[:, None] * self.first_transition
         counts = counts + options.transition_prior * share[:, None, None] * first

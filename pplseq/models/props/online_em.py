@@ -81,8 +81,8 @@ class StreamState:
 
     @property
     def maximized(self) -> bool:
-        """Whether the warm-up is over, so that parameters come from statistics."""
-        return self.num_steps >= self.options.warm_up
+        """Whether the warm-up is over, so that emissions come from statistics."""
+        return self.options.maximized(self.num_steps)
 
     @property
     def residual(self) -> float:
@@ -238,7 +238,7 @@ class StreamState:
         """(K,) and (K, K) from the rows of first states and moves; those given where nothing was counted."""
         options, counts = self.options, rows[self.num_moves : self.num_fixed]
         share = 1 / max(self.num_steps, 1)  # of one token beside the statistics
-        if options.initial_prior is not None:
+        if options.initial_prior is not None and "initial" not in options.fixed:
             counts = counts + share * options.initial_prior * self.first_initial
             if (total := counts.sum()) > 0:
                 initial = counts / total
@@ -246,6 +246,8 @@ class StreamState:
 
     def _maximal_transition(self, rows: np.ndarray, otherwise: np.ndarray, share: float) -> np.ndarray:
         """The rows of transitions, each over its sum; a state never left keeps its old row."""
+        if "transition" in self.options.fixed:
+            return otherwise
         counts = rows[: self.num_moves].reshape(self.num_states, -1)
         if self.options.transition_prior:
             counts = counts + share * self.options.transition_prior * self.first_initial[:, None] * self.first_transition

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Unpack
 
 import pyro
@@ -232,6 +233,7 @@ class PROPS(StateTables):
         from pplseq.models.props.settings import OnlineEM
 
         settings = OnlineEM(**options)
+        settings = replace(settings, fixed=(*settings.fixed, *self._frozen_parts()))
         if num_users is not None:
             from pplseq.models.props.online_batch import BatchStream
 
@@ -250,6 +252,18 @@ class PROPS(StateTables):
         tables = {name: value.double().cpu().numpy() for name, value in tables.items()}
         full, floor = self._config["covariance"] == "full", self._config["covariance_floor"]
         return start_stream(**tables, full=full, floor=floor, options=settings)
+
+    def _frozen_parts(self) -> list[str]:
+        """Names, as streams have them, of what is frozen by hand."""
+        moves = {"initial": [self.initial_logits], "transition": [self.transition_logits]}
+        parts = moves | {"emission": [*self.emissions.parameters()]}
+        still = {name: {not raw.requires_grad for raw in part} for name, part in parts.items()}
+        if len(still["emission"]) > 1:
+            raise ValueError(
+                "requires_grad: a stream holds means and covariances together, and only some of them are frozen; freeze all, "
+                "or none"
+            )
+        return [name for name, whole in still.items() if whole == {True}]
 
     def step(self, state, y, source_log_probs=(), learn: bool = True):
         """One token, of a user or (B,) of a batch: (state, info); ``state`` is changed in place.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -10,6 +11,7 @@ import numpy as np
 
 from pplseq import checks
 
+HELD = ("initial", "transition", "emission")
 Number = Any  # a float of one user, a (B,) tensor of a batch
 
 
@@ -33,6 +35,8 @@ class OnlineEM(checks.NamedArguments):
             is what a stream of many sources needs to be as good as its best one early; 0 waits for `warm_up`.
         initial_prior: the same for the probabilities of a sequence's first state, in sequences; None keeps them fixed, as
             Wojnowicz and Zhao do, which costs short sequences (tweets, sentences) much of what was learned.
+        fixed: of "initial", "transition" and "emission" (of vectors: means and covariances) those that keep the values that the
+            stream begins with.
         averaging: None, "recent" (the mean of the statistics with weights t^2, most of it from the last half), or the token
             from which on all count equally: smoother parameters for use after learning.
         window: most words whose posterior still depends on the future; a cap that costs exactness only on chains which
@@ -51,6 +55,7 @@ class OnlineEM(checks.NamedArguments):
     initial_prior: float | None = 3.0
     averaging: str | int | None = None
     window: int = 256
+    fixed: str | Sequence[str] = ()
 
     def __post_init__(self):
         if not 0.5 < self.exponent <= 1:
@@ -66,10 +71,18 @@ class OnlineEM(checks.NamedArguments):
                 continue
             if not 0 <= getattr(self, name) < math.inf:
                 raise ValueError(f"{name} must not be negative, got {getattr(self, name)}")
+        given = [self.fixed] if isinstance(self.fixed, str) else self.fixed
+        if isinstance(given, Mapping) or not all(isinstance(name, str) for name in given):
+            raise ValueError(f"fixed: a stream holds parameters whole, by their names; got {checks.shown(self.fixed)}")
+        object.__setattr__(self, "fixed", tuple(sorted({checks.choice("fixed", name, HELD) for name in given})))
         given = self.averaging
         number = isinstance(given, int) and not isinstance(given, bool) and given >= 0
         if not (given is None or given == "recent" or number):
             raise ValueError(f'averaging must be None, "recent" or the number of a token, got {checks.shown(given)}')
+
+    def maximized(self, num_steps: Any) -> Any:
+        """Whether what perturbations emit comes from statistics, after so many tokens (of each user)."""
+        return (num_steps >= self.warm_up) & ("emission" not in self.fixed)
 
     def gain(self, t: int) -> float:
         """The step size of token t = 1, 2, ...; the first one is 1."""

@@ -15,10 +15,11 @@ from pplseq import checks
 from pplseq.distributions.gaussian_types import GaussianBelief
 from pplseq.infer.fit.em import ROUNDING, Batch
 from pplseq.infer.fit.gradients import maximize_by_lbfgs
-from pplseq.infer.fit.held import Slot
+from pplseq.infer.fit.held import Entries, Slot
 from pplseq.infer.gaussian.results import StateMoments
 from pplseq.models.batch import as_given
 from pplseq.models.estimator import Estimator, Sample
+from pplseq.models.fitted import ends
 from pplseq.models.hmm.tables import DTYPES
 from pplseq.models.lds.parameters import Parameters, RegressionPrior
 from pplseq.models.lds.program import LDS
@@ -249,7 +250,9 @@ class StructuralModel(LDS):
 
     @property
     def slots(self) -> dict[str, Slot]:
-        return {name: Slot(own) for name, own in self.named_parameters()}
+        variances: dict[str, Any] = {"raw_of": lambda variance: variance.log() / 2, "support": (0.0, math.inf)}
+        kinds = {"log_scales": variances, "log_noise": variances, "emission_inputs": {"raw_of": Tensor.clone}}
+        return {name: Slot(own, **kinds.get(name, {})) for name, own in self.named_parameters()}
 
     @torch.no_grad()
     def criterion_terms(self, batch: Batch, log_prob: float) -> tuple[float, int]:
@@ -378,6 +381,24 @@ class StructuralModel(LDS):
             else:
                 found[raw] = mask if mask is True else np.asarray(mask)[None]
         return super().held_by(found | ({"log_scales": scales} if bool(scales.any()) else {}))
+
+    def bounds_by(self, bounds: Mapping[str, Any], method: str) -> dict[str, Entries]:
+        """As of the base class, by the names of :meth:`set_parameters`."""
+        if not isinstance(bounds, Mapping):
+            return super().bounds_by(bounds, method)
+        places, shares, found = self._held_as, self._shares(), {}
+        for name, pair in bounds.items():
+            if name not in places:
+                raise ValueError(f"bounds: this model has no parameter {str(name)[:40]!r}.{checks.nearest(str(name), places)}")
+            raw, place = places[name]
+            own = self.slots[raw].raw
+            if place is None:
+                found[raw] = tuple(end.reshape(own.shape) for end in ends(name, pair, own))
+                continue
+            every = found.setdefault(raw, tuple(torch.full_like(own, free).double() for free in (-math.inf, math.inf)))
+            for all_ends, end in zip(every, ends(name, pair, own[place]), strict=True):
+                all_ends[place] = end / shares[name]
+        return super().bounds_by(found, method)
 
     def held_estimate(self, name: str, value: Tensor) -> Tensor:
         raw, place = self._held_as.get({"ar": "ar_weights"}.get(name, name.removeprefix("variance of ")), (name, None))

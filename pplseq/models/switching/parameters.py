@@ -164,7 +164,7 @@ class SwitchingParameters(Estimator):
         own = dict(self.named_parameters())
         found = {name: Slot(own[raw]) for name, raw in names.items() if raw in own}
         rows = {"transition": "transition_logits", "initial": "initial_logits"}
-        return found | {name: Slot(own[raw], True) for name, raw in rows.items() if raw in own}
+        return found | {name: Slot(own[raw], True, clips=False) for name, raw in rows.items() if raw in own}
 
     # ---------------------------------------------------------------- data
     def as_batch(self, x, lengths=None, *, states=None, inputs=None) -> Batch:

@@ -21,6 +21,7 @@ from pplseq.distributions.gaussian_types import GaussianBelief
 from pplseq.distributions.linear_gaussian import LinearGaussian
 from pplseq.distributions.word_gaussian import MEASURES, WordEmission, check_probs
 from pplseq.infer.fit.em import Batch
+from pplseq.infer.fit.held import frozen
 from pplseq.infer.gaussian.chain import GaussianChain
 from pplseq.infer.programs.kalman_collapse import collapsed
 from pplseq.infer.programs.markov import markov
@@ -426,7 +427,8 @@ class TextLDS(GaussianEstimator):
     @undisturbed
     def fit(
         self, x, lengths=None, *, held_out=None, folder=None, resume: bool = False, seed: int | None = None,
-        initial: Any = None, on_record: Callable[[dict[str, Any]], None] | None = None, began: float | None = None, **settings,
+        initial: Any = None, on_record: Callable[[dict[str, Any]], None] | None = None, began: float | None = None,
+        fixed: Any = (), **settings,
     ) -> TextLDS:  # fmt: skip
         """Fits the parameters to a text, of which only counts of word pairs matter; ``history`` says how it went.
 
@@ -440,6 +442,7 @@ class TextLDS(GaussianEstimator):
             seed: of the randomised decomposition; None is 0.
             initial: :class:`~pplseq.models.text_lds.steady_state.TextParameters` to start EM from, instead of identifying
                 some. on_record: called with every record. began: `time.monotonic()` from which max_time counts; None is now.
+            fixed: of other models; here nothing can be held.
             **settings: of :class:`~pplseq.models.text_lds.fit.FitSettings`: pseudo_counts, max_iterations, start, ...;
                 the model takes their dtype.
 
@@ -449,6 +452,12 @@ class TextLDS(GaussianEstimator):
         Raises:
             ValueError, NonFiniteLoss: see :func:`~pplseq.models.text_lds.fit.fit_counts`.
         """
+        if still := fixed or frozen(self):
+            raise ValueError(
+                f"fixed: TextLDS.fit learns transition, emission, noises and the basis of the state together, and keeps none: "
+                f"expected nothing held (also by requires_grad_(False)), got {checks.shown(still)}; go on from given "
+                "parameters with initial=, or descend on -log_joint(x) with an optimizer over what may move"
+            )
         known = FitSettings.__dataclass_fields__
         if unknown := [name for name in settings if name not in known]:
             why = " It is fitted on the CPU." if unknown[0] == "device" else checks.nearest(unknown[0], known)

@@ -9,7 +9,7 @@ import contextlib
 import inspect
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -27,7 +27,8 @@ from pplseq.data.vocabulary import Vocabulary
 from pplseq.distributions.blocks import share_states
 from pplseq.distributions.drawing import seeded
 from pplseq.folder import write_with_sum
-from pplseq.infer.fit.held import frozen
+from pplseq.infer.fit.held import frozen, restored
+from pplseq.models.fitted import told_held
 from pplseq.models.storage import read_model
 from pplseq.models.texts import as_texts, check_same_text, make_batches, validation
 from pplseq.models.vlhmm.counts import check_start, start_from_counts
@@ -54,6 +55,7 @@ def fit(
     seed: int | None = None,
     progress: bool = False,
     warm_start: bool = False,
+    fixed: str | Sequence[str] | Mapping[str, Any] = (),
     device: str | torch.device | None = None,
     min_count: int | None = None,
     blocks: str = "brown",
@@ -83,6 +85,7 @@ def fit(
             which has to be resumable.
         progress: a bar on stderr.
         warm_start: train on from the parameters as they stand, instead of drawing them anew.
+        fixed: what keeps its values, by the names of ``named_parameters()``, of a model that has its words.
         device: where to train; None: where the model is.
         blocks, num_blocks, eos_block, exchange_passes: see :func:`make_clusters`; for a model without words. num_blocks None is
             the largest number up to 128 that divides the states.
@@ -110,6 +113,11 @@ def fit(
     check_start(start, model.config["transition"])
     if start != "random" and warm_start:
         raise ValueError(f"start = {start}: a warm start trains on from the parameters as they stand; leave one of both out")
+    if fresh and fixed:
+        raise ValueError(
+            f"fixed: this VLHMM gets its words and parameters from the text, so there is no value of {checks.shown(fixed)} to "
+            "keep; fit it first, or make it with num_words"
+        )
     own = {
         "blocks": blocks != "brown", "num_blocks": num_blocks is not None, "block_sizes": block_sizes != "even",
         "eos_block": not eos_block, "exchange_passes": exchange_passes != 0, "reset": not reset,
@@ -144,7 +152,9 @@ def fit(
         sizes: dict[str, Any] = {name: model.config[name] for name in names} | {"num_words": len(vocabulary)}
         tokens = batch_size * segment_length if protocol == "carried" else batch_tokens
         check_fits(vlhmm_cost(**sizes, num_blocks=1 if blocks == "none" else num_blocks, num_tokens=tokens), str(device))
-    with _run_folder(folder, resume) as place, seeded(seed):
+    holds = {} if fresh else model.held_by(fixed)
+    drawn = () if fresh or resume else model.random_parameters
+    with _run_folder(folder, resume) as place, seeded(seed), contextlib.ExitStack() as stack:
         if place is not None:
             check_same_text(place, train_text, resume)
         clusters = None
@@ -157,11 +167,13 @@ def fit(
         if fresh:
             lay_out(model, vocabulary, clusters, block_sizes=block_sizes, reset=reset)
         elif not warm_start:
-            model.draw_parameters()
-        if start == "counts":
-            start_from_counts(model, train_text)
-        if model.num_topics > 1 and not warm_start:
-            start_topics(model, train_text)
+            model.draw_anew(holds)
+        stack.enter_context(model.keeping(holds, "sgd", drawn))
+        with restored(model):
+            if start == "counts":
+                start_from_counts(model, train_text)
+            if model.num_topics > 1 and not warm_start:
+                start_topics(model, train_text)
         if has_words:
             model.vocabulary = vocabulary
         else:
@@ -170,6 +182,7 @@ def fit(
         best: dict[str, Tensor] = {}
         about = {"protocol": protocol, "shuffle": shuffle, "batch_size": batch_size, "segment_length": segment_length}
         about |= {"batch_tokens": batch_tokens, "lr": schedule.lr, "frozen": frozen(model)}
+        about |= {"fixed": told_held(holds)} if holds else {}
 
         def keep_best(record: dict[str, Any]) -> None:
             if place is None and record.get("best"):

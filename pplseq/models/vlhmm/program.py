@@ -6,7 +6,7 @@ Source: J. Chiu and A. M. Rush (2020), Scaling Hidden Markov Language Models, EM
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self, Unpack
 
@@ -200,6 +200,18 @@ class VLHMM(Constrainable):
             self._make_embeddings(len(self._sizes))
         self.drawn()
 
+    def draw_anew(self, holds: Mapping[str, Tensor | None]) -> None:
+        """:meth:`draw_parameters`, but for those that are frozen, and for what is held (None: all of a parameter)."""
+        before = dict(self.named_parameters())
+        self.draw_parameters()
+        with torch.no_grad():
+            for name, new in self.named_parameters():
+                old = before[name]
+                new.requires_grad_(old.requires_grad)
+                if not old.requires_grad or name in holds:
+                    mask = holds.get(name)
+                    new.copy_(old if mask is None or not old.requires_grad else torch.where(mask, old, new))
+
     # ---------------------------------------------------------------- parameters
     def _make_embeddings(self, num_blocks: int) -> None:
         config, size = self._config, self.hidden_size
@@ -359,6 +371,7 @@ class VLHMM(Constrainable):
         resume: bool = False,
         seed: int | None = None,
         progress: bool = False,
+        fixed: str | Sequence[str] | Mapping[str, Any] = (),
         **options: Any,
     ) -> Self:
         """From text to a trained model; ``history`` says afterwards how it went.
@@ -372,6 +385,8 @@ class VLHMM(Constrainable):
             folder: of a run with checkpoints, metrics and blocks, which ``resume`` continues; None keeps nothing.
             seed: makes the fit repeatable; None draws from torch's generator.
             progress: show a bar.
+            fixed: parameters (names of ``named_parameters()``), or by a mapping to masks entries of them, that keep their
+                values, of a model that has its words; see :meth:`Estimator.fit <pplseq.models.estimator.Estimator.fit>`.
             **options: device, num_blocks, blocks, epochs, max_time, lr, batch_size, ...: see
                 :func:`pplseq.models.vlhmm.fit.fit`.
 
@@ -383,7 +398,7 @@ class VLHMM(Constrainable):
         """
         from pplseq.models.vlhmm.fit import fit
 
-        fit(self, x, lengths, valid=valid, folder=folder, resume=resume, seed=seed, progress=progress, **options)
+        fit(self, x, lengths, valid=valid, folder=folder, resume=resume, seed=seed, progress=progress, fixed=fixed, **options)
         return self
 
     def split(self, factor: int, **options: Any) -> VLHMM:

@@ -1,6 +1,7 @@
 """Emissions named by a class of distributions: starts from the data in any unit, supports, names, missing values."""
 
 import copy
+import math
 
 import numpy as np
 import pyro.distributions as dist
@@ -9,6 +10,7 @@ import torch
 
 from pplseq import HMM
 from pplseq.models import IOHMM
+from pplseq.models.hmm.named_families import family_of
 
 N = 80
 REGIME = np.arange(N) // 20 % 2
@@ -142,3 +144,49 @@ def test_what_is_held_in_a_copy_of_a_family():
     for model in (HMM(2, emission="StudentT"), copy.deepcopy(HMM(2, emission="student_t"))):
         model.set_parameters(df=[[4.0], [4.0]]).fit(x, fixed=["df"], method="em", seed=0, max_iterations=3)
         assert model.emission_parameters["df"].flatten().tolist() == pytest.approx([4.0, 4.0])
+
+
+def test_a_soft_asymmetric_laplace_far_from_its_mode():
+    """Where Pyro's density is 0: against its convolution of a normal and an asymmetric Laplace, in logarithms."""
+    values = {"loc": 1.0, "scale": 0.5, "asymmetry": 2.0, "softness": 0.3}
+    x = torch.linspace(-60, 60, 31, dtype=torch.float64).requires_grad_()
+    made = family_of("SoftAsymmetricLaplace").make(**{name: torch.tensor(value).double() for name, value in values.items()})
+    found, t = made.log_prob(x), torch.linspace(-9, 9, 4001, dtype=torch.float64) * 0.5 * 0.3
+    sharp = dist.AsymmetricLaplace(1.0, 0.5, 2.0).log_prob(x.detach()[:, None] - t)
+    right = torch.logsumexp(sharp + dist.Normal(0.0, 0.5 * 0.3).log_prob(t), -1) + (t[1] - t[0]).log()
+    torch.testing.assert_close(found, right, rtol=1e-4, atol=1e-3)
+    assert torch.autograd.grad(found.sum(), x)[0].isfinite().all()
+
+
+def test_a_kumaraswamy_near_its_ends():
+    x = torch.tensor([1e-300, 1e-12, 0.3, 1 - 1e-14, 1 - 2.0**-53], dtype=torch.float64)
+    found = family_of("Kumaraswamy").make(concentration1=torch.tensor(0.7).double(), concentration0=torch.tensor(2.5).double())
+    torch.testing.assert_close(found.log_prob(x)[2], dist.Kumaraswamy(0.7, 2.5).log_prob(x[2].float()).double())
+    left = torch.tensor([1, 1, 1, 0.7e-14, 0.7 * 2.0**-53], dtype=torch.float64)  # 1 - x^a
+    wanted = math.log(0.7 * 2.5) - 0.3 * x.log() + 1.5 * left.log()
+    ends = [0, 1, 3, 4]
+    torch.testing.assert_close(found.log_prob(x)[ends], wanted[ends], rtol=1e-2, atol=1e-2)
+    model = HMM(2, emission="Kumaraswamy").fit(np.r_[np.linspace(1e-13, 1e-12, 20), 1 - np.linspace(1e-15, 1e-14, 10)], seed=0)
+    assert math.isfinite(model.history.losses[-1]) and all(v.isfinite().all() for v in model.emission_parameters.values())
+
+
+class Steep(dist.Exponential):
+    """No number has a gradient."""
+
+    def log_prob(self, value):
+        return super().log_prob(value) + torch.where(value > 5, (0 * self.rate).sqrt(), 0.0)
+
+
+@pytest.mark.parametrize("method", ["lbfgs", "sgd"])
+def test_numbers_without_a_gradient_are_named(method):
+    with pytest.raises(ArithmeticError, match=r"density of Steep, or its gradient, .* 6 of the 6 numbers of column 0, as 1.0;"):
+        HMM(2, emission=family_of(Steep)).fit([1.0, 2.0, 3.0, 4.0, 6.0, 7.0], seed=0, method=method)
+
+
+@pytest.mark.parametrize(("name", "parameter"), [("exponential", "rate"), ("poisson", "rate"), ("von_mises", "concentration")])
+def test_guides_of_positive_parameters_are_of_positive_numbers(name, parameter):
+    x = np.random.default_rng(0).exponential(np.where(np.arange(60) % 20 < 10, 0.5, 40.0)).round()
+    model = HMM(2, emission=name, priors=True)
+    model.fit(x if name != "von_mises" else x % 3, method="svi", num_steps=40, seed=0, lr=0.1)
+    draws = torch.stack([model.history.guide()[parameter] for _ in range(50)])
+    assert (draws > 0).all() and np.isfinite(model.history.losses).all()

@@ -3,6 +3,7 @@
 import functools
 import itertools
 import math
+import types
 import warnings
 
 import pyro
@@ -277,11 +278,38 @@ class Slot:
         return self.value
 
 
-OUT_OF_SIGHT = Kept()  # of a module: no variable of the program
+GLOBAL = Kept()  # of a module: no variable of the program
+WAYS_TO_HOLD = (
+    "state", "value", "list", "attribute", "slot", "closure", "partial", "method", "global", "helper", "module", "class",
+    "function", "iterator", "generator",
+)  # fmt: skip
 
 
-@pytest.mark.parametrize("length", [14, 60])
-@pytest.mark.parametrize("held", ["state", "value", "list", "attribute", "slot", "closure", "partial", "method", "nowhere"])
+def started(value):
+    def later():
+        yield
+        yield value
+
+    found = later()
+    next(found)
+    return found
+
+
+def keep_away(value):
+    """A helper that is not running while the loop is; what it sets is named by no code but its own."""
+    KEPT_AWAY["first"] = value
+
+
+def bring_back():
+    return KEPT_AWAY["first"]
+
+
+KEPT_AWAY: dict = {}
+away = types.ModuleType("away")
+
+
+@pytest.mark.parametrize("length", [13, 14, 60])
+@pytest.mark.parametrize("held", WAYS_TO_HOLD)
 def test_the_first_state_of_a_long_loop(held, length):
     """As long as the program holds a state, or what it computed from it, the state's dimension is its own."""
     moves = torch.tensor([[0.7, 0.3], [0.2, 0.8]], dtype=F64)
@@ -289,10 +317,21 @@ def test_the_first_state_of_a_long_loop(held, length):
     def hold(value):
         if held == "list":
             return {"all": [value]}, lambda box: box["all"][0]
-        if held in ("attribute", "nowhere"):
-            box = Kept() if held == "attribute" else OUT_OF_SIGHT
+        if held in ("iterator", "generator"):
+            return (itertools.repeat(value) if held == "iterator" else started(value)), next
+        if held in ("attribute", "global", "class"):
+            box = {"attribute": Kept(), "global": GLOBAL, "class": Kept}[held]
             box.value = value
-            return None if held == "nowhere" else box, lambda box: (box or OUT_OF_SIGHT).value
+            return (box if held == "attribute" else None), lambda box: (box or (GLOBAL if held == "global" else Kept)).value
+        if held == "helper":
+            keep_away(value)
+            return None, lambda _: bring_back()
+        if held == "module":
+            away.value = value
+            return None, lambda _: away.value
+        if held == "function":
+            keep_away.value = value
+            return None, lambda _: keep_away.value
         if held in ("slot", "method"):
             box = Slot()
             box.value = value
@@ -304,23 +343,16 @@ def test_the_first_state_of_a_long_loop(held, length):
         return value, lambda value: value
 
     def program():
-        x = pyro.sample("x_0", dist.Categorical(moves[0]), infer=MARKED)
-        box, get = hold(x if held == "state" else x.to(F64))
-        if held == "nowhere":
-            x = torch.tensor(0)
-        for t in pyro.markov(range(1, length)):
+        x, box, get = torch.tensor(0), None, None
+        for t in pyro.markov(range(length)):
             x = pyro.sample(f"x_{t}", dist.Categorical(moves[x]), infer=MARKED)
-            if held == "nowhere" and t == 1:
-                OUT_OF_SIGHT.value = x.to(F64)
+            if t == 0:
+                box, get = hold(x if held == "state" else x.to(F64))
         pyro.factor("tie", (get(box) == x).to(F64))
 
-    if held == "nowhere" and length == 60:
-        with pytest.raises(ValueError, match=r"site 'tie'.*pyro.markov\(..., history=n\)"):
-            TraceBlockedEnum_ELBO().loss(program, no_guide)
-    elif held != "nowhere":
-        power = torch.linalg.matrix_power(moves, length - 1)
-        wanted = (moves[0].unsqueeze(1) * power * torch.tensor([[math.e, 1.0], [1.0, math.e]], dtype=F64)).sum().log()
-        assert -TraceBlockedEnum_ELBO().loss(program, no_guide) == pytest.approx(float(wanted))
+    power = torch.linalg.matrix_power(moves, length - 1)
+    wanted = (moves[0].unsqueeze(1) * power * torch.tensor([[math.e, 1.0], [1.0, math.e]], dtype=F64)).sum().log()
+    assert -TraceBlockedEnum_ELBO().loss(program, no_guide) == pytest.approx(float(wanted))
 
 
 def test_loops_of_every_form():

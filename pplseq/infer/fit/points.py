@@ -1,0 +1,110 @@
+"""Numbers that an optimizer may move as it likes, in place of parameters in their units and within their bounds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pplseq.infer.fit.held import Entries, entries_of
+
+INSIDE = 0.02  # of the way from one bound to the other, where a search begins that would not leave a bound
+
+
+class Points:
+    """Numbers without bounds that stand for parameters: these in their units, or angles that lead between their bounds.
+
+    Args:
+        parameters: by name. units: of some of them, how much each number varies.
+
+    Attributes:
+        leaves: what an optimizer moves; parameters themselves where nothing stands for them.
+
+    Source of the functions: F. James and M. Roos (1975), Minuit, Computer Physics Communications 10, section on limits; rows of
+    probabilities share out what is left in turn.
+    """
+
+    def __init__(self, parameters: Mapping[Any, Tensor], units: Mapping[Any, Tensor] | None = None):
+        self.own: list[tuple[Tensor, Callable[[Tensor], Tensor], Tensor]] = []
+        self.leaves: list[Tensor] = []
+        for name, raw in parameters.items():
+            unit, entries = (units or {}).get(name), entries_of(raw)
+            unit = torch.ones_like(raw) if unit is None else unit.to(raw)
+            if entries is not None and entries.bounded:
+                with torch.no_grad():
+                    leaf = _angles(raw.detach(), entries, unit)
+                value = partial(_value, entries=entries, unit=unit)
+            elif units is not None and name in units:
+                leaf, value = raw.detach() / unit, partial(torch.mul, unit)
+            else:
+                self.leaves.append(raw)
+                continue
+            leaf = leaf.requires_grad_()
+            self.own.append((raw, value, leaf))
+            self.leaves.append(leaf)
+
+    @torch.no_grad()
+    def put(self) -> None:
+        """Sets the parameters."""
+        for raw, value, leaf in self.own:
+            raw.copy_(value(leaf))
+
+    def pull(self) -> None:
+        """Gradients from those of the parameters, which are then none."""
+        for raw, value, leaf in self.own:
+            leaf.grad = None
+            if raw.grad is not None:
+                with torch.enable_grad():
+                    (leaf.grad,) = torch.autograd.grad(value(leaf), leaf, raw.grad)
+            raw.grad = None
+
+
+def _angles(raw: Tensor, entries: Entries, unit: Tensor) -> Tensor:
+    """What :func:`_value` makes numbers of a parameter of, but for what lies at a bound, which is taken a little inside."""
+    raw = entries.put(raw)
+    if entries.rows:
+        probs, near = raw.exp(), INSIDE / raw.shape[-1]
+        return torch.stack(_rows(entries, lambda k, low, width: _angle((probs[..., k] - low) / width, near))[1], -1)
+    low, high = entries.low.to(raw), entries.high.to(raw)
+    both = low.isfinite() & high.isfinite()
+    beyond = torch.where(low.isfinite(), raw - low, high - raw).nan_to_num(0.0, 0.0, 0.0) / unit
+    one = (beyond.clamp_min(INSIDE) + 1).square().sub(1).sqrt()
+    share = (raw - low) / (high - low)
+    anywhere = low.isinf() & high.isinf()
+    return torch.where(both, _angle(share.where(both, 0.5), INSIDE), torch.where(anywhere, raw / unit, one))
+
+
+def _angle(share: Tensor, near: float) -> Tensor:
+    return (2 * share.nan_to_num(0.5).clamp(near, 1 - near) - 1).asin()
+
+
+def _value(angles: Tensor, entries: Entries, unit: Tensor) -> Tensor:
+    """Numbers within bounds: any angles lead to some, and a bound is reached at a finite one, where the function is flat."""
+    if entries.rows:
+        probs, _ = _rows(entries, lambda k, low, width: angles[..., k])
+        return torch.stack(probs, -1).clamp_min(1e-300).log().masked_fill(entries.high == -torch.inf, -torch.inf)
+    low, high = entries.low.to(angles), entries.high.to(angles)
+    has_low, has_high = low.isfinite(), high.isfinite()
+    low, high = low.where(has_low, 0.0), high.where(has_high, 0.0)
+    beyond = unit * ((angles.square() + 1).sqrt() - 1)
+    both = low + (high - low) * (angles.sin() + 1) / 2
+    one = torch.where(has_low, low + beyond, torch.where(has_high, high - beyond, unit * angles))
+    return torch.where(has_low & has_high, both, one)
+
+
+def _rows(entries: Entries, angle: Callable[[int, Tensor, Tensor], Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+    """Probabilities that share out, in turn, what those before have left, and their angles, which are asked for by place, the
+    least that a place may take and how much more."""
+    low, high = entries.low.exp(), entries.high.exp()
+    least, most = (end.flip(-1).cumsum(-1).flip(-1) for end in (low, high))  # of a place and those behind it
+    left, probs, angles = torch.ones_like(low[..., 0]), [], []
+    for k in range(low.shape[-1] - 1):
+        start = low[..., k].maximum(left - most[..., k + 1])
+        width = (high[..., k].minimum(left - least[..., k + 1]) - start).clamp_min(0.0)
+        angles.append(angle(k, start, width))
+        probs.append(start + width * (angles[-1].sin() + 1) / 2)
+        left = left - probs[-1]
+    return [*probs, left], [*angles, torch.zeros_like(left)]

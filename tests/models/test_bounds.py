@@ -1,0 +1,180 @@
+"""Bounds of parameters, of all or of single entries, by EM and by gradients: what is found is the best within them."""
+
+import copy
+import math
+
+import numpy as np
+import pytest
+import torch
+from scipy.optimize import minimize
+
+from pplseq import HMM, IOHMM, LDS
+from pplseq.infer.fit.held import filled
+from pplseq.models import ARHMM, SemiMarkovHMM, StructuralModel, SwitchingRegression
+from pplseq.runs.fits import DescentTraining
+
+RNG = np.random.default_rng(0)
+REGIME = np.arange(60) // 12 % 2
+WORDS = np.where(RNG.random(60) < 0.8, REGIME, RNG.integers(0, 3, 60))
+VECTORS = 3 * np.eye(2)[REGIME] + RNG.normal(size=(60, 2))
+COUNTS = RNG.poisson(np.array([2, 9])[REGIME])
+NUMBERS = 5.0 * REGIME + RNG.normal(size=60)
+SERIES = 0.9 * RNG.normal(size=(60, 1)).cumsum(0) * [1.0, 2.0] + RNG.normal(size=(60, 2))
+
+
+def gaussian(kind):
+    return lambda: HMM(2, num_features=2, covariance=kind)
+
+
+def family(name):
+    return lambda: HMM(2, emission=name)
+
+
+# a model, data, bounds
+CASES = {
+    "moves": (lambda: HMM(2, 3), WORDS, {"transition": ([[0.3, 0.0], [0.0, 0.0]], [[1.0, 1.0], [0.05, 1.0]])}),
+    "words": (lambda: HMM(2, 3), WORDS, {"emission": (0.05, [0.6, 0.7, 1.0])}),
+    "means": (gaussian("diag"), VECTORS, {"loc": (0.5, [2.5, math.inf])}),
+    "variances": (gaussian("diag"), VECTORS, {"covariance": (1.2, 3.0)}),
+    "precisions": (gaussian("diag"), VECTORS, {"precision": (None, 0.7)}),
+    "one variance": (gaussian("spherical"), VECTORS, {"covariance": (None, [[0.5], [math.inf]]), "loc": (None, 2.0)}),
+    "rates": (family("poisson"), COUNTS, {"rate": ([[3.0], [3.0]], [[math.inf], [8.0]])}),
+    "chances": (family("bernoulli"), WORDS > 0, {"probs": (0.3, 0.7)}),
+    "waiting": (family("exponential"), NUMBERS**2, {"rate": (0.1, 0.5)}),
+    "normal": (family("normal"), NUMBERS, {"loc": (1.0, 4.5), "scale": (None, 1.1)}),
+    "student": (family("student_t"), NUMBERS, {"loc": (1.0, None), "df": (None, 5.0)}),
+    "counts": (family("negative_binomial"), COUNTS, {"mean": (3.0, 7.0), "size": (None, 20.0)}),
+    "durations": (lambda: SemiMarkovHMM(2, emission="poisson", max_duration=4), COUNTS, {"duration": (0.1, 0.6)}),
+}
+
+
+def room(model, bounds):
+    """Smallest distances of values from their bounds; negative where one is passed."""
+    for name, (low, high) in bounds.items():
+        values = model.estimates() if name in model.estimates() else {"covariance": 1 / model.estimates()["precision"]}
+        value = values[name].detach().double()
+        for sign, end in ((1, low), (-1, high)):
+            if end is not None:
+                yield float((sign * (value - torch.as_tensor(end, dtype=torch.float64))).min())
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_best_within_bounds(name):
+    """EM never falls and keeps to them; gradients from there find nothing more."""
+    make, x, bounds = CASES[name]
+    x = np.asarray(x, float) if x.dtype == bool else x
+    free = make().fit(x, seed=0, max_iterations=30)
+    model = make().fit(x, seed=0, bounds=bounds, max_iterations=500, tolerance=1e-10)
+    history = model.history.log_likelihoods
+    assert min(room(model, bounds)) > -1e-9 and min(np.diff(history)) > -1e-9 * abs(history[0])
+    assert min(room(free, bounds)) < 0, "bounds that bind nothing say nothing"
+    assert model.num_free_parameters == free.num_free_parameters
+    best = model.score(x)
+    model.fit(x, warm_start=True, method="lbfgs", bounds=bounds)
+    assert min(room(model, bounds)) > -1e-9
+    assert model.score(x) == pytest.approx(best, abs=2e-3)
+
+
+def test_rows_within_bounds_against_a_general_optimiser():
+    generator = np.random.default_rng(1)
+    for size in (2, 3, 5):
+        probs, point = generator.dirichlet(np.ones(size)), generator.dirichlet(np.ones(size))
+        wide = generator.random(size) * (generator.random(size) < 0.7)
+        low, high = point * generator.random(size), point + (1 - point) * wide
+        found = filled(*(torch.as_tensor(value).log() for value in (probs, low, high))).exp().numpy()
+        sum_to_one = {"type": "eq", "fun": lambda q: q.sum() - 1}
+        best = minimize(
+            lambda q, probs=probs: -probs @ np.log(q.clip(1e-12)), point, bounds=list(zip(low, high, strict=True)),
+            constraints=sum_to_one, method="SLSQP", options={"ftol": 1e-12},
+        )  # fmt: skip
+        assert found.sum() == pytest.approx(1) and (found >= low - 1e-12).all() and (found <= high + 1e-12).all()
+        assert probs @ np.log(found) >= -best.fun - 1e-9 and np.allclose(found, best.x, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("make", "x", "name", "bound", "values"),
+    [
+        (lambda: StructuralModel(), NUMBERS, "noise", (None, 0.4), {"noise": 0.4}),
+        (lambda: StructuralModel(trend="fixed"), NUMBERS, "level", (None, 0.1), {"level": 0.1}),
+        (lambda: LDS(1, 2, initial="stationary"), SERIES, "transition", (None, 0.6), {"transition": [[0.6]]}),
+        (lambda: LDS(1, 2, initial="stationary", emission_noise="diagonal"), SERIES, "emission_noise", (None, 0.2), None),
+        (lambda: ARHMM(1, 1), NUMBERS[:, None], "weights", (None, [math.inf, 0.4]), None),
+    ],
+)  # fmt: skip
+def test_a_bound_that_binds_is_a_value_that_is_held(make, x, name, bound, values):
+    """Of single numbers, by gradients alone."""
+    how = {"method": "lbfgs", "seed": 0}
+    model = make()
+    if "em" in model.methods:
+        with pytest.raises(ValueError, match=f"has no best '{name}' within bounds.* method='lbfgs'"):
+            make().fit(x, bounds={name: bound}, method="em")
+    model.fit(x, bounds={name: bound}, **how)
+    assert make().fit(x, **how).score(x) > model.score(x) + 0.01
+    if values is not None:
+        other = make().set_parameters(**values).fit(x, fixed=[name], **how)
+        assert model.score(x) == pytest.approx(other.score(x), abs=2e-3)
+
+
+@pytest.mark.parametrize("name", ["moves", "means", "rates"])
+def test_by_adam_and_where_a_run_goes_on(name, tmp_path):
+    make, x, bounds = CASES[name]
+    model = make().fit(x, seed=0, bounds=bounds)
+    best, run = model.score(x), {"seed": 0, "bounds": bounds, "method": "sgd", "lr": 0.05}
+    assert make().fit(x, num_steps=300, **run).score(x) == pytest.approx(best, abs=0.1)
+    model = make().fit(x, num_steps=4, folder=tmp_path / "run", **run)
+    with pytest.raises(ValueError, match="bounds: the run in .* is of another bounds"):
+        make().fit(x, num_steps=8, folder=tmp_path / "run", resume=True, seed=0, method="sgd")
+    assert min(room(make().fit(x, num_steps=8, folder=tmp_path / "run", resume=True, **run), bounds)) > -1e-9
+    other, batch = copy.deepcopy(model), model.as_batch(x)
+    for one in (model, other):
+        with one.keeping({}, "sgd", (), one.bounds_by(bounds, "sgd")):
+            training = DescentTraining(one, [batch], num_steps=6)
+            for _ in range(3):
+                training.step()
+            if one is other:
+                state = training.state()
+                training = DescentTraining(one, [batch], num_steps=6)
+                training.restore(*copy.deepcopy(state))
+            for _ in range(3):
+                training.step()
+    assert model.score(x) == pytest.approx(other.score(x), rel=1e-12)
+
+
+def test_starts_and_what_is_held_beside():
+    bounds = {"loc": (0.5, 2.5), "transition": (0.2, None)}
+    one = [[True, False], [False, False]]
+    model = gaussian("diag")().fit(VECTORS, seed=1, num_restarts=3, bounds=bounds)
+    model.set_parameters(loc=[[1.0, 1.0], [2.0, 2.0]])
+    model.fit(VECTORS, warm_start=True, bounds=bounds, fixed={"loc": one})
+    assert model.loc[0, 0] == 1 and min(room(model, bounds)) > -1e-9
+    with pytest.raises(ValueError, match="'loc' is held .* outside of them, at .0, 0."):
+        model.fit(VECTORS, warm_start=True, bounds={"loc": (2.0, None)}, fixed={"loc": one})
+
+
+@pytest.mark.parametrize(
+    ("make", "x", "bounds", "error"),
+    [
+        (CASES["means"][0], VECTORS, {"lok": (0, 1)}, "bounds: HMM has no parameter 'lok'.*Did you mean 'loc'"),
+        (CASES["means"][0], VECTORS, {"loc": 3}, r"'loc' takes a pair \(low, high\).*got 3"),
+        (CASES["means"][0], VECTORS, {"loc": (3, 1)}, "'loc' has a low bound above its high one"),
+        (CASES["means"][0], VECTORS, {"loc": ([1, 2, 3], None)}, r"shape \(2, 2\), to which those of shape \(3,\)"),
+        (CASES["means"][0], VECTORS, {"loc": (math.nan, None)}, "a bound that is NaN"),
+        (CASES["means"][0], VECTORS, {"covariance": (None, -1)}, "no value of 'covariance', which lie between 0 and inf"),
+        (CASES["words"][0], WORDS, {"emission": (0.4, None)}, "no probabilities of row .* low sum to 1.2"),
+        (gaussian("full"), VECTORS, {"loc": (0, None)}, "no best 'loc' within bounds.*lbfgs"),
+        (gaussian("full"), VECTORS, {"covariance": (0, None)}, "'covariance' is not learned number by number"),
+        (family("von_mises"), NUMBERS / 4, {"loc": (0, 1)}, "no best 'loc' within bounds.*lbfgs"),
+        (lambda: SwitchingRegression(2), NUMBERS, {"mean": (0.1, None)}, "'mean' is not learned number by number"),
+        (lambda: IOHMM(2, num_inputs=0, outputs="gaussian", num_outputs=2), VECTORS, {"noise": (0, 1)}, "bounds"),
+        (lambda: StructuralModel(), NUMBERS, {"trend": (0, 1)}, "no parameter 'trend'"),
+        (lambda: StructuralModel(cycle=True), NUMBERS, {"damping": (0, 1)}, "raw_damping|'damping' is not learned"),
+    ],
+)  # fmt: skip
+def test_what_has_no_bounds(make, x, bounds, error):
+    with pytest.raises((ValueError, TypeError), match=error):
+        make().fit(x, bounds=bounds)
+
+
+def test_draws_have_priors_instead():
+    with pytest.raises(ValueError, match="bounds: 'svi' takes none, as priors say .* 'em' or 'sgd' or 'lbfgs'"):
+        HMM(2, 3, priors=True).fit(WORDS, method="svi", bounds={"emission": (0.1, None)})
