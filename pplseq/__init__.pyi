@@ -29,6 +29,7 @@ from .models import DictionaryTagger as DictionaryTagger
 from .models import HMMTagger as HMMTagger
 from .models import LatentTagger as LatentTagger
 from .models import MEMMTagger as MEMMTagger
+from .models import MixtureHMM as MixtureHMM
 from .models import PROPSLearner as PROPSLearner
 from .models import SemiMarkovHMM as SemiMarkovHMM
 from .models import StreamingHMM as StreamingHMM

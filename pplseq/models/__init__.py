@@ -10,6 +10,7 @@ MODELS = Registry(
         "vlhmm": "vlhmm.program:VLHMM",
         "hmm": "hmm.program:HMM",
         "semi_markov_hmm": "hmm.durations:SemiMarkovHMM",
+        "mixture_hmm": "hmm.mixture:MixtureHMM",
         "lds": "lds.program:LDS",
         "constrained_lds": "lds.constrained:ConstrainedLDS",
         "structural": "structural.program:StructuralModel",

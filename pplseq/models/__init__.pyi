@@ -11,6 +11,7 @@ from .base import SequenceModel as SequenceModel
 from .constraints.constraint import Constraint as Constraint
 from .estimator import Estimator as Estimator
 from .hmm.durations import SemiMarkovHMM as SemiMarkovHMM
+from .hmm.mixture import MixtureHMM as MixtureHMM
 from .hmm.priors import Priors as Priors
 from .hmm.program import HMM as HMM
 from .inference_data import to_arviz as to_arviz
@@ -25,6 +26,7 @@ from .props.program import StreamingHMM as StreamingHMM
 from .props.storage import load_stream as load_stream
 from .props.storage import merge_streams as merge_streams
 from .props.storage import save_stream as save_stream
+from .scikit_learn import SequenceClassifier as SequenceClassifier
 from .scikit_learn import StatePosteriors as StatePosteriors
 from .scikit_learn import TokenEmbeddings as TokenEmbeddings
 from .structural.program import StructuralModel as StructuralModel

@@ -1,7 +1,8 @@
-"""Transformers for scikit-learn: posteriors of states, and vectors of words, as the features of a pipeline."""
+"""Estimators for scikit-learn: a classifier of sequences; posteriors of states, and vectors of words, as features."""
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal, Self
 
@@ -10,14 +11,15 @@ import numpy as np
 from pplseq import checks
 from pplseq.data.text import Text
 from pplseq.data.vocabulary import UNKNOWN, Vocabulary, split_words
+from pplseq.infer.discrete.chain import Chain
 from pplseq.models.forms import as_frame, is_table
 from pplseq.models.text_lds.program import TextLDS
 
 try:
-    from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, TransformerMixin, clone
+    from sklearn.base import BaseEstimator, ClassifierMixin, ClassNamePrefixFeaturesOutMixin, TransformerMixin, clone
     from sklearn.utils.validation import check_is_fitted
 except ImportError:
-    raise ImportError('transformers for scikit-learn need it: pip install "pplseq[sklearn]"') from None
+    raise ImportError('estimators for scikit-learn need it: pip install "pplseq[sklearn]"') from None
 
 Pool = Literal["mean", "last", "none"]
 BLOCKS = 4  # of TextLDS, where sentences are long enough
@@ -96,6 +98,81 @@ class StatePosteriors(_Features):
         dense = np.zeros((len(probs), self.model_.num_states), probs.dtype)
         np.add.at(dense, (np.arange(len(probs))[:, None], ids.cpu().numpy()), probs)
         return dense
+
+
+class SequenceClassifier(ClassifierMixin, BaseEstimator):
+    """Classes of whole sequences: a model for each, and Bayes' rule, p(class | x) ~ p(class) p(x | class).
+
+    Args:
+        model: not fitted; each class gets a copy. Its arguments are searched over as ``model__num_states``. Of words it has
+            their number or a vocabulary (``model.vocabulary``), so that the classes' likelihoods are of the same words.
+        fit_options: of the model's ``fit``: num_restarts, seed, method, ...
+        class_priors: (C,) probabilities in the order of ``classes_``; None: shares of the sequences.
+
+    Attributes:
+        classes_: (C,) sorted. models_: the model of each. class_log_prior_: (C,).
+
+    X is a list of sequences, as models take it, y a label each. A sequence that is impossible in every class has NaN.
+    """
+
+    def __init__(
+        self, model: Any, *, fit_options: Mapping[str, Any] | None = None, class_priors: Any = None
+    ) -> None:
+        self.model, self.fit_options, self.class_priors = model, fit_options, class_priors
+
+    def fit(self, X: Any, y: Any) -> Self:
+        """Fits a copy of the model to the sequences of each class."""
+        _refuse_columns(X, "sequences")
+        sequences, labels = _as_list(X), np.asarray(y)
+        if labels.shape != (len(sequences),):
+            raise ValueError(f"y: expected a label for each of {len(sequences)} sequences, got shape {labels.shape}")
+        self.classes_, number, counts = np.unique(labels, return_inverse=True, return_counts=True)
+        if len(self.classes_) < 2:
+            raise ValueError(f"y: expected two or more classes, got {checks.shown(self.classes_.tolist())}")
+        shares = counts / counts.sum() if self.class_priors is None else np.asarray(self.class_priors, dtype=float)
+        if shares.shape != counts.shape or (shares <= 0).any() or abs(shares.sum() - 1) > 1e-6:
+            raise ValueError(
+                f"class_priors: expected {len(counts)} probabilities that sum to one, for the classes "
+                f"{checks.shown(self.classes_.tolist())}, got {checks.shown(self.class_priors)}"
+            )
+        self.class_log_prior_, self.models_ = np.log(shares), []
+        for place in range(len(self.classes_)):
+            model: Any = clone(self.model)
+            model.take_names(self.model)
+            model.fit([row for row, own in zip(sequences, number, strict=True) if own == place], **(self.fit_options or {}))
+            self.models_.append(model)
+        words = {None if model.vocabulary is None else model.vocabulary.words for model in self.models_}
+        if len(words) > 1:
+            raise ValueError(
+                "model: each class made a vocabulary of its own, and likelihoods of different words do not compare; give the "
+                "model one before: model.vocabulary = Vocabulary.build(sentences)"
+            )
+        return self
+
+    def predict_log_proba(self, X: Any) -> np.ndarray:
+        """(N, C) log p(class | sequence), nats."""
+        check_is_fitted(self, "models_")
+        _refuse_columns(X, "sequences")
+        sequences = _as_list(X)
+        joint = np.stack([self._log_likelihoods(model, sequences) for model in self.models_], 1) + self.class_log_prior_
+        with np.errstate(invalid="ignore"):
+            largest = joint.max(1, keepdims=True)
+            return joint - largest - np.log(np.exp(joint - largest).sum(1, keepdims=True))
+
+    @staticmethod
+    def _log_likelihoods(model: Any, sequences: list[Any]) -> np.ndarray:
+        chain = model._posterior(sequences, None)[1]
+        with chain.unchecked() if isinstance(chain, Chain) else contextlib.nullcontext():
+            return chain.log_prob().detach().double().cpu().numpy()
+
+    def predict_proba(self, X: Any) -> np.ndarray:
+        """(N, C) p(class | sequence)."""
+        return np.exp(self.predict_log_proba(X))
+
+    def predict(self, X: Any) -> np.ndarray:
+        """(N,) the most probable class."""
+        found = self.predict_log_proba(X)
+        return self.classes_[np.nan_to_num(found, nan=-np.inf).argmax(1)]
 
 
 class TokenEmbeddings(_Features):

@@ -16,7 +16,15 @@ from sklearn.preprocessing import StandardScaler  # noqa: E402
 from pplseq import HMM, IOHMM, LDS, VLHMM  # noqa: E402
 from pplseq.data.columns import TaggedSentence  # noqa: E402
 from pplseq.data.vocabulary import Vocabulary  # noqa: E402
-from pplseq.models import HMMTagger, LatentTagger, ProductTagger, StatePosteriors, Tagger, TokenEmbeddings  # noqa: E402
+from pplseq.models import (  # noqa: E402
+    HMMTagger,
+    LatentTagger,
+    ProductTagger,
+    SequenceClassifier,
+    StatePosteriors,
+    Tagger,
+    TokenEmbeddings,
+)
 
 
 @pytest.fixture(scope="module")
@@ -163,3 +171,46 @@ def test_names_of_features(series):
     frame = embeddings.set_output(transform="pandas").fit(lines).transform(lines)
     assert list(frame.columns) == ["tokenembeddings0", "tokenembeddings1"]
     assert embeddings.set_params(pool="none").transform(lines.tolist()).shape == (54, 2)
+
+
+def test_a_classifier_is_bayes_rule_over_models_of_classes():
+    rng = np.random.default_rng(0)
+    rows = [rng.normal(3 * (n % 2), 1, (8, 1)) for n in range(12)]
+    labels = np.array(["low", "high"])[np.arange(12) % 2]
+    classifier = SequenceClassifier(HMM(1, num_features=1), fit_options={"seed": 0}, class_priors=[0.25, 0.75])
+    found = classifier.fit(rows, labels)
+    assert found is classifier and found.classes_.tolist() == ["high", "low"] and found.score(rows, labels) == 1
+    joint = np.stack([[model.score([row]) for row in rows] for model in found.models_], 1) + np.log([0.25, 0.75])
+    expected = np.exp(joint - np.logaddexp.reduce(joint, 1, keepdims=True))
+    np.testing.assert_allclose(found.predict_proba(rows), expected, rtol=1e-9)
+    np.testing.assert_allclose(found.predict_log_proba(rows), np.log(expected), rtol=1e-9, atol=1e-12)
+    assert clone(classifier).get_params()["class_priors"] == [0.25, 0.75]
+    grid = GridSearchCV(SequenceClassifier(HMM(1, num_features=1)), {"model__num_states": [1, 2]}, cv=2).fit(rows, labels)
+    assert grid.best_score_ == 1
+
+
+def test_words_of_classes():
+    sentences, labels = ["a b a", "a a b", "c c", "c d c"] * 2, [0, 0, 1, 1] * 2
+    model = HMM(1, num_words=5, priors=True)
+    model.vocabulary = Vocabulary(("a", "b", "c", "d", "<unk>"))
+    classifier = SequenceClassifier(model).fit(sentences, labels)
+    assert classifier.predict(["b a", "d"]).tolist() == [0, 1]
+    impossible = SequenceClassifier(HMM(1, num_words=3)).fit([[0, 0], [1, 1]], [0, 1])
+    proba = impossible.predict_proba([[0], [2]])
+    assert proba[0].tolist() == [1, 0] and np.isnan(proba[1]).all()
+    with pytest.raises(ValueError, match="each class made a vocabulary of its own"):
+        SequenceClassifier(VLHMM(num_states=2, hidden_size=2), fit_options={"epochs": 1, "batch_size": 1}).fit(sentences, labels)
+
+
+@pytest.mark.parametrize(
+    "options, y, message",
+    [
+        ({}, [0, 0], "two or more classes"), ({}, [0], "a label for each of 2"),
+        ({"class_priors": [1.0]}, [0, 1], "class_priors"),
+    ],
+)
+def test_what_a_classifier_refuses(options, y, message):
+    with pytest.raises(ValueError, match=message):
+        SequenceClassifier(HMM(1, num_words=2), **options).fit([[0], [1]], y)
+    with pytest.raises(NotFittedError):
+        SequenceClassifier(HMM(1, num_words=2)).predict([[0]])

@@ -15,6 +15,7 @@ from pplseq.models import (
     PROPS,
     VLHMM,
     ConstrainedLDS,
+    MixtureHMM,
     SemiMarkovHMM,
     StreamingHMM,
     StructuralModel,
@@ -120,6 +121,7 @@ DISCRETE = {
     ),
     "vlhmm, no blocks": Case(lambda: VLHMM(6, 4, hidden_size=8, tied=False, init_scale=0.5), **LONG),
     "hmm": Case(lambda: HMM(3, 6), fit=EM),
+    "mixture of hmms": Case(lambda: MixtureHMM(2, 2, 6), fit=EM),
     "hmm, vectors": Case(lambda: HMM(3, num_features=2), vectors, fit=EM),
     "hmm, columns, left to right": Case(
         lambda: HMM(4, emission=["normal", "normal"], graph="left_right", ties=[0, 1, 2, 1]), vectors, fit=EM

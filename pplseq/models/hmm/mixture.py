@@ -1,0 +1,124 @@
+"""Clusters of sequences: a mixture of HMMs, which is one HMM whose states never leave their cluster."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pplseq import checks
+from pplseq.infer.fit.em import Batch
+from pplseq.models.hmm.emissions import kmeans
+from pplseq.models.hmm.program import HMM
+
+
+class MixtureHMM(HMM):
+    """Sequences of several kinds, each kind an HMM: p(x) = sum_c weights[c] p(x | cluster c).
+
+    The clusters' states are those of one HMM whose moves stay within a cluster, so that memberships are exact and everything
+    that an :class:`~pplseq.models.hmm.program.HMM` does (EM, gradients, NUTS, priors, restarts, criteria, missing values,
+    forecasts) is done for mixtures. State s of cluster c has the number c Z + s.
+
+    Args:
+        num_clusters: C. num_states: Z, of each cluster. num_words, num_features, emission, ...: as of
+            :class:`~pplseq.models.hmm.program.HMM`; ``graph`` and ``start_states`` are what makes the clusters.
+
+    Raises:
+        ValueError: for sizes or options that do not fit together.
+
+    Example::
+
+        model = MixtureHMM(3, 2, num_features=1).fit(sequences, num_restarts=5, seed=0)
+        model.predict(sequences)  # (B,) the cluster of each
+
+    Source: P. Smyth (1997), Clustering sequences with hidden Markov models, NIPS 9. Cost: that of an HMM of C Z states.
+    """
+
+    name = "mixture_hmm"
+    has_short_ways = True
+
+    def __init__(self, num_clusters: int, num_states: int, num_words: int | None = None, **options: Any):
+        clusters, states = checks.count("num_clusters", num_clusters), checks.count("num_states", num_states)
+        for name in ("graph", "start_states"):
+            if options.get(name) is not None:
+                raise ValueError(f"{name}: what moves there are makes the clusters of a MixtureHMM; leave it out")
+        options = {name: value for name, value in options.items() if name not in ("graph", "start_states")}
+        apart = torch.block_diag(*[torch.ones(states, states)] * clusters).bool()
+        super().__init__(clusters * states, num_words, graph=None if clusters == 1 else apart, **options)
+        self.num_clusters = clusters
+        own = {name: value for name, value in self._config.items() if name != "graph"}
+        self._config = {"num_clusters": clusters} | own | {"num_states": states}
+
+    # ---------------------------------------------------------------- clusters
+    @property
+    def weights(self) -> Tensor:
+        """(C,) how probable each cluster is."""
+        return self._by_cluster(self.initial).sum(-1)
+
+    def component(self, cluster: int) -> HMM:
+        """The HMM of one cluster, a copy."""
+        if isinstance(cluster, bool) or not isinstance(cluster, int) or not 0 <= cluster < self.num_clusters:
+            raise ValueError(f"cluster must be in 0..{self.num_clusters - 1}, got {checks.shown(cluster)}")
+        config = {name: value for name, value in self.config.items() if name != "num_clusters"}
+        if config.get("ties") is not None:
+            raise ValueError("component: states of several clusters share emissions (ties); ask memberships of the mixture")
+        found = HMM(**config).to(self.reference)
+        kept = found.state_dict()
+        size = self._config["num_states"]
+        for name, value in self.state_dict().items():
+            many = len(kept[name])
+            if value.shape != kept[name].shape:  # else it is shared by all states
+                value = value[cluster * many : (cluster + 1) * many]
+            kept[name] = value[:, cluster * size : (cluster + 1) * size] if name == "transition_logits" else value
+        kept["initial_logits"] = kept["initial_logits"].log_softmax(0)
+        found.load_state_dict(kept)
+        found.take_names(self)
+        found.is_fitted = self.is_fitted
+        return found
+
+    def _by_cluster(self, probs: Tensor) -> Tensor:
+        return probs.unflatten(-1, (self.num_clusters, -1))
+
+    def predict_proba(self, x, lengths=None, **known) -> Tensor:
+        """(B, C) p(cluster | sequence), exactly."""
+        chain = self._posterior(x, lengths, **known)[1]
+        return self._by_cluster(chain.marginals().probs[:, 0]).sum(-1)
+
+    def predict(self, x, lengths=None, **known) -> Tensor:
+        """(B,) the most probable cluster of each sequence; states are told by ``decode`` and ``smooth``."""
+        return self.predict_proba(x, lengths, **known).argmax(-1)
+
+    # ---------------------------------------------------------------- fit
+    def initialize(self, batch: Batch, how: str = "") -> None:
+        """Clusters of sequences whose observations are alike, in which the states of each start."""
+        super().initialize(batch, how)
+        if self.num_clusters == 1 or batch.states is not None or self.rows is not None:
+            return
+        x, seen = self.emissions.observed(batch.x)
+        if batch.lengths is not None:
+            seen = seen & (torch.arange(x.shape[1], device=x.device) < batch.lengths.unsqueeze(-1))
+        told = seen.any(1)
+        if int(told.sum()) < 2 * self.num_clusters:
+            return
+        of = kmeans(self._features(x[told], seen[told]), self.num_clusters, assign=True)
+        size = self._config["num_states"]
+        for cluster in range(self.num_clusters):
+            rows = of == cluster
+            if int(seen[told][rows].sum()) > size:
+                states = list(range(cluster * size, (cluster + 1) * size))
+                self.emissions.initialize(x[told][rows], seen[told][rows], which=states)
+
+    def _features(self, x: Tensor, seen: Tensor) -> Tensor:
+        """(B, F) of each sequence: square roots of the shares of its words, or means and log deviations of its numbers."""
+        if self.num_words is not None:
+            counts = torch.zeros(len(x), self.num_words, dtype=torch.float64, device=x.device)
+            counts.scatter_add_(1, x.clamp_min(0), seen.double())
+            return (counts / counts.sum(1, keepdim=True)).sqrt()
+        numbers = x.double().nan_to_num()
+        there = seen.unsqueeze(-1) & ~x.isnan()
+        count = there.sum(1).clamp_min(1)
+        mean = (numbers * there).sum(1) / count
+        square = ((numbers - mean.unsqueeze(1)).square() * there).sum(1) / count
+        found = torch.cat([mean, square.clamp_min(1e-12).log() / 2], 1)
+        return (found - found.mean(0)) / found.std(0).clamp_min(1e-9)
