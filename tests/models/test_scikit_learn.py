@@ -199,7 +199,7 @@ def test_words_of_classes():
     proba = impossible.predict_proba([[0], [2]])
     assert proba[0].tolist() == [1, 0] and np.isnan(proba[1]).all()
     with pytest.raises(ValueError, match="each class made a vocabulary of its own"):
-        SequenceClassifier(VLHMM(num_states=2, hidden_size=2), fit_options={"epochs": 1, "batch_size": 1}).fit(sentences, labels)
+        SequenceClassifier(VLHMM(num_states=2, hidden_size=2), fit_options=dict(epochs=1, batch_size=1)).fit(sentences, labels)
 
 
 @pytest.mark.parametrize(
