@@ -52,6 +52,7 @@ from pplseq.models.fitting import (
 from pplseq.models.forms import is_table
 from pplseq.models.information import Summary, criterion, observed_tokens, summarize
 from pplseq.models.online.reader import Chains, Filter, Online
+from pplseq.models.state_labels import named
 from pplseq.runs.loop import digest
 from pplseq.threads import alone, undisturbed
 
@@ -438,25 +439,32 @@ class Estimator(HeldParameters, SequenceModel):
         return states._replace(ids=ids, probs=as_given(states.probs, x))
 
     def decode(self, x, lengths=None, **known):
-        """The most probable path of each sequence (Viterbi): (B, T) states, -1 at padded steps, or a list of (T_i,)."""
-        return as_given(self._posterior(x, lengths, **known)[1].viterbi()[0], self.results_like(x, **known))
+        """The most probable path of each sequence (Viterbi): (B, T) states, -1 at padded steps, or a list of (T_i,).
+
+        Of states that have names (``state_names``) arrays of these, None at padded steps.
+        """
+        path = as_given(self._posterior(x, lengths, **known)[1].viterbi()[0], self.results_like(x, **known))
+        return named(path, self.state_names)
 
     def n_best(self, x, n: int, lengths=None, **known) -> Paths:
         """The n most probable paths of states of each sequence, best first; of models with regimes, those of their states.
 
         Returns:
             ``states`` (B, n, T), or a list of (n, T_i), -1 at padded steps and of paths that there are not; ``log_probs``
-            (B, n), log p(path | x), nats, -inf where there are fewer than n paths.
+            (B, n), log p(path | x), nats, -inf where there are fewer than n paths. States that have names are told by these.
 
         Cost: n times that of :meth:`decode`, in time and memory.
         """
-        checks.count("n", n)
+        paths, log_probs = self._best_paths(x, checks.count("n", n), lengths, known)
+        return Paths(named(paths, self.state_names), log_probs)
+
+    def _best_paths(self, x, n: int, lengths, known) -> tuple[Any, Tensor]:
         chain = self._posterior(x, lengths, **known)[1]
         states, log_probs = chain.k_best(n)
         states = states.masked_fill(torch.isneginf(log_probs).unsqueeze(-1), MISSING)  # there are no more
         given = as_given(states.movedim(0, -1), self.results_like(x, **known))
         paths = [row.mT for row in given] if isinstance(given, list) else given.mT
-        return Paths(paths, (log_probs - chain.log_prob()).mT)
+        return paths, (log_probs - chain.log_prob()).mT
 
     def entropy(self, x, lengths=None, **known) -> Tensor:
         """(B,) entropy of the path of states given each sequence, p(z_1..z_T | x), nats."""

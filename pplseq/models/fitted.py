@@ -42,7 +42,9 @@ class FittedState(SequenceModel):
     num_features: int | None = None
     column_names: tuple[str, ...] | None = None  # of the frame it was fitted to, in the order of its numbers
     input_column_names: tuple[str, ...] | None = None  # of the frame of inputs
-    state_names: tuple[str, ...] | None = None  # of states 0, 1, ..., where a fit was given observed states by name
+    # of states 0, 1, ..., where a fit was given observed states by name, or the constructor their names
+    state_names: tuple[str, ...] | None = None
+    _is_named = False  # by the constructor
     fixed_parameters: frozenset[str] = frozenset()  # names of those that the last fit was told to keep
     fixed_entries: Mapping[str, Tensor] = {}  # noqa: RUF012  (of others, which entries it was)
 
@@ -118,7 +120,7 @@ class FittedState(SequenceModel):
             self.column_names = column_names(x) if self.has_columns else None
         if not keep or before[1] is None:
             self.input_column_names = column_names(inputs, "inputs")
-        if not keep or before[2] is None:
+        if (not keep or before[2] is None) and not self._is_named:
             self.state_names = names_of_states(states, self.num_observable_states)
         try:
             if self.state_names is not None and len(self.state_names) > self.num_observable_states:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -9,6 +11,7 @@ from pplseq import checks
 from pplseq.infer.discrete.results import StateMarginals
 from pplseq.models.batch import as_given
 from pplseq.models.estimator import Estimator, Paths, Sample
+from pplseq.models.state_labels import named
 
 
 class RegimeQueries(Estimator):
@@ -45,13 +48,15 @@ class RegimeQueries(Estimator):
     def decode(self, x, lengths=None, **known):
         """The regimes of the most probable path of states, (B, T), -1 at padded steps."""
         path = self._posterior(x, lengths, **known)[1].viterbi()[0]
-        return as_given(self._regime(path), self.results_like(x, **known))
+        return named(as_given(self._regime(path), self.results_like(x, **known)), self.state_names)
 
     def n_best(self, x, n: int, lengths=None, **known) -> Paths:
         """The regimes of the n most probable paths of states, some of which may be the same; see :class:`Estimator`."""
-        paths, log_probs = super().n_best(x, n, lengths, **known)
-        found = [self._regime(path) for path in paths] if isinstance(paths, list) else self._regime(paths)
-        return Paths(found, log_probs)
+        return super().n_best(x, n, lengths, **known)
+
+    def _best_paths(self, x, n: int, lengths, known) -> tuple[Any, Tensor]:
+        paths, log_probs = super()._best_paths(x, n, lengths, known)
+        return [self._regime(path) for path in paths] if isinstance(paths, list) else self._regime(paths), log_probs
 
     def _regime(self, path: Tensor) -> Tensor:
         return torch.where(path < 0, path, self.regime_of[path])

@@ -84,6 +84,27 @@ def _as_numbers(states: Any, names: Sequence[str] | None) -> Any:
     return int(states) if isinstance(states, float) and states.is_integer() else states
 
 
+def named(path: Any, names: Sequence[str] | None) -> Any:
+    """Paths of states (..., T), or a list of them, by name: arrays of text, None at padded steps; without names as they are."""
+    if names is None:
+        return path
+    if isinstance(path, list):
+        return [named(part, names) for part in path]
+    told = np.array([*names, None], dtype=object)  # the last, for -1
+    return told[np.asarray(path.cpu())]
+
+
+def checked_names(names: Sequence[str] | None, number: int) -> tuple[str, ...] | None:
+    """Names of all states, as they are told to a constructor."""
+    if names is None:
+        return None
+    if isinstance(names, str) or not all(isinstance(name, str) and name.strip() for name in names):
+        raise TypeError(f"state_names: expected a name for each of {number} states, got {checks.shown(names)}")
+    if len(names) != number or len(set(names)) != number:
+        raise ValueError(f"state_names: expected {number} different names, got {checks.shown([*names])}")
+    return tuple(names)
+
+
 def _is_of_objects(states: Any) -> bool:
     return is_table(states) or isinstance(states, np.ndarray) and states.dtype.kind in "OU"
 

@@ -17,6 +17,7 @@ from pplseq.infer.discrete.constrained.states import constrain_states
 from pplseq.infer.discrete.results import StateMarginals
 from pplseq.models.batch import as_given
 from pplseq.models.estimator import Estimator
+from pplseq.models.state_labels import named
 
 if TYPE_CHECKING:
     from pplseq.models.constraints.constraint import Constraint
@@ -76,7 +77,8 @@ class ConstrainedStates:
     @torch.no_grad()
     def decode(self, x, lengths=None, **known):
         """The most probable path that satisfies it, as :meth:`~pplseq.models.estimator.Estimator.decode`."""
-        return as_given(self._chains(x, lengths, known)[1].viterbi()[0], self.model.results_like(x, **known))
+        path = as_given(self._chains(x, lengths, known)[1].viterbi()[0], self.model.results_like(x, **known))
+        return named(path, self.model.state_names)
 
     @torch.no_grad()
     def smooth(self, x, lengths=None, **known):

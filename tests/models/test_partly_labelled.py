@@ -115,7 +115,7 @@ def test_labels_that_say_nothing_are_refused():
     x, states, labels = data(vectors, 0)
     named = HMM(Z, num_features=Z).fit(x, states=[("a", "b", None)[k] for k in states], seed=0)
     assert named.state_names == ("a", "b", "state 2")
-    assert named.decode(x, states=["state 2"] * len(x)).unique().tolist() == [2]
+    assert set(named.decode(x, states=["state 2"] * len(x)).flat) == {"state 2"}
     for states, message in (
         (["a", ""], "the name of a state is empty"), (["a", " "], "empty"), (["a", 1], "names and numbers are mixed, 'a' "),
         (np.array(["a", 1.5], dtype=object), "mixed"), ([["a"], [2]], "mixed"), ([["a"], np.array([2])], "mixed"),

@@ -62,10 +62,10 @@ class SemiMarkovHMM(RegimeQueries, HMM):
         for option in ("priors", "graph", "start_states", "ties"):
             if options.get(option) is not None:
                 raise ValueError(f"{option}: a semi-Markov model has none; use HMM, or leave it out")
-        vars(self)["_sizes"] = regimes_, size, duration  # the parameters are made by the constructors above
+        # the parameters are made by the constructors above
+        vars(self)["_sizes"], vars(self)["num_regimes"] = (regimes_, size, duration), regimes_
         regimes = torch.arange(regimes_).repeat_interleave(size)
         super().__init__(regimes_ * size, num_words, ties=regimes.tolist(), **options)
-        self.num_regimes = regimes_
         self.register_buffer("regime_of", regimes, persistent=False)
         self._config = {"num_states": regimes_} | {n: v for n, v in self._config.items() if n not in ("num_states", "ties")}
         self._config |= {"duration": duration, name: size}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 import pyro
 import pyro.distributions as dist
@@ -40,12 +40,16 @@ from pplseq.models.hmm.moves import allowed_moves, allowed_starts, shared_rows
 from pplseq.models.hmm.priors import Priors
 from pplseq.models.hmm.quantiles import state_quantiles
 from pplseq.models.hmm.short_ways import ShortWays
-from pplseq.models.hmm.tables import DTYPES
+from pplseq.models.hmm.tables import DTYPES, words_of
 from pplseq.models.online.reader import Filter
 from pplseq.models.online.states import States
 from pplseq.models.remembered import Remembered, plain_parameters
+from pplseq.models.state_labels import checked_names
 from pplseq.models.state_languages import StateLanguages
 from pplseq.models.steps import step_matrices, steps_to_come, with_steps
+
+if TYPE_CHECKING:
+    from pplseq.data.vocabulary import Vocabulary
 
 EVENNESS = 0.1  # standard deviation of the first transition logits
 
@@ -77,6 +81,8 @@ class HMM(Constrainable, StateLanguages, ShortWays):
         priors: :class:`~pplseq.models.hmm.priors.Priors`, a mapping of its arguments, True for its defaults, or None.
         covariance_floor: smallest variance EM may give a state in any direction; None: a thousandth of the data's own in each
             column, so that a fit does not depend on their units.
+        state_names: what the states are called, in ``decode``, ``n_best`` and ``summary``; None: numbers, or the names of the
+            observed states that a fit is given. vocabulary: what the words are called, whose number is then V.
         dtype: "float64" (what EM and NUTS want) or "float32".
 
     Raises:
@@ -108,9 +114,12 @@ class HMM(Constrainable, StateLanguages, ShortWays):
         covariance: str = "diag",
         priors: Priors | Mapping | bool | None = None,
         covariance_floor: float | None = None,
+        state_names: Sequence[str] | None = None,
+        vocabulary: Vocabulary | None = None,
         dtype: str = "float64",
     ):
         num_states = checks.count("num_states", num_states)
+        num_words = words_of(vocabulary, num_words)
         checks.fits("num_states", 4.0 * num_states**2, "choose fewer states, or a VLHMM")
         if emission is not None and num_words is None and num_features is None:
             num_features = len(emission) if isinstance(emission, (list, tuple)) else 1
@@ -132,6 +141,10 @@ class HMM(Constrainable, StateLanguages, ShortWays):
             "ties": None if self.rows is None else as_list(ties, self.rows.tolist()),
         }
         self._config = {"num_states": num_states} | self._config | {n: v for n, v in given.items() if v is not None}
+        self.vocabulary = vocabulary
+        self.state_names = checked_names(state_names, self.num_observable_states)
+        if self.state_names is not None:
+            self._is_named, self._config = True, self._config | {"state_names": [*self.state_names]}
         real = DTYPES[dtype]
         if self.priors is not None:  # their shapes are checked now, not at the first use
             self.priors.concentrations(num_states, num_words, torch.empty(0, dtype=real))

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from pplseq import checks
+from pplseq.data.vocabulary import Vocabulary
 from pplseq.infer.discrete.results import NextDistribution
 from pplseq.infer.fit.em import Batch
 from pplseq.infer.fit.held import Slot
@@ -18,6 +19,17 @@ from pplseq.models.hmm.family_table import as_config, table_of
 from pplseq.models.hmm.quantiles import state_quantiles
 
 DTYPES = {"float64": torch.float64, "float32": torch.float32}
+
+
+def words_of(vocabulary: Vocabulary | None, num_words: int | None) -> int | None:
+    """V, of a vocabulary or as it is told."""
+    if vocabulary is None:
+        return num_words
+    if not isinstance(vocabulary, Vocabulary):
+        raise TypeError(f"vocabulary: expected a Vocabulary, as Vocabulary.build(sentences), got {type(vocabulary).__name__}")
+    if num_words not in (None, len(vocabulary)):
+        raise ValueError(f"num_words: the vocabulary has {len(vocabulary)} words, got {num_words}; leave it out")
+    return len(vocabulary)
 
 
 class StateTables(Estimator):
@@ -166,10 +178,18 @@ class StateTables(Estimator):
         return NextDistribution(states, None, *moments, state_quantiles(self.emissions, states.exp()))
 
     def entry_name(self, name: str, place: Sequence[int], shape: Sequence[int]) -> str:
-        if self.column_names is None or name in ("initial", "transition"):
+        if name in ("initial", "transition"):
+            return name + "".join(f"[{k if self.state_names is None else self.state_names[k]}]" for k in place)
+        if self.column_names is None and self.state_names is None:
             return super().entry_name(name, place, shape)
         # (Z, D), (Z, D, D), and (D, D) of what all states share
         shared = name == "precision" and self._config["covariance"] == "tied"
         of_columns = [size == self.num_features and (axis > 0 or shared) for axis, size in enumerate(shape)]
         pairs = zip(place, of_columns, strict=True)
-        return name + "".join(f"[{self.column_names[k] if is_column else k}]" for k, is_column in pairs)
+        rows, columns = self.state_names, self.column_names
+        of_states = rows is not None and not shared and shape[0] == len(rows)
+        told = [
+            columns[k] if is_column and columns is not None else rows[k] if of_states and not axis and rows is not None else k
+            for axis, (k, is_column) in enumerate(pairs)
+        ]
+        return name + "".join(f"[{each}]" for each in told)

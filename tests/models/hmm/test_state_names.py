@@ -1,0 +1,61 @@
+"""Names of states: into labels and constructors, out of paths and summaries."""
+
+import numpy as np
+import pytest
+
+from pplseq import HMM, SemiMarkovHMM, Vocabulary
+from pplseq.models import SequenceModel
+
+X = np.r_[np.zeros(20), np.full(20, 5.0)] + np.random.default_rng(0).normal(size=40)
+
+
+def plain_and_named():
+    named = HMM(2, num_features=1, state_names=["calm", "busy"]).fit(X, seed=0)
+    return HMM(2, num_features=1).fit(X, seed=0), named
+
+
+def test_paths_are_told_by_name(tmp_path):
+    plain, named = plain_and_named()
+    told = np.array(["calm", "busy"], dtype=object)
+    assert (named.decode(X) == told[plain.decode(X)]).all() and (named.predict([X])[0] == told[plain.predict([X])[0]]).all()
+    ragged, lengths = np.stack([X, X])[..., None], [40, 3]
+    assert named.decode(ragged, lengths)[1, 3:].tolist() == [None] * 37
+    assert (named.n_best(X, 3).states == told[plain.n_best(X, 3).states]).all()
+    with pytest.warns(RuntimeWarning, match=r"no standard errors of initial\[calm\]"):
+        summary = str(named.summary(X))
+    assert "transition[calm][busy]" in summary and "loc[busy][0]" in summary
+    again = SequenceModel.load(named.save(tmp_path / "model"))
+    assert (again.decode(X) == named.decode(X)).all()
+    assert type(named)(**named.get_params()).state_names == ("calm", "busy")
+
+
+def test_labels_by_name_come_out_by_name():
+    labels = [["low", "high"][int(value > 2.5)] for value in X]
+    model = HMM(2, num_features=1).fit(X, states=labels, seed=0)
+    assert model.decode(X)[0].tolist() == labels
+    model = HMM(2, num_features=1, state_names=["low", "high"]).fit(X, states=labels, seed=0)
+    assert model.decode(X)[0].tolist() == labels and model.state_names == ("low", "high")
+
+
+def test_regimes_have_names():
+    model = SemiMarkovHMM(2, num_features=1, max_duration=3, state_names=["a", "b"]).fit(X, seed=0, max_iterations=2)
+    assert set(model.decode(X)[0]) <= {"a", "b"} and model.n_best(X, 2).states.shape == (1, 2, 40)
+
+
+def test_a_vocabulary_says_how_many_words_there_are():
+    model = HMM(1, vocabulary=Vocabulary(("a", "b", "<unk>")), priors=True)
+    assert model.num_words == 3 and model.fit(["a b a"], seed=0).score(["a"]) < 0
+
+
+@pytest.mark.parametrize(
+    "options, error, message",
+    [
+        ({"state_names": ["a"]}, ValueError, "state_names: expected 2 different names"),
+        ({"state_names": ["a", "a"]}, ValueError, "different names"),
+        ({"state_names": "ab"}, TypeError, "state_names: expected"), ({"state_names": [1, 2]}, TypeError, "state_names"), ({"vocabulary": ["a"]}, TypeError, "expected a Vocabulary"),
+        ({"vocabulary": Vocabulary(("a", "b"))}, ValueError, "num_words: the vocabulary has 2 words, got 3"),
+    ],
+)  # fmt: skip
+def test_refusals(options, error, message):
+    with pytest.raises(error, match=message):
+        HMM(2, num_words=3, **options)
