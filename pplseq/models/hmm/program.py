@@ -37,6 +37,7 @@ from pplseq.models.hmm.family_table import as_list
 from pplseq.models.hmm.known_noise import with_noise
 from pplseq.models.hmm.labelled_start import moves_of_labels, start_from_labels
 from pplseq.models.hmm.moves import allowed_moves, allowed_starts, shared_rows
+from pplseq.models.hmm.pretrained import read_pretrained
 from pplseq.models.hmm.priors import Priors
 from pplseq.models.hmm.quantiles import state_quantiles
 from pplseq.models.hmm.short_ways import ShortWays
@@ -158,6 +159,35 @@ class HMM(Constrainable, StateLanguages, ShortWays):
             vars(self)["turns"], vars(self)["least_starts"] = ("values", "stretches"), 2
         vars(self)["_remembered"] = Remembered(plain_parameters(self)[0])  # no submodule
         self.drawn()
+
+    @classmethod
+    @torch.no_grad()
+    def from_pretrained(cls, folder: str | Path, *, vocabulary: Vocabulary | None = None) -> HMM:
+        """An HMM that others trained, as Ctrl-G gives its own away: over the tokens of a language model, in single precision.
+
+        Args:
+            folder: with ``alpha_exp`` (Z, Z) probabilities of moves, ``beta`` (Z, V) and ``gamma`` (Z,) logs of words and
+                starts, in safetensors or in files of torch, in one file or in shards; nothing is unpickled.
+            vocabulary: what the tokens are called, one for each of V; None: numbers, those of the tokenizer.
+
+        Raises:
+            ValueError: for other names or sizes, rows that are no distributions, a vocabulary of another size.
+            FileNotFoundError: no weights there. MemoryError: they are more than the memory that is free.
+
+        Warns:
+            RuntimeWarning: rows miss a sum of one by more than 1e-4; they are divided by it.
+
+        Source: H. Zhang et al., Adaptable logical control for large language models (2024).
+        """
+        start, moves, words = read_pretrained(folder)
+        if vocabulary is not None and len(vocabulary) != words.shape[1]:
+            raise ValueError(f"vocabulary: the HMM has {words.shape[1]} tokens, and it {len(vocabulary)}")
+        model = cls(len(start), num_words=words.shape[1], dtype="float32")
+        model.initial_logits.copy_(start)
+        model.transition_logits.copy_(moves)
+        model.emissions.logits.copy_(words)
+        model.vocabulary, model.is_fitted = vocabulary, True
+        return model
 
     def _make_tables(self, num_states: int, dtype: torch.dtype) -> None:
         """The parameters of starts and moves."""

@@ -52,7 +52,8 @@ def test_a_vocabulary_says_how_many_words_there_are():
     [
         ({"state_names": ["a"]}, ValueError, "state_names: expected 2 different names"),
         ({"state_names": ["a", "a"]}, ValueError, "different names"),
-        ({"state_names": "ab"}, TypeError, "state_names: expected"), ({"state_names": [1, 2]}, TypeError, "state_names"), ({"vocabulary": ["a"]}, TypeError, "expected a Vocabulary"),
+        ({"state_names": "ab"}, TypeError, "state_names: expected"), ({"state_names": [1, 2]}, TypeError, "state_names"),
+        ({"vocabulary": ["a"]}, TypeError, "expected a Vocabulary"),
         ({"vocabulary": Vocabulary(("a", "b"))}, ValueError, "num_words: the vocabulary has 2 words, got 3"),
     ],
 )  # fmt: skip
