@@ -32,6 +32,10 @@ def pytest_sessionstart(session):
         compile_a_share(int(worker["workerid"].removeprefix("gw")), worker["workercount"])
 
 
+def pytest_collection_finish(session):
+    gc.freeze()
+
+
 @pytest.fixture(scope="session")
 def one_generator():
     """The seed of the only generator there is; torch is imported in fixtures, as what hands out the tests needs none of it."""

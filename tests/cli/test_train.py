@@ -322,7 +322,7 @@ def test_resume_from_a_bad_checkpoint(text, finished, tmp_path, damage):
 
 
 def test_max_time(text, tmp_path):
-    result = pplseq("train", "vlhmm", text, *SMALL, "--epochs", "10000", "--max-time", "1s", "--out", tmp_path / "run")
+    result = pplseq("train", "vlhmm", text, *SMALL, "--epochs", "10000", "--max-time", "0.3s", "--out", tmp_path / "run")
     summary, last = json.loads(result.stdout), read_metrics(tmp_path / "run" / "metrics.jsonl")[-1]
     assert summary["stop_reason"] == "max_time" and summary["seconds"] < 20
     assert (last["kind"], last["step"]) == ("validation", summary["steps"])

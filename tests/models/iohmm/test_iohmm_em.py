@@ -252,7 +252,7 @@ def test_a_variance_floor():
     assert_close(found.parameters["noise"]["log_scale"].exp() ** 2, torch.full((Z, 2, 2), 50.0, dtype=F64))
 
 
-@pytest.mark.parametrize("case", [CASES[0], CASES[2], CASES[4], CASES[9], CASES[13]])
+@pytest.mark.parametrize("case", [CASES[0], CASES[4], CASES[9], CASES[13]])
 def test_generalised_em_goes_up_to_about_where_em_goes(case):
     one = problem(**case)
     start = draw_parameters(one, [RestartBlock(2)])
