@@ -82,10 +82,11 @@ def masks(name, T, B):
 
 
 @pytest.mark.parametrize("mask", ["none", "ragged", "gaps", "own gaps"])
-@pytest.mark.parametrize("offset", [None, "one", "steps"])
 @pytest.mark.parametrize(
-    ("T", "B", "h", "n", "full"), [(9, 5, 4, 2, True), (700, 2, 3, 3, False), (600, 1, 4, 1, True)]
-)
+    ("T", "B", "h", "n", "full", "offset"),
+    [(9, 5, 4, 2, True, None), (9, 5, 4, 2, True, "one"), (9, 5, 4, 2, True, "steps"), (700, 2, 3, 3, False, "steps"),
+     (600, 1, 4, 1, True, "one")],
+)  # fmt: skip
 def test_numbers_as_they_are_or_written_out(T, B, h, n, full, offset, mask):
     with torch.no_grad():
         mine, twin = chains(parts(T, B, h, n, offset, full), **masks(mask, T, B))

@@ -32,7 +32,7 @@ def relative(found, expected):
     return float((found.double() - expected).norm() / expected.norm())
 
 
-@pytest.mark.parametrize("noise", [1e-3, 1e-6, 1e-8])
+@pytest.mark.parametrize("noise", [1e-3, 1e-8])
 @pytest.mark.parametrize("missing", [False, True])
 @pytest.mark.parametrize(("h", "n"), [(2, 1), (3, 3), (2, 4)])
 @pytest.mark.parametrize("dtype", ["float64", "float32"])

@@ -160,7 +160,7 @@ def test_likelihoods_and_gradients_are_those_of_the_system_without_patterns(patt
 def test_em_never_falls_and_keeps_patterns(patterns, options):
     x = data(seed=1)
     model = ConstrainedLDS(2, 2, patterns, **options)
-    model.fit(x, LENGTHS, max_iterations=25, tolerance=0.0, acceleration=0)
+    model.fit(x, LENGTHS, max_iterations=10, tolerance=0.0, acceleration=0)
     assert (np.diff(model.history.log_posteriors) > -1e-8).all()
     for name, pattern in model.patterns.items():
         value = getattr(model.values, name)
