@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from support.grids import grid
 
 from pplseq.data.vocabulary import split_line
 from pplseq.recipes.text.readable import readable
@@ -21,8 +22,7 @@ def answer(result):
     return json.loads(result.stdout.splitlines()[-1])
 
 
-@pytest.mark.parametrize("units", ["characters", "bytes"])
-@pytest.mark.parametrize("kind", ["hmm", "ff", "text-lds"])
+@grid({"kind": ["hmm", "ff", "text-lds"], "units": ["characters", "bytes"]})
 def test_a_text_without_spaces(kind, units, text, pplseq, tmp_path):
     run, counts, data, size = tmp_path / "run", tmp_path / "counts", text, len(split_line(LINES[0], units)) + 1
     if kind == "text-lds":

@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 from support.dense_chains import ragged, random_chain
+from support.grids import grid
 
 from pplseq.kernels import compiled, path_scan, scan
 from pplseq.kernels.chain import call, piece_call
@@ -46,19 +47,19 @@ def compare(init, pair, emit, valid, shared, tolerance=1e-9):
     return found
 
 
-@pytest.mark.parametrize("links", LINKS)
-@pytest.mark.parametrize(
-    "num_steps, rows, num_states",
-    [(1, (2,), 3), (7, (1,), 1), (70, (2, 3), 5), (130, (2,), 2), (66, (3,), 8), (66, (1,), 9), (23, (3,), 17)],
-)
+@grid({
+    "num_steps, rows, num_states": [
+        (1, (2,), 3), (7, (1,), 1), (70, (2, 3), 5), (130, (2,), 2), (66, (3,), 8), (66, (1,), 9), (23, (3,), 17),
+    ],
+    "links": LINKS,
+})  # fmt: skip
 def test_shapes(links, num_steps, rows, num_states):
     factors = random_chain(links, num_steps, rows, num_states)
     for valid in (None, ragged(num_steps, rows)):
         compare(*factors, valid, links != "a matrix a step")
 
 
-@pytest.mark.parametrize("links", LINKS)
-@pytest.mark.parametrize("scale, holes", [(1.0, 0.5), (40.0, 0.3), (400.0, 0.0), (400.0, 0.3)])
+@grid({"scale, holes": [(1.0, 0.5), (40.0, 0.3), (400.0, 0.0), (400.0, 0.3)], "links": LINKS})
 def test_zeros_and_numbers_of_every_size(links, scale, holes, monkeypatch):
     monkeypatch.setattr(piece_call, "CELLS", 64)  # pieces of 32 steps: some in logs, some not
     for _ in range(3):

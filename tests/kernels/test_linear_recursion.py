@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from support.grids import grid
 
 from pplseq.kernels import linear_recursion as kernel
 from pplseq.kernels.linear_recursion import choose_block, linear_recursion, memory
@@ -43,9 +44,11 @@ def same_with_gradients(mine, theirs, parameters, **tolerance):
 
 
 # ------------------------------------------------------------------------------------------------ one matrix
-@pytest.mark.parametrize("reverse", [False, True])
-@pytest.mark.parametrize("block", [None, 0, 2, 3, 8, 25, 100])
-@pytest.mark.parametrize(("batch", "h"), [((), 3), ((1,), 1), ((2, 2), 3), ((5,), 4)])
+@grid({
+    "batch, h": [((), 3), ((1,), 1), ((2, 2), 3), ((5,), 4)],
+    "block": [None, 0, 2, 3, 8, 25, 100],
+    "reverse": [False, True],
+}, times=2)
 def test_blocks_are_the_loop(batch, h, block, reverse):
     matrix, inputs, initial = transition(h, 0.9), normal(25, *batch, h, seed=1), normal(*batch, h, seed=2)
     parameters = [p.requires_grad_() for p in (matrix, inputs, initial)]

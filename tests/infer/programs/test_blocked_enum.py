@@ -5,6 +5,7 @@ import pyro.distributions as dist
 import pytest
 import torch
 from pyro import poutine
+from support.grids import grid
 from support.tiny_programs import F64, Tables, program, traced_log_prob, words
 
 from pplseq.distributions.dense import GaussianEmission
@@ -45,8 +46,7 @@ SITUATIONS = {
 }
 
 
-@pytest.mark.parametrize("loop", [markov, pyro.markov], ids=["pplseq.markov", "pyro.markov"])
-@pytest.mark.parametrize("situation", SITUATIONS)
+@grid({"situation": SITUATIONS, "loop": [markov, pyro.markov]})
 def test_all_forms_agree(situation, loop):
     options, tables, x = SITUATIONS[situation], Tables(), words()
     specs = tables.specs()

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from support.grids import grid
 
 from pplseq import LDS, ConstrainedLDS, load
 from pplseq.models.lds.constrained import constrained_step
@@ -155,8 +156,10 @@ def test_likelihoods_and_gradients_are_those_of_the_system_without_patterns(patt
     close(again.log_joint(x, LENGTHS), total)
 
 
-@pytest.mark.parametrize("patterns", PATTERNS.values(), ids=PATTERNS)
-@pytest.mark.parametrize("options", [{}, dict(state_prior=dict(count=3.0, strength=2.0), emission_prior=dict(strength=1.0))])
+@grid({
+    "options": [{}, dict(state_prior=dict(count=3.0, strength=2.0), emission_prior=dict(strength=1.0))],
+    "patterns": PATTERNS.values(),
+})
 def test_em_never_falls_and_keeps_patterns(patterns, options):
     x = data(seed=1)
     model = ConstrainedLDS(2, 2, patterns, **options)
