@@ -250,9 +250,7 @@ def test_articles_without_headings_are_lines(path, tmp_path, monkeypatch):
         count_lags(late, 4, unit="article")
 
 
-@pytest.mark.parametrize("unit", ["line", "article"])
-@pytest.mark.parametrize("known", [True, False])
-@pytest.mark.parametrize("eos", [True, False])
+@grid({"eos": [True, False], "known": [True, False], "unit": ["line", "article"]})
 def test_shards_make_the_whole(tmp_path, unit, known, eos):
     path = tmp_path / "text.txt"
     path.write_text(ARTICLES + "".join(" ".join(line) + "\n" for line in drawn_lines(6)) + ARTICLES)

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from support.grids import grid
 
 from pplseq.distributions.gaussian_types import Evidence, GaussianBelief, LinearEvidence
 from pplseq.distributions.linear_gaussian import LinearEmission
@@ -102,8 +103,7 @@ def test_rows_and_steps_in_pieces(piece, monkeypatch):
         same(answers(mine), answers(twin))
 
 
-@pytest.mark.parametrize("full", [False, True])
-@pytest.mark.parametrize(("n", "mask"), [(1, "ragged"), (2, "own gaps"), (4, "gaps")])
+@grid({"n, mask": [(1, "ragged"), (2, "own gaps"), (4, "gaps")], "full": [False, True]})
 def test_gradients(n, mask, full):
     p = {name: value.requires_grad_() for name, value in parts(40, 3, 4, n, "one", full).items()}
     results = []

@@ -57,8 +57,7 @@ def test_blocks_are_the_loop(batch, h, block, reverse):
         same_with_gradients(mine, plain(matrix, inputs, start, reverse), parameters)
 
 
-@pytest.mark.parametrize("radius", [0.0, 0.3, 0.99, 1.0, 1.02])
-@pytest.mark.parametrize("rows", [1, 3])
+@grid({"rows": [1, 3], "radius": [0.0, 0.3, 0.99, 1.0, 1.02]})
 def test_long_sequences_choose_blocks(radius, rows):
     """Short memories are cut off where they are negligible, long and growing ones are not."""
     matrix, inputs = transition(3, radius), normal(601, rows, 3, seed=1)
@@ -174,8 +173,7 @@ def looped(table, index, inputs, reverse):
     return torch.stack([states[t] for t in range(len(inputs))])
 
 
-@pytest.mark.parametrize("rows", [1, 3])
-@pytest.mark.parametrize("case", indices(9, 1, 5))
+@grid({"case": indices(9, 1, 5), "rows": [1, 3]})
 def test_products_and_recursions_with_a_table(case, rows):
     num_steps, h, size = 21, 3, 5
     index = indices(num_steps, rows, size)[case]

@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from support.grids import grid
 from support.path_truth import PathTruth
 from support.tiny_chains import case
 from support.tiny_families import FAMILIES
@@ -137,8 +138,7 @@ def test_missing_tokens_under_dropout():
 
 
 # ------------------------------------------------------------------------------------------------ shapes of batches
-@pytest.mark.parametrize("family", ["Reset", "UnevenBlocks", "ResetOneBlock"])
-@pytest.mark.parametrize("situation", ["plain", "ragged", "missing"])
+@grid({"situation": ["plain", "ragged", "missing"], "family": ["Reset", "UnevenBlocks", "ResetOneBlock"]})
 def test_batches_of_other_shapes(family, situation):
     c = case(family, situation)
     rows = c.obs.shape[1]

@@ -73,8 +73,7 @@ def test_a_matrix_a_step(situation):
     equal_with_gradients(tables, values)
 
 
-@pytest.mark.parametrize("reset_id", [None, 2])
-@pytest.mark.parametrize("lengths", [None, torch.tensor([5, 2, 1])])
+@grid({"lengths": [None, torch.tensor([5, 2, 1])], "reset_id": [None, 2]})
 def test_block_sparse_programs(reset_id, lengths):
     model = VLHMM(5, 6, torch.tensor([0, 0, 1, 1, 1]), hidden_size=4, reset_id=reset_id, init_scale=1.0).double()
     x = torch.tensor([[0, 2, 1, -1, -1], [2, 4, 2, 0, 0], [-1, 1, 2, 3, 3]])

@@ -23,9 +23,7 @@ def system(request):
     return System(request.param)
 
 
-@pytest.mark.parametrize("program", [lazy, plain])
-@pytest.mark.parametrize("loop", [markov, pyro.markov, lambda r: r])
-@pytest.mark.parametrize("lengths", [None, LENGTHS])
+@grid({"lengths": [None, LENGTHS], "loop": [markov, pyro.markov, lambda r: r], "program": [lazy, plain]})
 def test_a_program_has_the_likelihood_of_the_loop(system, program, loop, lengths):
     found, trace = collapse(program, system, system.y, lengths, loop)
     system.same(found, system.truth(lengths))
@@ -80,8 +78,7 @@ def test_nan_that_is_not_masked_is_no_missing_observation(vectorize):
         collapse(lazy, s, y, vectorize=vectorize)
 
 
-@pytest.mark.parametrize("gone", [0, 3, T - 1])
-@pytest.mark.parametrize("square", [False, True])
+@grid({"square": [False, True], "gone": [0, 3, T - 1]})
 def test_unobserved_sites_are_missing_observations(gone, square):
     s = System(N if square else 2)  # square: an observation has the size of a state
 

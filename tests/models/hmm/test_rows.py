@@ -170,8 +170,7 @@ def test_questions(kind, num_states, rows, steps, ragged):
             torch.testing.assert_close(short.missing_words(), chain.missing_words())
 
 
-@pytest.mark.parametrize("ragged", [False, True])
-@pytest.mark.parametrize("kind", KINDS[:3])
+@grid({"kind": KINDS[:3], "ragged": [False, True]})
 def test_em_comes_to_the_same_parameters(kind, ragged):
     model, x = model_and_rows(kind, 3, 4, 12)
     given = holes(x, kind) if ragged else (x,)

@@ -303,8 +303,7 @@ def test_a_stationary_start_needs_one_transition():
         LDS(H, N, initial="stationary").fit(torch.randn(2, 9, N), transitions=torch.zeros(9, H, H))
 
 
-@pytest.mark.parametrize("initial", ["learned", "diffuse"])
-@pytest.mark.parametrize("name", NAMES)
+@grid({"name": NAMES, "initial": ["learned", "diffuse"]})
 def test_queries_have_no_gradient_of_what_is_known(name, initial):
     """An answer of the model at test must not claim a gradient that was lost on the way."""
     model, x, known = made((name,), missing=False)

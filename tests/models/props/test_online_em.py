@@ -116,8 +116,7 @@ def test_many_words_cost_no_accuracy():
     assert len(fast.emissions.hot) < 100 < len(fast.emissions.cold.places)
 
 
-@pytest.mark.parametrize("averaging", ["recent", 0, 100])
-@pytest.mark.parametrize("step_size", [None, 0.2])
+@grid({"step_size": [None, 0.2], "averaging": ["recent", 0, 100]})
 def test_missing_words_boundaries_and_means_of_statistics(averaging, step_size):
     tables, words, given = problem(1, 2, 9, num_steps=200)
     words[[0, 7, 8, 60, 61, 150]] = MISSING

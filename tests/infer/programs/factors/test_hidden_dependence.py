@@ -11,6 +11,7 @@ from pyro import poutine
 from pyro.distributions import transforms
 from pyro.infer import TraceEnum_ELBO, config_enumerate
 from pyro.ops.indexing import Vindex
+from support.grids import grid
 from support.marked_programs import F64, MARKED
 
 import pplseq
@@ -232,8 +233,7 @@ def test_rows_and_masks_of_states():
     torch.testing.assert_close(*found)
 
 
-@pytest.mark.parametrize("kind", ["tables", "mask", "observations", "tables, observations"])
-@pytest.mark.parametrize("loop", [pyro.markov, pplseq.markov])
+@grid({"loop": [pyro.markov, pplseq.markov], "kind": ["tables", "mask", "observations", "tables, observations"]})
 def test_words_under_a_marked_class(kind, loop):
     """Tables of our own transitions, and masks around their sites, by a marked class."""
     words = torch.tensor([[0, 1, 1], [1, 0, 0]])

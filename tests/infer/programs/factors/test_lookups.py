@@ -221,8 +221,7 @@ CHANGES = {
 }
 
 
-@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
-@pytest.mark.parametrize("copied", [False, True])
+@grid({"copied": [False, True], "change": CHANGES.values()})
 def test_tables_that_steps_share_are_not_changed_in_place(change, copied):
     """A copy may be: as Pyro has it."""
     probs, start = (torch.tensor(values, dtype=torch.float64) for values in ([0.2, 0.7, 0.5], [0.5, 0.3, 0.2]))
