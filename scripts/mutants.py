@@ -94,10 +94,6 @@ MUTANTS = [
         ("tests/kernels/test_restart_scan.py",),
     ),
     Mutant(
-        "covariance loops: numbers that are not seen count", "pplseq/kernels/gaussian/covariance_loops.py",
-        "            whitener[node, i, j] *= system.seen[kind, j]\n", "            pass\n", ("tests/infer/gaussian/test_compiled_kalman.py",),
-    ),
-    Mutant(
         "covariance loops: tiles add what an observation takes away", "pplseq/kernels/gaussian/covariance_loops.py",
         "        add_times(turned(root, -1.0), root, h, filtered[node], True)", "        add_times(turned(root, 1.0), root, h, filtered[node], True)",
         ("tests/infer/gaussian/test_compiled_kalman.py",),
@@ -157,14 +153,9 @@ MUTANTS = [
         ("tests/infer/programs/factors",),
     ),
     Mutant(
-        "diffuse start: responses move with the offset", "pplseq/infer/gaussian/diffuse.py",
-        "flat._replace(evidence=evidence, offset=None, used=used)", "flat._replace(evidence=evidence, used=used)",
-        ("tests/infer/gaussian/test_diffuse.py",),
-    ),
-    Mutant(
         "time index: what comes before it ends where it does", "pplseq/infer/programs/time_index.py",
         "            return TimeIndex(self.start + shift, self.stop + shift)", "            return TimeIndex(self.start + shift, self.stop)",
-        ("tests/infer/programs/test_time.py",),
+        ("tests/infer/programs/test_time.py", "tests/infer/programs/test_markov.py", "tests/models/test_program_contract.py"),
     ),
     Mutant(
         "kalman programs: an observation's offset is forgotten", "pplseq/infer/programs/kalman_collapse.py",
@@ -175,11 +166,6 @@ MUTANTS = [
         'Observation(msg["name"], emission, value, msg["mask"], event, fn, read.offset)',
         'Observation(msg["name"], emission, value, None, event, fn, read.offset)',
         ("tests/infer/programs/test_kalman_collapse.py",),
-    ),
-    Mutant(
-        "chains without a program: gaps are observed", "pplseq/infer/programs/kalman_collapse.py",
-        "seen = seen if mask is None else mask if seen is None else mask & seen", "seen = seen if mask is None else mask",
-        ("tests/models/test_direct_chain.py",),
     ),
     # ---- models, what all share
     Mutant(

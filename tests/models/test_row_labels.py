@@ -255,7 +255,8 @@ def test_months_and_quarters_as_text():
 @grid({
     "freq, said": [
         ("D", "a day"), ("B", "a business day"), ("W", "7 days"), ("MS", "a month"), ("ME", "a month"), ("BME", "a month"),
-        ("BMS", "a month"), ("QE", "3 months"), ("YS", "12 months"), ("h", "an hour"), ("5min", "5 minutes"), ("10ms", "10 mil"),
+        ("BMS", "a month"), ("QE", "3 months"), ("YS", "12 months"), ("h", "an hour"), ("5min", "5 minutes"),
+        ("10ms", "10 mil"),
     ],
     "tz": [None, "Europe/Paris"],
 })  # fmt: skip
