@@ -48,7 +48,8 @@ GAPS = {"leading and trailing": "UnevenBlocks", "all missing": "ForbiddenReset",
 def cases():
     for situation in ("plain", "missing and ragged", "ragged", "one step", "start", *GAPS):
         for name in FAMILIES:
-            quick = name in (GAPS[situation].split() if situation in GAPS else QUICK)
+            few = ("Dense", "UnevenBlocks") if situation in ("plain", "ragged") else QUICK
+            quick = name in (GAPS[situation].split() if situation in GAPS else few)
             if name != "Gaussian":
                 yield pytest.param(name, situation, marks=() if quick else pytest.mark.slow)
 

@@ -147,12 +147,14 @@ def loc():
     return torch.tensor([0.3, -1.0], dtype=F64, requires_grad=True)
 
 
-@pytest.mark.parametrize("what", LAWS)
-def test_marked_sites(what, loc):
+@grid({
+    "what": LAWS,
+    "nesting, loop": [(0, list), (1, pyro.markov), (None, pyro.markov), (2, pplseq.markov), (None, pplseq.markov)],
+}, times=2)
+def test_marked_sites(what, loc, nesting, loop):
     wanted = truth(lambda: program(what, loc), ["c", *(f"x_{t}" for t in range(T))])
-    for nesting, loop in ((0, list), (1, pyro.markov), (None, pyro.markov), (2, pplseq.markov), (None, pplseq.markov)):
-        elbo = TraceBlockedEnum_ELBO() if nesting is None else TraceBlockedEnum_ELBO(max_plate_nesting=nesting)
-        compare(elbo.differentiable_loss(program, no_guide, what, loc, loop), wanted, loc)
+    elbo = TraceBlockedEnum_ELBO() if nesting is None else TraceBlockedEnum_ELBO(max_plate_nesting=nesting)
+    compare(elbo.differentiable_loss(program, no_guide, what, loc, loop), wanted, loc)
 
 
 @pytest.mark.parametrize("what", [what for what in LAWS if "switch" not in what and "several" not in what])
