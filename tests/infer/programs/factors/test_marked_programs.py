@@ -13,6 +13,7 @@ import torch
 from pyro import poutine
 from pyro.infer import MCMC, NUTS, SVI, Predictive, TraceEnum_ELBO, infer_discrete
 from pyro.infer.autoguide import AutoLaplaceApproximation, AutoMultivariateNormal, AutoNormal
+from support.grids import grid
 from support.marked_programs import F64, LENGTHS, MARKED, PROGRAMS, B, D, K, T, hmm, notes, table
 from torch.distributions import biject_to
 
