@@ -93,6 +93,38 @@ MUTANTS = [
         "starts[n if len(starts) > 1 else 0, j] += single[j]", "starts[0, j] += single[j]",
         ("tests/kernels/test_restart_scan.py",),
     ),
+    Mutant(
+        "covariance loops: tiles add what an observation takes away", "pplseq/kernels/gaussian/covariance_loops.py",
+        "        add_times(turned(root, -1.0), root, h, filtered[node], True)", "        add_times(turned(root, 1.0), root, h, filtered[node], True)",
+        ("tests/infer/gaussian/test_compiled_kalman.py",),
+    ),
+    Mutant(
+        "covariance loops: Joseph's form with a gain of the wrong sign", "pplseq/kernels/gaussian/covariance_loops.py",
+        "rest[i, j] -= gain[node, i, k] * system.loadings[kind, k, j]", "rest[i, j] += gain[node, i, k] * system.loadings[kind, k, j]",
+        ("tests/infer/gaussian/test_compiled_kalman.py",),
+    ),
+    Mutant(
+        "linear recursion: the gradient of a reverse one is that of a forward one", "pplseq/kernels/linear_recursion.py",
+        "(adjoint[:-1], states[1:]) if ctx.reverse else (adjoint[1:], states[:-1])", "(adjoint[1:], states[:-1])",
+        ("tests/kernels/test_linear_recursion.py",),
+    ),
+    Mutant(
+        "linear recursion: blocks too short to forget are warmed up all the same", "pplseq/kernels/linear_recursion.py",
+        "    if 2 * past <= block:\n", "    if block:\n        past = min(past, block - 1)\n", ("tests/kernels/test_linear_recursion.py",),
+    ),
+    Mutant(
+        "shared matrix: what lies behind the end of a row counts", "pplseq/kernels/shared_matrix.py",
+        "                ops.keep(message, 1.0, padded[t])\n", "                pass\n", ("tests/kernels/test_shared_matrix.py", "tests/infer/discrete/test_chain.py"),
+    ),
+    Mutant(
+        "shared matrix: totals of steps that are not rescaled count twice", "pplseq/kernels/shared_matrix.py",
+        "    steps[1:] += matrix_top.squeeze() - log_total[:-1].where(carried.unsqueeze(-1), 0.0)", "    steps[1:] += matrix_top.squeeze()",
+        ("tests/kernels/test_shared_matrix.py",),
+    ),
+    Mutant(
+        "pairs: a gate's gradient leaves the others alone", "pplseq/kernels/pair_scan.py",
+        ".mul_(total.neg_())", ".mul_(total.neg_() * 0)", ("tests/kernels/test_pair_scan.py",),
+    ),
     # ---- infer
     Mutant(
         "kalman: half of the squares", "pplseq/infer/gaussian/chain.py",
@@ -119,6 +151,21 @@ MUTANTS = [
         "marked sites: one scale for another", "pplseq/infer/programs/factors/elimination.py",
         "        scale = other if scale is None else scale\n    return 1.0", "        scale = scale\n    return 1.0",
         ("tests/infer/programs/factors",),
+    ),
+    Mutant(
+        "time index: what comes before it ends where it does", "pplseq/infer/programs/time_index.py",
+        "            return TimeIndex(self.start + shift, self.stop + shift)", "            return TimeIndex(self.start + shift, self.stop)",
+        ("tests/infer/programs/test_time.py", "tests/infer/programs/test_markov.py", "tests/models/test_program_contract.py"),
+    ),
+    Mutant(
+        "kalman programs: an observation's offset is forgotten", "pplseq/infer/programs/kalman_collapse.py",
+        "emission.residual(value, read.offset)", "emission.residual(value, None)", ("tests/infer/programs/test_kalman_programs.py",),
+    ),
+    Mutant(
+        "kalman programs: a mask of observations is forgotten", "pplseq/infer/programs/kalman_collapse.py",
+        'Observation(msg["name"], emission, value, msg["mask"], event, fn, read.offset)',
+        'Observation(msg["name"], emission, value, None, event, fn, read.offset)',
+        ("tests/infer/programs/test_kalman_collapse.py",),
     ),
     # ---- models, what all share
     Mutant(

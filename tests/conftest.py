@@ -1,5 +1,6 @@
 """Fixtures shared by the whole suite."""
 
+import gc
 import os
 import signal
 from pathlib import Path
@@ -15,6 +16,9 @@ signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 import pytest  # noqa: E402
 
+# thousands of tests and the code of loops are kept to the end: to look for garbage among them takes a sixth of compiling
+gc.set_threshold(100_000, 20, 20)
+
 # what tests write need not outlive a power cut, and disks take longer for it than most tests
 os.fsync = lambda descriptor: None
 
@@ -26,6 +30,10 @@ def pytest_sessionstart(session):
         from support.compiled_loops import compile_a_share
 
         compile_a_share(int(worker["workerid"].removeprefix("gw")), worker["workercount"])
+
+
+def pytest_collection_finish(session):
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")

@@ -1,23 +1,9 @@
 """For the commands about streams: a general text, a person's text, and what comes of reading it whole."""
 
 import pytest
-from click.testing import CliRunner
-
-from pplseq.cli import main
+from support.commands import pplseq
 
 NOUNS, VERBS = "cat dog bird fish".split(), "sees likes finds".split()
-
-
-@pytest.fixture(scope="session")
-def pplseq():
-    """Calls the command in this process and checks its exit code."""
-
-    def call(*arguments, code=0, input=None):
-        result = CliRunner().invoke(main, [str(part) for part in arguments], input=input, catch_exceptions=False)
-        assert result.exit_code == code, result.output
-        return result
-
-    return call
 
 
 @pytest.fixture(scope="session")
@@ -54,7 +40,7 @@ def options():
 
 
 @pytest.fixture(scope="session")
-def whole(general, personal, options, pplseq, tmp_path_factory):
+def whole(general, personal, options, tmp_path_factory):
     """(output, state folder) of a stream that nothing interrupted."""
     folder = tmp_path_factory.mktemp("whole")
     out, state = folder / "out", folder / "state"

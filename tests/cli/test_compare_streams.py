@@ -6,6 +6,7 @@ import re
 
 import numpy as np
 import pytest
+from support.commands import pplseq
 
 from pplseq.data.text import Text
 from pplseq.data.vocabulary import Vocabulary
@@ -18,7 +19,7 @@ def lines_of(result):
 # ---- comparing
 
 
-def test_ratios_of_two_sources(pplseq, general, personal):
+def test_ratios_of_two_sources(general, personal):
     unigram = general.replace("ngram:", "unigram:")
     *lines, summary = lines_of(pplseq("compare-streams", general, unigram, "--order", 3, "--stream", personal))
     models = {}
@@ -38,7 +39,7 @@ def test_ratios_of_two_sources(pplseq, general, personal):
     assert summary["mean_log_likelihood_ratio"] == pytest.approx(np.mean(models["a"]) - np.mean(models["b"]), abs=1e-5)
 
 
-def test_a_personal_model_is_compared_as_it_stands(pplseq, general, personal, whole):
+def test_a_personal_model_is_compared_as_it_stands(general, personal, whole):
     command = ("compare-streams", whole[1], general, "--order", 3, "--stream", "-")
     text = "my cat sees my fish here\nthe dog likes a bird\n"
     *lines, summary = lines_of(pplseq(*command, input=text))
@@ -50,12 +51,12 @@ def test_a_personal_model_is_compared_as_it_stands(pplseq, general, personal, wh
     assert learning[0]["a"][0] == mine["a"][0] and learning[1]["a"] != general_line["a"]
 
 
-def test_a_model_against_itself(pplseq, general):
+def test_a_model_against_itself(general):
     line, summary = lines_of(pplseq("compare-streams", general, general, input="the cat\n"))
     assert line["token_ratios"] == [0.0] * 3 and summary["a"]["name"].endswith("(a)")
 
 
-def test_a_source_of_the_stream_takes_the_other_words(pplseq, general):
+def test_a_source_of_the_stream_takes_the_other_words(general):
     first, _ = lines_of(pplseq("compare-streams", general, "uniform", input="the cat\n"))
     second, _ = lines_of(pplseq("compare-streams", "uniform", general, input="the cat\n"))
     assert second["a"] == first["b"] and second["b"] == first["a"]
@@ -83,7 +84,7 @@ def saved(request, tmp_path):
     return tmp_path / "model", model
 
 
-def test_saved_models_are_sources(pplseq, saved, personal_lines, personal):
+def test_saved_models_are_sources(saved, personal_lines, personal):
     folder, model = saved
     lines = lines_of(pplseq("personalize", folder, "--source", "cache", "--stream", personal))
     text = Text.from_lines([line.split() for line in personal_lines], VOCABULARY)
@@ -97,20 +98,20 @@ def test_saved_models_are_sources(pplseq, saved, personal_lines, personal):
     assert found == pytest.approx(expected.tolist(), abs=1e-4)
 
 
-def test_saved_models_go_on_exactly(pplseq, saved, personal_lines):
+def test_saved_models_go_on_exactly(saved, personal_lines):
     whole = pplseq("personalize", saved[0], input="\n".join(personal_lines)).stdout
     command = ("personalize", saved[0], "--state", saved[0].parent / "state")
     parts = [pplseq(*command, input="\n".join(part)).stdout for part in (personal_lines[:11], personal_lines[11:])]
     assert "".join(parts) == whole
 
 
-def test_corpora_are_sources(pplseq):
+def test_corpora_are_sources():
     line, _ = lines_of(pplseq("compare-streams", "ngram:builtin:generated", "uniform", input="sumo tiru kapu\n"))
     assert line["words"] == ["sumo", "tiru", "kapu", "<eos>"]
     assert line["b"] == pytest.approx([-math.log(61)] * 4, abs=1e-6) and sum(line["a"]) > sum(line["b"])
 
 
-def test_models_of_hugging_face_read_given_words(pplseq, general, monkeypatch):
+def test_models_of_hugging_face_read_given_words(general, monkeypatch):
     from pplseq.sources import HuggingFaceSource, UniformSource
 
     asked = []
@@ -131,7 +132,7 @@ def test_models_of_hugging_face_read_given_words(pplseq, general, monkeypatch):
 # ---- pages
 
 
-def test_pages_and_pictures(pplseq, general, personal, whole, tmp_path, options):
+def test_pages_and_pictures(general, personal, whole, tmp_path, options):
     pytest.importorskip("matplotlib")
     page, picture = tmp_path / "new" / "page.html", tmp_path / "picture.png"
     show = ("--html", page, "--png", picture, "--max-words", 20)

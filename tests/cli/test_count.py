@@ -10,18 +10,11 @@ import time
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
+from support.commands import pplseq
 
-from pplseq.cli import main
 from pplseq.data import LagCounts, Text, WordForms, count_lags, load_counts, read_text
 
 LINES = [f"a b{i % 3} c 19{i % 4} d{i % 7} b{i % 2}" for i in range(40)]
-
-
-def pplseq(*arguments, code=0, **more):
-    result = CliRunner().invoke(main, [str(argument) for argument in arguments], catch_exceptions=False, **more)
-    assert result.exit_code == code, result.output
-    return result
 
 
 @pytest.fixture

@@ -8,11 +8,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from support.command_tables import lines, write
+from support.commands import pplseq
 
 from pplseq.models.iohmm.restarts.training import RestartTraining
 
 
-def test_symbols_and_numbers_are_inputs_together(pplseq, tmp_path):
+def test_symbols_and_numbers_are_inputs_together(tmp_path):
     """A switch and a kind move the state, a number is the slope: as the same table with the symbols written as numbers."""
     rng, rows, state = np.random.default_rng(0), [], 0
     for _ in range(300):
@@ -46,7 +47,7 @@ def test_symbols_and_numbers_are_inputs_together(pplseq, tmp_path):
     assert "tells nothing" in pplseq("train", "iohmm", same, *told, code=2).stderr
 
 
-def test_outputs_of_several_kinds(pplseq, tmp_path, monkeypatch):
+def test_outputs_of_several_kinds(tmp_path, monkeypatch):
     """A count, a class and a number at once, a family a column; names in what is answered."""
     rng, rows = np.random.default_rng(2), []
     for name in range(3):
@@ -84,19 +85,19 @@ def test_outputs_of_several_kinds(pplseq, tmp_path, monkeypatch):
     assert "column 0 must hold counts" in bad.output and not (tmp_path / "no").exists()
 
 
-def test_symbols_of_many_kinds_are_embedded(pplseq, tmp_path):
+def test_symbols_of_many_kinds_are_embedded(tmp_path):
     """Of two columns of symbols the one with many is embedded; unknown symbols are refused as they are without."""
     rng, rows, state = np.random.default_rng(0), [], 0
     strength = rng.permutation(np.linspace(-2, 2, 30))
-    for step in range(800):
+    for step in range(400):
         state = step // 20 % 2
         site, switch, u = rng.integers(30), rng.choice(["on", "off"]), rng.normal(3, 2)
         y = [3 + strength[site], -strength[site]][state] + 0.5 * (switch == "on") + 0.2 * u + 0.2 * rng.normal()
         rows.append((f"site{site:02}", switch, round(u, 4), round(y, 4)))
     table = write(tmp_path / "sites.csv", rows, header="site,switch,u,y")
     told = ["--inputs", "site,switch,u", "--symbols", "site,switch", "--outputs", "y", "--mealy"]
-    options = [*told, "--num-restarts", 3]
-    pplseq("train", "iohmm", table, *options, "--embed", 1, "--max-iterations", 100, "--out", tmp_path / "run")
+    options = [*told, "--num-restarts", 1, "--max-iterations", 40]
+    pplseq("train", "iohmm", table, *options, "--embed", 1, "--out", tmp_path / "run")
     pplseq("train", "iohmm", table, *options, "--out", tmp_path / "plain")
     (found,) = lines(pplseq("evaluate", tmp_path / "run", table))
     (plain,) = lines(pplseq("evaluate", tmp_path / "plain", table))
@@ -119,7 +120,7 @@ def test_symbols_of_many_kinds_are_embedded(pplseq, tmp_path):
     ).stderr
 
 
-def test_the_only_column_may_be_embedded(pplseq, tmp_path):
+def test_the_only_column_may_be_embedded(tmp_path):
     rng = np.random.default_rng(0)
     rows = [(f"s{n}", [1.0, -1.0][n % 2] + 0.1 * rng.normal()) for n in rng.integers(12, size=200)]
     table = write(tmp_path / "one.csv", rows, header="s,y")

@@ -7,23 +7,16 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 from support.command_tables import lines, two_states, write
+from support.commands import pplseq
 from support.slow_streams import slowly
 
-from pplseq.cli import main
 from pplseq.data.tomita import GRAMMARS
 from pplseq.models import IOHMM
 from pplseq.models.automata.automaton import Automaton
 from pplseq.models.iohmm.restarts.training import RestartTraining
 from pplseq.recipes.runs import query
 from pplseq.runs.status import run_status
-
-
-def pplseq(*arguments, code=0, text=None):
-    result = CliRunner().invoke(main, [str(argument) for argument in arguments], input=text, catch_exceptions=False)
-    assert result.exit_code == code, result.output
-    return result
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +36,7 @@ def held_out(folder):
     return write(folder / "test.csv", two_states(1, 5, 20))
 
 
-TABLE = ["--sequence-id", "name", "--inputs", "a,b", "--outputs", "y", "--mealy", "--num-restarts", "6"]
+TABLE = ["--sequence-id", "name", "--inputs", "a,b", "--outputs", "y", "--mealy", "--num-restarts", "3"]
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +48,7 @@ def run(folder, table):
 def test_sizes_are_chosen_and_states_found(run, held_out):
     record = json.loads((run / "best" / "iohmm.json").read_text())
     assert record["summary"]["states"] == 2 and len(record["summary"]["sizes"]) == 3
-    assert record["restarts"]["chosen"] < 6 == len(record["restarts"]["log_likelihoods"])
+    assert record["restarts"]["chosen"] < 3 == len(record["restarts"]["log_likelihoods"])
     found = json.loads(pplseq("evaluate", run, held_out).stdout)
     assert found["sequences"] == 5 and found["targets"] == sum(20 - n % 3 for n in range(5))
     assert found["nats_per_target"] < 1.5
@@ -217,7 +210,7 @@ def test_interrupted(folder, run, table, strings, monkeypatch):
     pplseq("train", "iohmm", strings, *few, "--out", folder / "cut2", code=130)
     summary = json.loads((folder / "cut2" / "best" / "iohmm.json").read_text())["summary"]
     assert not summary["consistent"] and [size["num_restarts"] for size in summary["sizes"]] == [7]
-    assert lines(pplseq("query", folder / "cut2", "classify", text="0\n"))[0]["string"] == "0"
+    assert lines(pplseq("query", folder / "cut2", "classify", input="0\n"))[0]["string"] == "0"
     result = pplseq("train", "iohmm", strings, "--num-states", 3, "--num-restarts", 1, "--out", folder / "cut3", code=130)
     assert "stopped and saved" in result.stderr and not (folder / "cut3" / "best" / "iohmm.json").exists()
     monkeypatch.undo()
@@ -247,7 +240,7 @@ def test_a_size_that_was_cut_short_goes_on(table, tmp_path, monkeypatch):
 
 
 def test_time_that_is_over_leaves_a_model(table, held_out, tmp_path):
-    command = ("train", "iohmm", table, *TABLE, "--method", "sgd", "--max-iterations", 10**6, "--max-time", "0.5s")
+    command = ("train", "iohmm", table, *TABLE, "--method", "sgd", "--max-iterations", 10**6, "--max-time", "0.2s")
     found = json.loads(pplseq(*command, "--out", tmp_path / "run").stdout)
     assert (found["stop_reason"], found["states"], found["sizes"]) == ("max_time", 2, [])
     first = json.loads(pplseq("evaluate", tmp_path / "run", held_out).stdout)["nats_per_target"]
@@ -302,18 +295,18 @@ def test_a_run_that_lacks_its_automaton_is_taken_over(automaton_run, strings, tm
 
 
 def test_questions_about_strings(automaton_run, folder):
-    answers = lines(pplseq("query", automaton_run, "classify", text="0010\n000\n\n+ 11\n"))
+    answers = lines(pplseq("query", automaton_run, "classify", input="0010\n000\n\n+ 11\n"))
     assert [answer["string"] for answer in answers] == ["0010", "000", "", "11"]
     assert [answer["accepted"] for answer in answers] == [True, False, True, True]
     assert [answer["probability"] > 0.5 for answer in answers] == [True, False, True, True]
-    states = lines(pplseq("query", automaton_run, "filter", text="0010\n"))[0]["states"]
+    states = lines(pplseq("query", automaton_run, "filter", input="0010\n"))[0]["states"]
     assert len(states) == 4
     np.testing.assert_allclose(np.sum(states, -1), 1)
     whole = lines(pplseq("query", automaton_run, "automaton", "--dot", folder / "a.dot"))[0]
     assert whole["languages"] == 1 and "the smallest automaton that labels all strings right has 4 states" in whole["report"]
     assert (folder / "a.dot").read_text() == (automaton_run / "automaton.dot").read_text()
-    assert "unknown symbol '2'" in pplseq("query", automaton_run, "classify", text="012\n01\n", code=1).stdout
-    assert "smooth has no answer" in pplseq("query", automaton_run, "smooth", text="0\n", code=2).stderr
+    assert "unknown symbol '2'" in pplseq("query", automaton_run, "classify", input="012\n01\n", code=1).stdout
+    assert "smooth has no answer" in pplseq("query", automaton_run, "smooth", input="0\n", code=2).stderr
 
 
 @pytest.mark.parametrize("question", ["classify", "filter", "produce"])
@@ -325,7 +318,7 @@ def test_a_string_is_answered_before_the_next_one_comes(automaton_run, question,
         events.append(answer.get("string", answer.get("line")))
     assert events == [*pieces[:2], "0010", pieces[2], "0", "01", pieces[3], "1", b"2\n", 5, b"11", "11"]
     (tmp_path / "strings").write_bytes(b"".join(pieces))
-    asked = [pplseq("query", automaton_run, question, *file, text=text, code=1) for file, text in [
+    asked = [pplseq("query", automaton_run, question, *file, input=text, code=1) for file, text in [
         ([tmp_path / "strings"], None), ([], slowly(pieces)), ([], slowly([b"".join(pieces).replace(b"\r\n", b"\r")])),
     ]]  # fmt: skip
     whole, piecewise, other_ends = ([line.replace("<stdin>", str(tmp_path / "strings")) for line in found.stdout.splitlines()]
@@ -341,11 +334,11 @@ def test_words(folder):
     one = folder / "one_word.txt"
     one.write_text("- cat\n- the\n")
     assert json.loads(pplseq("evaluate", folder / "words", one).stdout)["strings"] == 2
-    answers = lines(pplseq("query", folder / "words", "classify", text="\ufeff# a comment\r\nthe cat\r\ncat\r\n"))
+    answers = lines(pplseq("query", folder / "words", "classify", input="\ufeff# a comment\r\nthe cat\r\ncat\r\n"))
     assert [answer["string"] for answer in answers] == ["the cat", "cat"]
     data.write_text("+ a b\n- b a\n+ a a b\n- b\n")
     pplseq("train", "iohmm", data, "--num-restarts", 50, "--no-picture", "--out", folder / "letters")
-    assert lines(pplseq("query", folder / "letters", "classify", text="a b\n"))[0]["accepted"]
+    assert lines(pplseq("query", folder / "letters", "classify", input="a b\n"))[0]["accepted"]
     one.write_text("+ dog\n")
     assert "line 1: unknown symbol 'dog'" in pplseq("evaluate", folder / "words", one, code=2).stderr
 

@@ -12,6 +12,7 @@ import time
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
+from support.commands import pplseq
 
 from pplseq.baselines import KneserNey
 from pplseq.data.text import Text
@@ -29,7 +30,7 @@ def lines_of(result):
 
 
 @pytest.mark.parametrize("by_line", [False, True])
-def test_the_lines_are_what_the_learner_says(pplseq, general, personal, options, personal_lines, by_line):
+def test_the_lines_are_what_the_learner_says(general, personal, options, personal_lines, by_line):
     from pplseq.models import PROPSLearner
     from pplseq.sources.opening import open_source
     from pplseq.sources.settings import StreamOptions
@@ -81,17 +82,17 @@ def test_learning_pays(whole):
 @pytest.mark.parametrize(
     "changes", [("--exponent", "0.7"), ("--step-size", "0.02"), ("--by-line",), ("--num-perturbations", 1)]
 )
-def test_options_reach_the_model(pplseq, general, personal, whole, options, changes, personal_lines):
+def test_options_reach_the_model(general, personal, whole, options, changes, personal_lines):
     result = pplseq("personalize", general, *options, *changes, "--stream", personal)
     assert result.stdout.encode() != whole[0] and len(lines_of(result)) == len(personal_lines)
 
 
-def test_the_same_source_twice(pplseq, general):
+def test_the_same_source_twice(general):
     (line,) = lines_of(pplseq("personalize", general, *["--source", "cache"] * 3, input="the cat\n"))
     assert list(line["sources"]) == ["5-gram, general.txt", "cache", "cache #2", "cache #3"]
 
 
-def test_a_single_source_is_alone_where_it_is_to_be(pplseq, general):
+def test_a_single_source_is_alone_where_it_is_to_be(general):
     (line,) = lines_of(pplseq("personalize", general, input="the cat\n"))
     assert list(line["sources"]) == ["5-gram, general.txt", "online-ngram", "cache"]
     result = pplseq("personalize", general, "--alone", input="the cat\n")
@@ -100,7 +101,7 @@ def test_a_single_source_is_alone_where_it_is_to_be(pplseq, general):
     assert "alone" in pplseq("personalize", general, "--alone", "--source", "cache", input="a\n", code=2).stderr
 
 
-def test_where_a_stream_begins_is_said_by_a_flag(pplseq, general, tmp_path):
+def test_where_a_stream_begins_is_said_by_a_flag(general, tmp_path):
     """Probabilities of every source and learned state, kept with the state."""
     state = ["--state", tmp_path / "state"]
     chosen = [general, "--source", "cache", "--num-perturbations", 1, "--initial", "0.5,0.3,0.2"]
@@ -116,7 +117,7 @@ def test_where_a_stream_begins_is_said_by_a_flag(pplseq, general, tmp_path):
     assert "write all its values at once, with commas: --initial 0.9,0.1" in twice
 
 
-def test_drift_is_watched_for_by_a_flag(pplseq, general, personal, tmp_path):
+def test_drift_is_watched_for_by_a_flag(general, personal, tmp_path):
     plain = ["personalize", general, "--stream", personal]
     watched = pplseq(*plain, "--drift", "--state", tmp_path / "state")
     assert lines_of(watched)[:5] == lines_of(pplseq(*plain))[:5]
@@ -125,7 +126,7 @@ def test_drift_is_watched_for_by_a_flag(pplseq, general, personal, tmp_path):
     assert "drift" in pplseq(*plain, "--drift", "--step-size", "0.1", code=2).stderr
 
 
-def test_a_streaming_hmm_has_no_source(pplseq, general, personal):
+def test_a_streaming_hmm_has_no_source(general, personal):
     words = general.replace("ngram:", "words:")
     lines = lines_of(pplseq("personalize", words, "--num-perturbations", 3, "--stream", personal))
     assert all(line["sources"] == {} for line in lines)
@@ -134,7 +135,7 @@ def test_a_streaming_hmm_has_no_source(pplseq, general, personal):
     assert max(per_word[-5:]) > per_word[0] + 0.2
 
 
-def test_words_outside_the_vocabulary(pplseq, general):
+def test_words_outside_the_vocabulary(general):
     def ask(*options):
         return lines_of(
             pplseq("personalize", general, *options, input="the zebra sees\n", code=int("error" in options))
@@ -148,7 +149,7 @@ def test_words_outside_the_vocabulary(pplseq, general):
     assert "'zebra' is not among" in line["error"] and "words" not in line
 
 
-def test_one_line_in_one_line_out(pplseq, general):
+def test_one_line_in_one_line_out(general):
     text = b"the cat\n\n{broken\n\xff\n" + json.dumps({"text": "my dog", "id": "x"}).encode()
     lines = lines_of(pplseq("personalize", general, input=text, code=1))
     assert [line["line"] for line in lines] == [1, 2, 3, 4, 5]
@@ -178,7 +179,7 @@ def crash_after(monkeypatch, num_lines):
 
 
 @pytest.mark.parametrize("num_lines,save_every", [(7, 3), (12, 100), (30, 1)])
-def test_killed_between_lines(pplseq, general, personal, whole, tmp_path, monkeypatch, num_lines, save_every, options):
+def test_killed_between_lines(general, personal, whole, tmp_path, monkeypatch, num_lines, save_every, options):
     out, state = tmp_path / "out", tmp_path / "state"
     command = ("personalize", general, *options, "--stream", personal, "--out", out, "--state", state)
     command += ("--save-every", save_every)
@@ -203,7 +204,7 @@ SCRIPT = "import sys; from pplseq.cli import main; main(sys.argv[1:])"
     pytest.param(signal.SIGKILL, id="kill"), pytest.param(signal.SIGTERM, id="term"),
     pytest.param(signal.SIGINT, id="int", marks=pytest.mark.slow),
 ])  # fmt: skip
-def test_signals_to_a_process(pplseq, general, whole, tmp_path, number, options, personal_lines):
+def test_signals_to_a_process(general, whole, tmp_path, number, options, personal_lines):
     """A process that reads from a pipe is ended between two lines; another one takes up the rest."""
     settings = ["personalize", general, *map(str, options), "--state", str(tmp_path / "state"), "--save-every", "1"]
     command, found = [sys.executable, "-c", SCRIPT, *settings], b""
@@ -234,7 +235,7 @@ def wait_for_line(path, number):
     raise AssertionError(f"line {number} was not saved")
 
 
-def test_the_stream_of_a_file_goes_on_when_it_has_grown(pplseq, general, personal, whole, tmp_path, options):
+def test_the_stream_of_a_file_goes_on_when_it_has_grown(general, personal, whole, tmp_path, options):
     stream, state = tmp_path / "stream", tmp_path / "state"
     text = personal.read_text().splitlines(keepends=True)
     found = ""
@@ -249,7 +250,7 @@ def test_the_stream_of_a_file_goes_on_when_it_has_grown(pplseq, general, persona
     assert [line["words"][0] for line in lines] == ["something"]
 
 
-def test_a_state_remembers_how_its_stream_is_read(pplseq, general, personal, tmp_path):
+def test_a_state_remembers_how_its_stream_is_read(general, personal, tmp_path):
     """Options that were given once hold on, also for a comparison."""
     begun = ("--order", 2, "--no-eos", "--lower", "--unknown", "skip")
     state = ("--state", tmp_path / "state")
@@ -262,7 +263,7 @@ def test_a_state_remembers_how_its_stream_is_read(pplseq, general, personal, tmp
     assert "2-gram" in pplseq("compare-streams", general, state[1], input="the\n").stderr
 
 
-def test_every_stream_has_its_place(pplseq, general, personal, tmp_path):
+def test_every_stream_has_its_place(general, personal, tmp_path):
     other, state = tmp_path / "other", ("--state", tmp_path / "state")
     other.write_text("the dog\n")
     counts = [
@@ -273,7 +274,7 @@ def test_every_stream_has_its_place(pplseq, general, personal, tmp_path):
 
 
 def test_scoring_without_learning_changes_no_parameters(
-    pplseq, general, personal, whole, tmp_path, options, personal_lines
+    general, personal, whole, tmp_path, options, personal_lines
 ):
     state = tmp_path / "state"
     shutil.copytree(whole[1], state)

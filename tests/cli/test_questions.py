@@ -7,19 +7,12 @@ import shutil
 import numpy as np
 import pytest
 import torch
-from click.testing import CliRunner
+from support.commands import pplseq
 
-from pplseq.cli import main
 from pplseq.data.text import read_text
 from pplseq.models import VLHMM
 
 EXAMPLE = "the cat sees a dog here"
-
-
-def pplseq(*arguments, code=0, input=None):
-    result = CliRunner().invoke(main, [str(argument) for argument in arguments], input=input, catch_exceptions=False)
-    assert result.exit_code == code, result.output
-    return result
 
 
 def lines_of(result):

@@ -6,15 +6,7 @@ import subprocess
 import sys
 
 import pytest
-from click.testing import CliRunner
-
-from pplseq.cli import main
-
-
-def pplseq(*arguments, code=0, input=None):
-    result = CliRunner().invoke(main, [str(argument) for argument in arguments], input=input, catch_exceptions=False)
-    assert result.exit_code == code, result.output
-    return result
+from support.commands import pplseq
 
 
 @pytest.fixture(scope="module")

@@ -7,17 +7,10 @@ import re
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
+from support.commands import pplseq
 
-from pplseq.cli import main
 from pplseq.data.text import load_corpus
 from pplseq.recipes.runs import evaluate, report
-
-
-def pplseq(*arguments):
-    result = CliRunner().invoke(main, [str(argument) for argument in arguments], catch_exceptions=False)
-    assert result.exit_code == 0, result.output
-    return result
 
 
 def rows_of(page, heading):

@@ -6,6 +6,7 @@ import re
 import shutil
 
 import pytest
+from support.commands import pplseq
 
 
 def lines_of(result):
@@ -31,20 +32,20 @@ def lines_of(result):
         (["GENERAL", "--stream", "nowhere"], "no such file"),
     ],
 )
-def test_bad_arguments(pplseq, general, arguments, message):
+def test_bad_arguments(general, arguments, message):
     arguments = [general if argument == "GENERAL" else argument for argument in arguments]
     assert message in pplseq("personalize", *arguments, code=2).stderr
 
 
 @pytest.mark.parametrize("command", [["personalize"], ["compare-streams", "GENERAL"]])
 @pytest.mark.parametrize("text", ["", "\n \n"])
-def test_empty_streams(pplseq, general, command, text, tmp_path):
+def test_empty_streams(general, command, text, tmp_path):
     command = [general if part == "GENERAL" else part for part in command]
     state = ["--state", tmp_path / "state"] if len(command) == 1 else []
     assert "it has no words" in pplseq(*command, general, *state, input=text, code=2).stderr
 
 
-def test_other_words_than_the_state(pplseq, general, whole, tmp_path, options, general_lines):
+def test_other_words_than_the_state(general, whole, tmp_path, options, general_lines):
     other = tmp_path / "other.txt"
     other.write_text("\n".join(general_lines).replace("dog", "hog"))
     state = ("--state", whole[1])
@@ -64,14 +65,14 @@ def test_other_words_than_the_state(pplseq, general, whole, tmp_path, options, g
         assert f"it was begun with {told}, and would go on to other numbers" in message
 
 
-def test_other_settings_than_the_state(pplseq, general, whole, options):
+def test_other_settings_than_the_state(general, whole, options):
     command = ("personalize", general, *options, "--state", whole[1])
     message = pplseq(*command, "--num-perturbations", 5, "--seed", 0, code=2).stderr
     assert "num_perturbations = 2, not 5" in message and "seed" not in message
 
 
 @pytest.mark.parametrize("damage", ["cut", "flipped"])
-def test_damaged_state(pplseq, general, personal, whole, tmp_path, damage, options):
+def test_damaged_state(general, personal, whole, tmp_path, damage, options):
     state = tmp_path / "state"
     shutil.copytree(whole[1], state)
     for path in sorted(path for path in state.rglob("*") if path.is_file()):
@@ -86,7 +87,7 @@ def test_damaged_state(pplseq, general, personal, whole, tmp_path, damage, optio
 
 @pytest.mark.parametrize("bad,message", [(math.nan, "NaN|nan"), (-0.1, "negative|-0.1"), (0.5, "sum|normal")])
 @pytest.mark.parametrize("command", ["personalize", "compare-streams"])
-def test_sources_that_are_no_distributions(pplseq, general, monkeypatch, tmp_path, bad, message, command):
+def test_sources_that_are_no_distributions(general, monkeypatch, tmp_path, bad, message, command):
     """The line is named, and the state before it stays."""
     from pplseq.sources import UniformSource
 
@@ -113,7 +114,7 @@ def test_sources_that_are_no_distributions(pplseq, general, monkeypatch, tmp_pat
         assert json.loads((tmp_path / "state/saved/stream.json").read_text())["record"]["streams"]["-"][0] == 1
 
 
-def test_runs_that_are_no_source_are_named_before_their_checkpoints(pplseq, general, tmp_path):
+def test_runs_that_are_no_source_are_named_before_their_checkpoints(general, tmp_path):
     text = tmp_path / "tagged.txt"
     text.write_text("the_DET dog_NOUN barks_VERB\na_DET cat_NOUN sleeps_VERB\n" * 5)
     pplseq("train", "tagger", text, "--system", "hmm", "--out", tmp_path / "run")
@@ -123,14 +124,14 @@ def test_runs_that_are_no_source_are_named_before_their_checkpoints(pplseq, gene
         assert "checkpoint" not in told
 
 
-def test_a_folder_that_holds_something_else(pplseq, general, tmp_path):
+def test_a_folder_that_holds_something_else(general, tmp_path):
     (tmp_path / "last").mkdir()
     (tmp_path / "config.toml").write_text("")
     result = pplseq("personalize", general, "--state", tmp_path, input="the cat\n", code=2)
     assert "other files (config.toml, last)" in result.stderr and result.stdout == ""
 
 
-def test_two_processes_and_one_state(pplseq, general, whole, options):
+def test_two_processes_and_one_state(general, whole, options):
     from pplseq.runs.checkpoint import only_one_run
 
     with only_one_run(whole[1]):
@@ -140,7 +141,7 @@ def test_two_processes_and_one_state(pplseq, general, whole, options):
         )
 
 
-def test_a_full_disk(pplseq, general, tmp_path, monkeypatch):
+def test_a_full_disk(general, tmp_path, monkeypatch):
     def fail(self, folder):
         raise OSError("No space left on device")
 

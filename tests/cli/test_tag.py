@@ -3,14 +3,13 @@
 import json
 
 import pytest
-from click.testing import CliRunner
 from support import toy_tagger
+from support.commands import pplseq
 from support.stored import rewrite
 from support.toy_tagger import ToyTagger
 
 from pplseq.baselines import tagging_systems as tag_systems
 from pplseq.baselines.tagging_systems import SYSTEMS, System, load_tagger
-from pplseq.cli import main
 from pplseq.data import TaggedSentence, read_tagged, write_tagged
 from pplseq.models.taggers import TAGGERS
 
@@ -27,12 +26,6 @@ CONLLU = """# text = can't bark
 2.1\tgo\tgo\tVERB\tVB\t_\t_\t_\t_\t_
 
 """
-
-
-def pplseq(*arguments, code=0, input=None):
-    result = CliRunner().invoke(main, [str(a) for a in arguments], input=input, catch_exceptions=False)
-    assert result.exit_code == code, result.output
-    return result
 
 
 def lines_of(result):

@@ -3,18 +3,13 @@
 import json
 
 from click.testing import CliRunner
+from support.commands import pplseq
 
 from pplseq.cli import main
 
 # word, part of speech, entity in IOB1: two persons side by side are told apart by B alone
 SENTENCES = ["Ann/NP/I-PER Bob/NP/B-PER went/VB/O to/TO/O New/NP/I-LOC York/NP/I-LOC", "the/DT/O dog/NN/O barks/VB/O"]
 LINES = "\n\n".join("\n".join(token.replace("/", " ") for token in text.split()) for text in SENTENCES * 8) + "\n"
-
-
-def pplseq(*arguments, code=0, input=None):
-    result = CliRunner().invoke(main, [str(a) for a in arguments], input=input, catch_exceptions=False)
-    assert result.exit_code == code, result.output
-    return result
 
 
 def test_entities_from_training_to_scores(tmp_path):

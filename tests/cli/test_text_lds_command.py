@@ -9,6 +9,7 @@ import pytest
 import torch
 from click.testing import CliRunner
 from safetensors.torch import load_file
+from support.commands import pplseq
 
 from pplseq.cli import main
 from pplseq.data.lag_counts import LagCounts
@@ -20,13 +21,6 @@ from pplseq.models.text_lds.program import TextLDS
 from pplseq.runs.metrics_log import read_metrics
 
 pytest.importorskip("scipy")
-
-
-def pplseq(*arguments, code=0, input=None):
-    runner = CliRunner()
-    result = runner.invoke(main, [str(argument) for argument in arguments], catch_exceptions=False, input=input)
-    assert result.exit_code == code, result.output
-    return result
 
 
 def records(run):

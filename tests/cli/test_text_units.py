@@ -3,6 +3,8 @@
 import json
 
 import pytest
+from support.commands import pplseq
+from support.grids import grid
 
 from pplseq.data.vocabulary import split_line
 from pplseq.recipes.text.readable import readable
@@ -21,9 +23,8 @@ def answer(result):
     return json.loads(result.stdout.splitlines()[-1])
 
 
-@pytest.mark.parametrize("units", ["characters", "bytes"])
-@pytest.mark.parametrize("kind", ["hmm", "ff", "text-lds"])
-def test_a_text_without_spaces(kind, units, text, pplseq, tmp_path):
+@grid({"kind": ["hmm", "ff", "text-lds"], "units": ["characters", "bytes"]})
+def test_a_text_without_spaces(kind, units, text, tmp_path):
     run, counts, data, size = tmp_path / "run", tmp_path / "counts", text, len(split_line(LINES[0], units)) + 1
     if kind == "text-lds":
         data, options = counts, ["--num-states", 1, "--max-iterations", 1]
@@ -51,7 +52,7 @@ def test_a_text_without_spaces(kind, units, text, pplseq, tmp_path):
         pplseq("report", run, "--sentence", "今日は", "--no-picture")
 
 
-def test_sources_and_clusters(text, pplseq, tmp_path):
+def test_sources_and_clusters(text, tmp_path):
     found = answer(pplseq("personalize", f"ngram:{text}", "--units", "characters", "--stream", "-", input="今日は\n"))
     assert found["words"] == ["今", "日", "は", "<eos>"] and found["unknown"] == []
     pplseq("cluster", text, "--units", "characters", "--num-clusters", 3, "--out", tmp_path / "paths")

@@ -15,19 +15,14 @@ import pytest
 import torch
 from click.testing import CliRunner
 from safetensors.torch import load_file
+from support.commands import pplseq
 
 from pplseq.cli import main
 from pplseq.runs import loop, training
 from pplseq.runs.metrics_log import read_metrics
 
-SMALL = "--num-states 48 --num-blocks 12 --hidden-size 8 --batch-size 4 --segment-length 12 --epochs 1 --log-interval 7"
+SMALL = "--num-states 48 --num-blocks 12 --hidden-size 8 --batch-size 4 --segment-length 12 --epochs 1 --log-interval 5"
 SMALL = [*SMALL.split(), "--max-vocabulary", "100", "--threads", "1", "--device", "cpu"]
-
-
-def pplseq(*arguments, code=0):
-    result = CliRunner().invoke(main, [str(argument) for argument in arguments], catch_exceptions=False)
-    assert result.exit_code == code, result.output
-    return result
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +31,7 @@ def text(tmp_path_factory):
     path = tmp_path_factory.mktemp("text") / "text.txt"
     nouns, verbs, ends = "cat dog bird fish".split(), "sees likes finds".split(), "here now today".split()
     lines = []
-    for i in range(240):
+    for i in range(160):
         words = ["the", nouns[i % 4], verbs[(i * i) % 3], "a", nouns[(i // 3) % 4]]
         lines.append(" ".join(words + ([ends[i % 3]] if i % 2 else [])))
     path.write_text("\n".join(lines) + "\n")
@@ -322,7 +317,7 @@ def test_resume_from_a_bad_checkpoint(text, finished, tmp_path, damage):
 
 
 def test_max_time(text, tmp_path):
-    result = pplseq("train", "vlhmm", text, *SMALL, "--epochs", "10000", "--max-time", "1s", "--out", tmp_path / "run")
+    result = pplseq("train", "vlhmm", text, *SMALL, "--epochs", "10000", "--max-time", "0.3s", "--out", tmp_path / "run")
     summary, last = json.loads(result.stdout), read_metrics(tmp_path / "run" / "metrics.jsonl")[-1]
     assert summary["stop_reason"] == "max_time" and summary["seconds"] < 20
     assert (last["kind"], last["step"]) == ("validation", summary["steps"])
@@ -387,7 +382,7 @@ def test_train_and_evaluate_from_python(text, finished, tmp_path):
     """The functions behind the commands give the same numbers."""
     import pplseq as library
 
-    settings = dict(num_states=48, num_blocks=12, hidden_size=8, batch_size=4, segment_length=12, epochs=1, log_interval=7)
+    settings = dict(num_states=48, num_blocks=12, hidden_size=8, batch_size=4, segment_length=12, epochs=1, log_interval=5)
     more = dict(max_vocabulary=100, threads=1, device="cpu")
     summary = library.train("vlhmm", text, folder=tmp_path / "run", **settings, **more)
     assert numbers(tmp_path / "run") == numbers(finished) and summary["stop_reason"] == "epochs"

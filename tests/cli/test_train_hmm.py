@@ -10,6 +10,7 @@ import pytest
 import torch
 from click.testing import CliRunner
 from safetensors.torch import load_file
+from support.commands import pplseq
 
 from pplseq.cli import main
 from pplseq.data.builtin import generated_language
@@ -18,12 +19,6 @@ from pplseq.models import HMM
 from pplseq.runs import fits
 from pplseq.runs.evaluation import score_sentences
 from pplseq.runs.metrics_log import read_metrics
-
-
-def pplseq(*arguments, code=0):
-    result = CliRunner().invoke(main, [str(argument) for argument in arguments], catch_exceptions=False)
-    assert result.exit_code == code, result.output
-    return result
 
 
 def records(run):

@@ -3,17 +3,9 @@
 import json
 
 import pytest
-from click.testing import CliRunner
+from support.commands import pplseq
 
 from pplseq.baselines import NeuralLanguageModel
-from pplseq.cli import main
-
-
-def pplseq(*arguments, code=0, text=None):
-    result = CliRunner().invoke(main, [str(argument) for argument in arguments], input=text, catch_exceptions=False)
-    assert result.exit_code == code, result.output
-    return result
-
 
 SMALL = ["builtin:generated", "--hidden-size", "8", "--epochs", "2", "--validate-per-epoch", "1", "--threads", "1"]
 
@@ -50,13 +42,13 @@ def test_questions(lstm):
     words = "w1 w2"
     vocabulary = NeuralLanguageModel.load(lstm / "best").vocabulary
     words = " ".join(vocabulary.words[2:4])
-    answer = json.loads(pplseq("query", lstm, "score", text=words).stdout)
+    answer = json.loads(pplseq("query", lstm, "score", input=words).stdout)
     assert answer["words"] == [*words.split(), vocabulary.eos] and answer["log_prob"] < 0
-    following = json.loads(pplseq("query", lstm, "next-word", "--top", 3, text=words).stdout)["next"]
+    following = json.loads(pplseq("query", lstm, "next-word", "--top", 3, input=words).stdout)["next"]
     assert len(following) == 3 and following[0]["prob"] >= following[1]["prob"]
-    gap = json.loads(pplseq("query", lstm, "score", "--gap", "_", text="_ " + words, code=1).stdout)
+    gap = json.loads(pplseq("query", lstm, "score", "--gap", "_", input="_ " + words, code=1).stdout)
     assert "cannot read over a missing word" in gap["error"]
-    assert "a network has no states" in pplseq("query", lstm, "smooth", text=words, code=2).stderr
+    assert "a network has no states" in pplseq("query", lstm, "smooth", input=words, code=2).stderr
 
 
 def test_report(lstm, tmp_path):

@@ -4,12 +4,13 @@ import warnings
 
 import numpy as np
 import pytest
+from support.commands import pplseq
 
 from pplseq.baselines.loading import load
 
 
 @pytest.mark.parametrize("kind", ["lds", "iohmm"])
-def test_units_of_a_table_are_named(kind, pplseq, tmp_path):
+def test_units_of_a_table_are_named(kind, tmp_path):
     table, run = tmp_path / "t.csv", tmp_path / kind
     rows = np.random.default_rng(0).normal(size=(40, 2)) * (1, 100) + (0, 1000)
     table.write_text("a,b\n" + "\n".join(f"{a},{b}" for a, b in rows) + "\n")

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.grids import grid
 from support.lag_texts import dense, drawn_lines
 
 from pplseq.data import LagCounts, Text, Vocabulary, WordForms, load_corpus, read_text
@@ -225,8 +226,10 @@ def test_streamed_is_read_at_once(path, unit):
     assert count_lags(path, 4, unit=unit, vocabulary=vocabulary) == count_lags(path, 4, unit=unit)
 
 
-@pytest.mark.parametrize("size", [17, 37, 64, 1000])  # a line of the text is at most 17 characters
-@pytest.mark.parametrize("text", [ARTICLES, ARTICLES.rstrip(), ARTICLES + "\n = Three =\n", "b\n" + ARTICLES[1:]])
+@grid({
+    "text": [ARTICLES, ARTICLES.rstrip(), ARTICLES + "\n = Three =\n", "b\n" + ARTICLES[1:]],
+    "size": [17, 37, 64, 1000],  # a line of the text is at most 17 characters
+})
 def test_articles_of_streams(tmp_path, monkeypatch, size, text):
     """Whole headings, and headings cut by pieces of the stream, begin the same articles."""
     path = tmp_path / "text.txt"
@@ -247,9 +250,7 @@ def test_articles_without_headings_are_lines(path, tmp_path, monkeypatch):
         count_lags(late, 4, unit="article")
 
 
-@pytest.mark.parametrize("unit", ["line", "article"])
-@pytest.mark.parametrize("known", [True, False])
-@pytest.mark.parametrize("eos", [True, False])
+@grid({"eos": [True, False], "known": [True, False], "unit": ["line", "article"]})
 def test_shards_make_the_whole(tmp_path, unit, known, eos):
     path = tmp_path / "text.txt"
     path.write_text(ARTICLES + "".join(" ".join(line) + "\n" for line in drawn_lines(6)) + ARTICLES)

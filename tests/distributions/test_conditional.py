@@ -6,6 +6,7 @@ import pytest
 import torch
 from pyro import poutine
 from pyro.infer import TraceEnum_ELBO
+from support.grids import grid
 
 from pplseq.distributions.conditional import BernoulliEmission, ConditionalEmission, CoordinateEmission
 from pplseq.distributions.dense import CategoricalEmission, DenseTransition, GaussianEmission, StepTransition
@@ -133,8 +134,7 @@ SITUATIONS = {
 }
 
 
-@pytest.mark.parametrize("situation", SITUATIONS)
-@pytest.mark.parametrize("family", FAMILIES)
+@grid({"family": FAMILIES, "situation": SITUATIONS}, times=2)
 def test_all_forms_agree(family, situation):
     weights, options = Weights(**FAMILIES[family]), dict(SITUATIONS[situation])
     if weights.y.shape[1] == 1:

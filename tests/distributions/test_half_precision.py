@@ -4,6 +4,7 @@ import pyro
 import pyro.distributions as dist
 import pytest
 import torch
+from support.grids import grid
 
 from pplseq.distributions.block import BlockEmission, TableTransition
 from pplseq.distributions.blocks import BlockLayout
@@ -35,8 +36,7 @@ def chain(kind, start, table, words, x):
     return build_chain(DenseTransition(start, table), CategoricalEmission(words), x)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("kind", SHAPES)
+@grid({"kind": SHAPES, "dtype": [torch.bfloat16, torch.float16]})
 def test_chains(kind, dtype):
     tables = [torch.randn(shape).log_softmax(-1).to(dtype) for shape in SHAPES[kind]]
     x = torch.randint(4, (6, 2))

@@ -5,6 +5,7 @@ import sys
 
 import pytest
 from asking_automata import METHODS, learn_by_asking
+from support.grids import grid
 
 from pplseq.data.tomita import GRAMMARS, tomita
 from pplseq.models.automata.automaton import Automaton
@@ -12,8 +13,7 @@ from pplseq.models.automata.automaton import Automaton
 pytestmark = pytest.mark.slow  # no part of the library
 
 
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("number", GRAMMARS)
+@grid({"number": GRAMMARS, "method": METHODS})
 def test_tomitas_languages_are_found_by_asking(number, method):
     pytest.importorskip("aalpy")
     grammar, asked = tomita(number), []

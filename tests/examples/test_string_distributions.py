@@ -7,6 +7,7 @@ import sys
 import numpy as np
 import pytest
 from string_distributions import learn_distribution
+from support.grids import grid
 
 pytestmark = pytest.mark.slow  # no part of the library
 
@@ -40,8 +41,7 @@ def true_prob(moves, string):
     return prob * sum(share for symbol, _, share in moves[state] if symbol == "")
 
 
-@pytest.mark.parametrize("moves", [REBER, EVEN], ids=["Reber", "even"])
-@pytest.mark.parametrize("size, most", [(200, 0.6), (2000, 0.02)])
+@grid({"size, most": [(200, 0.6), (2000, 0.02)], "moves": [REBER, EVEN]})
 def test_what_is_learned_comes_close_to_the_truth(moves, size, most):
     """KL(truth || learned) on strings of its own, nats a string; an entropy is 4 nats."""
     pytest.importorskip("aalpy")

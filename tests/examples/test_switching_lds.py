@@ -6,6 +6,7 @@ import warnings
 import pytest
 import torch
 from pyro import poutine
+from support.grids import grid
 from support.macro_series import GNP
 from switching_lds import ApproximateSwitchingLDS
 
@@ -61,8 +62,7 @@ def every_path(model, x):
 EVERYTHING = ("transition", "transition_offset", "state_noise", "emission", "emission_offset", "emission_noise")
 
 
-@pytest.mark.parametrize("switching", [EVERYTHING, ("transition", "emission_noise"), "state_noise"])
-@pytest.mark.parametrize("missing", [False, True])
+@grid({"missing": [False, True], "switching": [EVERYTHING, ("transition", "emission_noise"), "state_noise"]})
 def test_two_steps_are_exact_with_their_gradients(switching, missing):
     model, x = made(switching=switching), torch.randn(3, 2, N, dtype=F64)
     if missing:

@@ -79,7 +79,7 @@ def test_moves_that_lead_to_further_states_of_a_block():
 
 
 def test_trees_deeper_than_calls_of_python():
-    size = 200
+    size = 150
     learner = TTT("a", lambda word: len(word) % size == size - 1)
     limit = sys.getrecursionlimit()
     sys.setrecursionlimit(size)

@@ -8,6 +8,7 @@ import time
 import pytest
 import torch
 from support.faulty_disk import command, forked, import_everything, warm
+from support.grids import grid
 from support.small_runs import write_data
 
 from pplseq.runs.status import run_status
@@ -157,10 +158,10 @@ def test_a_reader_that_has_gone(name, commands, tmp_path):
     assert code in (0, 1) and "Traceback" not in told and "Broken pipe" not in told, told
 
 
-@pytest.mark.parametrize(
-    "closed", [(0, 1, 2), *(pytest.param(each, marks=pytest.mark.slow) for each in [(0,), (1,), (2,), (0, 1)])]
-)
-@pytest.mark.parametrize("name", [*QUICK, *SLOW])
+@grid({
+    "name": [*QUICK, *SLOW],
+    "closed": [(0, 1, 2), *(pytest.param(each, marks=pytest.mark.slow) for each in [(0,), (1,), (2,), (0, 1)])],
+})
 def test_nothing_is_open(name, closed, commands, tmp_path):
     arguments, reads = commands[name]
     rows = b"u,y\n1,2\n2,3\n3,1\n"

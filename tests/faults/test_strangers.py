@@ -16,6 +16,7 @@ import pytest
 import torch
 from support.damaged import Forgeries, stored, stored_runs
 from support.faulty_disk import warm
+from support.grids import grid
 from support.model_cases import CASES
 from support.small_runs import small_runs, write_data
 from support.stored import rewrite
@@ -83,8 +84,7 @@ FILES = ["config.toml", "status.json", "metrics.jsonl", "data.json", ".lock", "b
          "best/vocab.txt", "last/training.json", "last/training.safetensors"]  # fmt: skip
 
 
-@pytest.mark.parametrize("kind", ["pipe", "device", "folder"])
-@pytest.mark.parametrize("name", FILES)
+@grid({"name": FILES, "kind": ["pipe", "device", "folder"]})
 def test_a_pipe_or_a_device_in_the_place_of_a_file(trained, name, kind, tmp_path):
     run = shutil.copytree(trained, tmp_path / "run")
     (run / name).unlink(missing_ok=True)

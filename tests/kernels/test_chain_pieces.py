@@ -1,13 +1,11 @@
 """Compiled loops over chains against their twins in torch: all shapes, all ways to underflow, and what surrounds the loops."""
 
 import math
-import os
-import subprocess
-import sys
 
 import pytest
 import torch
 from support.dense_chains import ragged, random_chain
+from support.grids import grid
 
 from pplseq.kernels import compiled, path_scan, scan
 from pplseq.kernels.chain import call, piece_call
@@ -15,7 +13,6 @@ from pplseq.kernels.chain import call, piece_call
 pytestmark = pytest.mark.skipif(not compiled.available(), reason="numba is not installed")
 F64, F32 = torch.float64, torch.float32
 close = torch.testing.assert_close
-ENVIRONMENT = {**os.environ, "PYTHONPATH": os.getcwd()}
 LINKS = ["shared", "shared by some rows", "a matrix a step"]
 
 
@@ -50,19 +47,19 @@ def compare(init, pair, emit, valid, shared, tolerance=1e-9):
     return found
 
 
-@pytest.mark.parametrize("links", LINKS)
-@pytest.mark.parametrize(
-    "num_steps, rows, num_states",
-    [(1, (2,), 3), (7, (1,), 1), (70, (2, 3), 5), (130, (2,), 2), (66, (3,), 8), (66, (1,), 9), (23, (3,), 17)],
-)
+@grid({
+    "num_steps, rows, num_states": [
+        (1, (2,), 3), (7, (1,), 1), (70, (2, 3), 5), (130, (2,), 2), (66, (3,), 8), (66, (1,), 9), (23, (3,), 17),
+    ],
+    "links": LINKS,
+})  # fmt: skip
 def test_shapes(links, num_steps, rows, num_states):
     factors = random_chain(links, num_steps, rows, num_states)
     for valid in (None, ragged(num_steps, rows)):
         compare(*factors, valid, links != "a matrix a step")
 
 
-@pytest.mark.parametrize("links", LINKS)
-@pytest.mark.parametrize("scale, holes", [(1.0, 0.5), (40.0, 0.3), (400.0, 0.0), (400.0, 0.3)])
+@grid({"scale, holes": [(1.0, 0.5), (40.0, 0.3), (400.0, 0.0), (400.0, 0.3)], "links": LINKS})
 def test_zeros_and_numbers_of_every_size(links, scale, holes, monkeypatch):
     monkeypatch.setattr(piece_call, "CELLS", 64)  # pieces of 32 steps: some in logs, some not
     for _ in range(3):
@@ -137,16 +134,3 @@ def test_nothing_of_the_size_of_the_messages_is_kept():
     init, pair, emit = random_chain("shared", 2000, (1,), 16)
     kept = scan.chain_log_prob(init, pair, emit.requires_grad_(), None, True).kept
     assert kept.carry.size < emit.numel() / 100
-
-
-def test_without_a_folder_for_the_cache():
-    """A function of no file has none: it is compiled all the same."""
-    code = "from pplseq.kernels import compiled; print(compiled.jit(entry=True)(lambda x: 2 * x)(21))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=ENVIRONMENT)
-    assert done.stdout.strip() == "42", done.stderr
-
-
-def test_importing_the_kernels_imports_no_compiler():
-    code = "import pplseq.kernels.scan, pplseq.kernels.path_scan, sys; print('numba' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=ENVIRONMENT)
-    assert done.stdout.strip() == "False", done.stderr

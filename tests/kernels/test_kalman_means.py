@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from support.grids import grid
 
 from pplseq.distributions.gaussian_types import Evidence, GaussianBelief, LinearEvidence
 from pplseq.distributions.linear_gaussian import LinearEmission
@@ -82,10 +83,11 @@ def masks(name, T, B):
 
 
 @pytest.mark.parametrize("mask", ["none", "ragged", "gaps", "own gaps"])
-@pytest.mark.parametrize("offset", [None, "one", "steps"])
 @pytest.mark.parametrize(
-    ("T", "B", "h", "n", "full"), [(9, 5, 4, 2, True), (700, 2, 3, 3, False), (600, 1, 4, 1, True)]
-)
+    ("T", "B", "h", "n", "full", "offset"),
+    [(9, 5, 4, 2, True, None), (9, 5, 4, 2, True, "one"), (9, 5, 4, 2, True, "steps"), (700, 2, 3, 3, False, "steps"),
+     (600, 1, 4, 1, True, "one")],
+)  # fmt: skip
 def test_numbers_as_they_are_or_written_out(T, B, h, n, full, offset, mask):
     with torch.no_grad():
         mine, twin = chains(parts(T, B, h, n, offset, full), **masks(mask, T, B))
@@ -101,8 +103,7 @@ def test_rows_and_steps_in_pieces(piece, monkeypatch):
         same(answers(mine), answers(twin))
 
 
-@pytest.mark.parametrize("full", [False, True])
-@pytest.mark.parametrize(("n", "mask"), [(1, "ragged"), (2, "own gaps"), (4, "gaps")])
+@grid({"n, mask": [(1, "ragged"), (2, "own gaps"), (4, "gaps")], "full": [False, True]})
 def test_gradients(n, mask, full):
     p = {name: value.requires_grad_() for name, value in parts(40, 3, 4, n, "one", full).items()}
     results = []

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from support.grids import grid
 
 from pplseq.kernels import linear_recursion as kernel
 from pplseq.kernels.linear_recursion import choose_block, linear_recursion, memory
@@ -43,9 +44,11 @@ def same_with_gradients(mine, theirs, parameters, **tolerance):
 
 
 # ------------------------------------------------------------------------------------------------ one matrix
-@pytest.mark.parametrize("reverse", [False, True])
-@pytest.mark.parametrize("block", [None, 0, 2, 3, 8, 25, 100])
-@pytest.mark.parametrize(("batch", "h"), [((), 3), ((1,), 1), ((2, 2), 3), ((5,), 4)])
+@grid({
+    "batch, h": [((), 3), ((1,), 1), ((2, 2), 3), ((5,), 4)],
+    "block": [None, 0, 2, 3, 8, 25, 100],
+    "reverse": [False, True],
+}, times=2)
 def test_blocks_are_the_loop(batch, h, block, reverse):
     matrix, inputs, initial = transition(h, 0.9), normal(25, *batch, h, seed=1), normal(*batch, h, seed=2)
     parameters = [p.requires_grad_() for p in (matrix, inputs, initial)]
@@ -54,8 +57,7 @@ def test_blocks_are_the_loop(batch, h, block, reverse):
         same_with_gradients(mine, plain(matrix, inputs, start, reverse), parameters)
 
 
-@pytest.mark.parametrize("radius", [0.0, 0.3, 0.99, 1.0, 1.02])
-@pytest.mark.parametrize("rows", [1, 3])
+@grid({"rows": [1, 3], "radius": [0.0, 0.3, 0.99, 1.0, 1.02]})
 def test_long_sequences_choose_blocks(radius, rows):
     """Short memories are cut off where they are negligible, long and growing ones are not."""
     matrix, inputs = transition(3, radius), normal(601, rows, 3, seed=1)
@@ -171,8 +173,7 @@ def looped(table, index, inputs, reverse):
     return torch.stack([states[t] for t in range(len(inputs))])
 
 
-@pytest.mark.parametrize("rows", [1, 3])
-@pytest.mark.parametrize("case", indices(9, 1, 5))
+@grid({"case": indices(9, 1, 5), "rows": [1, 3]})
 def test_products_and_recursions_with_a_table(case, rows):
     num_steps, h, size = 21, 3, 5
     index = indices(num_steps, rows, size)[case]

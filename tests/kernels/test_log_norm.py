@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from support.grids import grid
 
 from pplseq.kernels import log_semiring
 from pplseq.kernels.log_semiring import log_norm_reference, streamed_log_norm
@@ -23,8 +24,7 @@ def tiling(request, monkeypatch):
     return request.param
 
 
-@pytest.mark.parametrize("rows, columns", [(1, 1), (7, 7), (13, 29), (29, 13), (1, 40), (64, 1)])
-@pytest.mark.parametrize("scale", [0.0, 1.0, 30.0])
+@grid({"scale": [0.0, 1.0, 30.0], "rows, columns": [(1, 1), (7, 7), (13, 29), (29, 13), (1, 40), (64, 1)]}, times=2)
 def test_values_and_gradients(tiling, rows, columns, scale):
     out, into = features(rows, columns, scale=scale)
     weight = torch.linspace(-1, 2, rows, dtype=F64)

@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from support.grids import grid
 
 from pplseq.kernels import scan
 from pplseq.kernels.pair_scan import (
@@ -56,9 +57,11 @@ def same(got, wanted, leaves):
         close(zero if a is None else a, zero if b is None else b)
 
 
-@pytest.mark.parametrize("ragged", [False, True])
-@pytest.mark.parametrize("restarted", [False, True])
-@pytest.mark.parametrize("steps, blocks, width", [(T, M, K), (T, M, 1), (T, 1, K), (T, 1, 1), (40, 2, 2), (2, M, K)])
+@grid({
+    "steps, blocks, width": [(T, M, K), (T, M, 1), (T, 1, K), (T, 1, 1), (40, 2, 2), (2, M, K)],
+    "restarted": [False, True],
+    "ragged": [False, True],
+}, times=2)
 def test_the_scan(ragged, restarted, steps, blocks, width):
     given, *pairs = factors(steps, blocks, width)
     if width > 1:

@@ -6,6 +6,7 @@ from contextlib import nullcontext
 
 import pytest
 import torch
+from support.grids import grid
 from torch.testing import assert_close
 
 from pplseq.distributions.conditional import ConditionalEmission
@@ -57,8 +58,7 @@ CASES = [  # states, pair entries, entry a step
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("num_states", "num_pairs", "packed"), CASES)
-@pytest.mark.parametrize("zeros", [False, True])
+@grid({"zeros": [False, True], "num_states, num_pairs, packed": CASES})
 def test_log_likelihoods_and_counts(num_states, num_pairs, packed, zeros):
     if zeros and num_states == 1:
         pytest.skip("a single state cannot be forbidden")

@@ -6,6 +6,7 @@ from contextlib import nullcontext
 
 import pytest
 import torch
+from support.grids import grid
 
 from pplseq.kernels import compiled, path_scan, scan
 
@@ -180,8 +181,7 @@ def matrices_of(f):
 PATH_KINDS = ["a matrix a step, ragged", "shared", "shared by row, ragged", "restarts, ragged", "one step"]
 
 
-@pytest.mark.parametrize("kind", PATH_KINDS)
-@pytest.mark.parametrize("max_cells", [path_scan.MAX_CELLS, 2 * B * K, 1])
+@grid({"max_cells": [path_scan.MAX_CELLS, 2 * B * K, 1], "kind": PATH_KINDS})
 def test_best_paths(kind, max_cells, monkeypatch):
     monkeypatch.setattr(path_scan, "MAX_CELLS", max_cells)
     f = make(kind, 1.0)

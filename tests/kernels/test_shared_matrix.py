@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from support.grids import grid
 
 from pplseq.kernels import compiled, path_scan, scan, shared_matrix, step_ops
 
@@ -86,15 +87,12 @@ def check(init, log, emit, valid, redone=None):
 CHAINS = {"dense": random_chain, "left to right": left_to_right, "forbidden emissions": forbidden_emissions}
 
 
-@pytest.mark.parametrize("dtype", [F64, F32])
-@pytest.mark.parametrize("lengths", [None, (40, 1, 17)], ids=["full", "ragged"])
-@pytest.mark.parametrize("kind", CHAINS)
+@grid({"kind": CHAINS, "lengths": [None, (40, 1, 17)], "dtype": [F64, F32]})
 def test_long_chains(kind, lengths, dtype):
     check(*CHAINS[kind](dtype=dtype, lengths=lengths), redone=None if dtype == F32 else False)
 
 
-@pytest.mark.parametrize("lengths", [None, (40, 1, 17)], ids=["full", "ragged"])
-@pytest.mark.parametrize("kind", CHAINS)
+@grid({"kind": CHAINS, "lengths": [None, (40, 1, 17)]})
 def test_numbers_of_every_size(kind, lengths):
     for scale in (30.0, 300.0):
         check(*CHAINS[kind](scale=scale, lengths=lengths))
@@ -139,9 +137,7 @@ def test_float32_keeps_its_digits_over_ten_thousand_steps():
     close(log_prob.double(), score, rtol=2e-6, atol=0)
 
 
-@pytest.mark.parametrize("max_cells", [1 << 16, 40, 1])
-@pytest.mark.parametrize("lengths", [None, (80, 1, 37)], ids=["full", "ragged"])
-@pytest.mark.parametrize("kind", CHAINS)
+@grid({"kind": CHAINS, "lengths": [None, (80, 1, 37)], "max_cells": [1 << 16, 40, 1]}, times=2)
 def test_best_paths(kind, lengths, max_cells, monkeypatch):
     monkeypatch.setattr(shared_matrix, "MAX_CELLS", max_cells)
     init, log, emit, valid = CHAINS[kind](num_steps=80, lengths=lengths)

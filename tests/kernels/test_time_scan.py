@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 from support.dense_chains import ragged, random_chain
+from support.grids import grid
 
 from pplseq.kernels import path_scan, scan
 from pplseq.kernels.parallel import time_scan
@@ -38,15 +39,16 @@ def compare(init, log, emit, valid, shared, tolerance=1e-9):
     close(path[:, possible], wanted[0][:, possible])
 
 
-@pytest.mark.parametrize("shared", [True, False])
-@pytest.mark.parametrize("num_steps, rows, num_states", [(1, (2,), 3), (2, (1,), 2), (7, (1,), 1), (13, (2, 2), 5)])
+@grid({
+    "num_steps, rows, num_states": [(1, (2,), 3), (2, (1,), 2), (7, (1,), 1), (13, (2, 2), 5)],
+    "shared": [True, False],
+})
 def test_shapes(shared, num_steps, rows, num_states):
     for valid in (None, ragged(num_steps, rows, 1)):
         compare(*random_chain(LINKS[shared], num_steps, rows, num_states), valid, shared)
 
 
-@pytest.mark.parametrize("shared", [True, False])
-@pytest.mark.parametrize("scale, holes", [(1.0, 0.5), (40.0, 0.3), (400.0, 0.0), (400.0, 0.3)])
+@grid({"scale, holes": [(1.0, 0.5), (40.0, 0.3), (400.0, 0.0), (400.0, 0.3)], "shared": [True, False]})
 def test_zeros_and_numbers_of_every_size(shared, scale, holes):
     compare(*random_chain(LINKS[shared], 21, (3,), 3, scale, holes), ragged(21, (3,), 1), shared, 1e-8)
 

@@ -4,6 +4,7 @@ import functools
 
 import pytest
 import torch
+from support.grids import grid
 from support.model_cases import DISCRETE, LENGTHS
 
 from pplseq import HMM, LDS
@@ -37,8 +38,7 @@ def made(name):
     return case, model, x
 
 
-@pytest.mark.parametrize("name", CASES)
-@pytest.mark.parametrize("how", ["plain", "missing", "states known"])
+@grid({"how": ["plain", "missing", "states known"], "name": CASES})
 def test_same_chain_as_the_programs(name, how):
     """Over ragged rows, and a second segment behind the first."""
     case, model, x = made(name)

@@ -5,6 +5,7 @@ import copy
 import numpy as np
 import pytest
 import torch
+from support.grids import grid
 
 from pplseq import HMM, IOHMM, LDS, load
 from pplseq.models import (
@@ -155,8 +156,7 @@ def test_a_support_that_moves_is_held():
     assert model.emission_parameters["scale"].flatten().tolist() == pytest.approx([1.0, 10.0])
 
 
-@pytest.mark.parametrize("fixed", [["emission"], ["transition"], ["noise"], ["initial", "emission", "noise"]])
-@pytest.mark.parametrize("method", ["em", "sgd"])
+@grid({"method": ["em", "sgd"], "fixed": [["emission"], ["transition"], ["noise"], ["initial", "emission", "noise"]]})
 def test_parts_of_an_iohmm(fixed, method):
     model = IOHMM(2, num_inputs=0, outputs="gaussian", num_outputs=2).fit(VECTORS, seed=0, max_iterations=5)
     before, free = {name: value.clone() for name, value in model.named_parameters()}, model.num_free_parameters

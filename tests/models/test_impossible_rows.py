@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from support.grids import grid
 
 from pplseq import HMM, IOHMM
 from pplseq.models import SemiMarkovHMM
@@ -24,8 +25,7 @@ MODELS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize("form", ["list", "tensor", "ragged", "gaps"])
+@grid({"form": ["list", "tensor", "ragged", "gaps"], "name": MODELS})
 def test_it_is_of_that_row_alone(name, form):
     model = MODELS[name]()
     model.is_fitted = True

@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+from support.grids import grid
 from support.model_cases import AHEAD, CASES, STEPS
 
 import pplseq
@@ -38,8 +39,10 @@ def test_nothing_is_answered_from_a_random_start(name):
             ask(model, case, verb)
 
 
-@pytest.mark.parametrize("fused", [False, True])  # which gives a tensor's numbers no new version
-@pytest.mark.parametrize("make", [lambda: HMM(2, 4), lambda: VLHMM(4, 4, hidden_size=4), lambda: LDS(1, 2)])
+@grid({
+    "make": [lambda: HMM(2, 4), lambda: VLHMM(4, 4, hidden_size=4), lambda: LDS(1, 2)],
+    "fused": [False, True],  # which gives a tensor's numbers no new version
+})
 def test_parameters_may_come_from_anywhere(make, fused, tmp_path):
     x = X if make().name != "lds" else [torch.randn(6, 2)]
 

@@ -4,6 +4,7 @@ import re
 
 import numpy as np
 import pytest
+from support.grids import grid
 
 from pplseq import ARHMM, HMM, IOHMM, LDS, PROPS, SwitchingRegression, sequences_by
 from pplseq.models.row_labels import check_rows_ahead, check_rows_together, in_steps, labels_ahead
@@ -251,12 +252,14 @@ def test_months_and_quarters_as_text():
             assert np.isnan(in_steps(of(pd.Index(texts)))[0].iloc[2])
 
 
-@pytest.mark.parametrize("tz", [None, "Europe/Paris"])
-@pytest.mark.parametrize(
-    ("freq", "said"),
-    [("D", "a day"), ("B", "a business day"), ("W", "7 days"), ("MS", "a month"), ("ME", "a month"), ("BME", "a month"),
-     ("BMS", "a month"), ("QE", "3 months"), ("YS", "12 months"), ("h", "an hour"), ("5min", "5 minutes"), ("10ms", "10 mil")],
-)  # fmt: skip
+@grid({
+    "freq, said": [
+        ("D", "a day"), ("B", "a business day"), ("W", "7 days"), ("MS", "a month"), ("ME", "a month"), ("BME", "a month"),
+        ("BMS", "a month"), ("QE", "3 months"), ("YS", "12 months"), ("h", "an hour"), ("5min", "5 minutes"),
+        ("10ms", "10 mil"),
+    ],
+    "tz": [None, "Europe/Paris"],
+})  # fmt: skip
 def test_steps_that_dates_lack_are_missing(freq, said, tz):
     """What ``asfreq`` makes of them; hours and days also where clocks are changed."""
     whole = pd.date_range("2024-03-20", periods=300, freq=freq, tz=tz)[-200:]

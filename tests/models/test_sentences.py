@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from support.grids import grid
 
 import pplseq
 from pplseq import HMM, VLHMM, TextLDS, load_corpus
@@ -69,8 +70,7 @@ def test_what_is_known_of_single_steps_adds_none(corpus):
     assert [len(path) for path in model.decode(sentence)] == [2]  # questions about states are about the words that are there
 
 
-@pytest.mark.parametrize("units", ["characters", "bytes"])
-@pytest.mark.parametrize("kind", ["hmm", "vlhmm", "text_lds"])
+@grid({"kind": ["hmm", "vlhmm", "text_lds"], "units": ["characters", "bytes"]})
 def test_strings_in_the_units_of_the_vocabulary(kind, units, tmp_path):
     lines = ["今日は天気", "天気は今日 いい", "いい日"] * 3
     vocabulary = Vocabulary.build([split_line(line, units) for line in lines], units=units)

@@ -172,7 +172,7 @@ def test_unseeded_draws_are_those_of_torch_and_disturb_no_fit():
 # ------------------------------------------------------------------------------------------------ forks
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no forks here")
-@pytest.mark.parametrize("number", [pytest.param(4, id="few"), pytest.param(200, id="many", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("number", [pytest.param(2, id="few"), pytest.param(200, id="many", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("beside", ["questions", "svi"])
 def test_forked_beside_a_thread_that_asks(number, beside):
     """The child has neither locks nor handlers of the threads that it lacks."""

@@ -20,7 +20,7 @@ def validations(folder):
 @pytest.fixture
 def text(tmp_path):
     text = tmp_path / "text.txt"
-    text.write_text("the cat sees a dog\na dog sees the cat\nthe dog barks\na cat sleeps\n" * 10, encoding="utf-8")
+    text.write_text("the cat sees a dog\na dog sees the cat\nthe dog barks\na cat sleeps\n" * 5, encoding="utf-8")
     return text
 
 

@@ -6,22 +6,15 @@ from collections import Counter
 import numpy as np
 import pytest
 import torch
-from click.testing import CliRunner
+from support.commands import pplseq
 
 from pplseq import Constraint, Vocabulary, load
 from pplseq.baselines import LSTM
-from pplseq.cli import main
 from pplseq.recipes.text.corpus import corpus_of_run
 from pplseq.sources.drawing import LanguageModel, draw_from_network, draw_texts, open_language_model, spellings
 
 TRAIN = ["--num-states", 8, "--num-blocks", 4, "--hidden-size", 4, "--epochs", 1, "--threads", 1, "--validate-per-epoch", 1]
 WORDS = ("<eos>", "the", "stock", "fell", "<unk>")
-
-
-def pplseq(*arguments, code=0, text=None):
-    result = CliRunner().invoke(main, [str(argument) for argument in arguments], input=text, catch_exceptions=False)
-    assert result.exit_code == code, result.output
-    return result
 
 
 @pytest.fixture(scope="module")

@@ -3,10 +3,8 @@
 import random
 
 import pytest
-from click.testing import CliRunner
 from support.browser import missing, wrong_with
-
-from pplseq.cli import main
+from support.commands import pplseq
 
 pytestmark = [pytest.mark.browser, pytest.mark.skipif(bool(missing()), reason=missing() or "all is there")]
 
@@ -14,11 +12,6 @@ TAGS = {
     "the": "DET", "dog": "NOUN", "runs": "VERB", "saw": "NOUN", "quickly": "ADV", "red": "ADJ", "she": "PRON", "of": "ADP",
     "and": "CCONJ", "two": "NUM", "not": "PART", "Anna": "PROPN", "!": "PUNCT", "oh": "INTJ", "will": "AUX", "if": "SCONJ",
 }  # fmt: skip
-
-
-def pplseq(*arguments):
-    result = CliRunner().invoke(main, [str(argument) for argument in arguments], catch_exceptions=False)
-    assert result.exit_code == 0, result.output
 
 
 @pytest.fixture(scope="module")

@@ -207,5 +207,5 @@ def test_picture_of_long_streams_and_odd_words(tmp_path):
     from pplseq.report.personal_picture import draw_personal_picture
 
     draw_personal_picture(view(), tmp_path / "nasty.png", title="t" * 200, dots_per_inch=50)
-    long = StreamView(["verylongword" * 5] * 500, {"a": [-1.0] * 500})
+    long = StreamView(["verylongword" * 5] * 150, {"a": [-1.0] * 150})
     assert draw_personal_picture(long, tmp_path / "long.png", dots_per_inch=50).stat().st_size > 0

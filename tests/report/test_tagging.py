@@ -160,7 +160,7 @@ def test_pictures(tmp_path):
     path = draw_confusion(SCORES, tmp_path / "new" / "confusion.png", title="$x$ 日本")
     assert path.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
     random = np.random.default_rng(0)
-    tags = [tuple(f"T{k}" for k in random.integers(0, 80, 400)) for _ in range(2)]
+    tags = [tuple(f"T{k}" for k in random.integers(0, 60, 400)) for _ in range(2)]
     many = score_tags([TaggedSentence(("w",) * 400, tags[0])], [tags[1]])
     assert draw_confusion(many, tmp_path / "many.svg").stat().st_size > 1000
     points = [CurvePoint(n, 10 * n, SystemResult("x", SCORES, 1.0)) for n in (1, 10, 100)]

@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from support.grids import grid
 
 from pplseq.baselines import LSTM, RNN
 from pplseq.data import Vocabulary
@@ -97,8 +98,7 @@ def slow_dynamic(model, tokens, step, decay, every, clip):
     return np.array(values)
 
 
-@pytest.mark.parametrize("kind", [LSTM, RNN])
-@pytest.mark.parametrize("every, clip", [(1, 0.3), (5, 10.0)])
+@grid({"every, clip": [(1, 0.3), (5, 10.0)], "kind": [LSTM, RNN]})
 def test_dynamic_evaluation_is_training_on_the_way(kind, every, clip):
     tokens, frozen = stream(60), TorchLanguageModelSource(network(kind))
     dynamic = DynamicEvaluation(network(kind), step=0.4, decay=0.01, every=every, clip=clip)

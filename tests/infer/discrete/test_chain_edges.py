@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from support.grids import grid
 from support.tiny_chains import SITUATIONS, Case, case
 from support.tiny_families import FAMILIES
 
@@ -15,8 +16,10 @@ from pplseq.infer.oracles.discrete import forward_loop
 close = torch.testing.assert_close
 
 
-@pytest.mark.parametrize("family", sorted(set(FAMILIES) - {"Gaussian", "Forbidden", "ForbiddenBlocks"}))
-@pytest.mark.parametrize("situation", ["plain", "missing and ragged", "hidden words", "start"])
+@grid({
+    "situation": ["plain", "missing and ragged", "hidden words", "start"],
+    "family": sorted(set(FAMILIES) - {"Gaussian", "Forbidden", "ForbiddenBlocks"}),
+}, times=2)
 def test_extreme_logits_in_float32(family, situation):
     kind = FAMILIES[family]
     start = situation == "start"
@@ -161,8 +164,7 @@ QUERIES = {
 }
 
 
-@pytest.mark.parametrize("first", QUERIES)
-@pytest.mark.parametrize("family, situation", [("Dense", "ragged"), ("UnevenBlocks", "ragged"), ("Reset", "missing")])
+@grid({"family, situation": [("Dense", "ragged"), ("UnevenBlocks", "ragged"), ("Reset", "missing")], "first": QUERIES})
 def test_a_query_before_log_prob_costs_no_gradients(first, family, situation):
     c = case(family, situation)
     chain = c.chain()
@@ -173,8 +175,7 @@ def test_a_query_before_log_prob_costs_no_gradients(first, family, situation):
     close(torch.autograd.grad(chain.log_prob().sum(), c.family.parameters), wanted)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("situation", ["plain", "missing"])
+@grid({"situation": ["plain", "missing"], "family": FAMILIES})
 def test_specs_used_without_gradients_before_have_them_later(family, situation):
     c = case(family, situation)
     specs = c.family.specs()

@@ -5,6 +5,7 @@ import math
 
 import pytest
 import torch
+from support.grids import grid
 from support.rounding import roundings
 from support.tiny_families import FAMILIES
 
@@ -78,8 +79,7 @@ class Truth:
         return (hot * (self.log_prob - self.total).exp()[:, None, None]).sum(0)
 
 
-@pytest.mark.parametrize("moves", [MOVES, LOOSE], ids=["strict", "loose"])
-@pytest.mark.parametrize("name", [name for name in KINDS if name not in RESETS])  # those are enumerated below
+@grid({"name": [name for name in KINDS if name not in RESETS], "moves": [MOVES, LOOSE]})  # resets are enumerated below
 def test_log_prob_and_gradients_are_those_of_the_product(name, moves):
     family = FAMILIES[name](seed=3)
     initial, matrix, emission = family.tables()
@@ -101,8 +101,7 @@ def test_log_prob_and_gradients_are_those_of_the_product(name, moves):
             close(constrain(*family.specs(), moves, length).log_prob(), expected.detach().view(1))
 
 
-@pytest.mark.parametrize("moves", [MOVES, LOOSE], ids=["strict", "loose"])
-@pytest.mark.parametrize("name", ["Forbidden", "UnevenBlocks", *RESETS])
+@grid({"name": ["Forbidden", "UnevenBlocks", *RESETS], "moves": [MOVES, LOOSE]})
 def test_everything_is_that_of_enumeration(name, moves):
     family = FAMILIES[name](seed=3)
     lengths, weights = (2, 3), torch.tensor([0.3, 0.7], dtype=F64).log()

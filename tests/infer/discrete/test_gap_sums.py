@@ -4,6 +4,7 @@ import itertools
 
 import pytest
 import torch
+from support.grids import grid
 from support.tiny_families import FAMILIES
 
 from pplseq.distributions.state import MISSING
@@ -70,8 +71,7 @@ def test_factors_behind_leading_gaps():
         close(got[row], expected[family.layout.state_ids[block[row]]])
 
 
-@pytest.mark.parametrize("parameterization", ["independent", "factored", "scalar"])
-@pytest.mark.parametrize("reset_id", [None, 2])
+@grid({"reset_id": [None, 2], "parameterization": ["independent", "factored", "scalar"]})
 def test_the_likelihood_sums_over_every_way_to_fill_gaps(parameterization, reset_id):
     blocks = torch.tensor([0, 0, 1, 1])  # the reset word shares its block
     model = VLHMM(

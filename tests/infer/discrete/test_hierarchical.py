@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from support.grids import grid
 from support.vlhmm_models import LENGTHS, X, make, tables_by_hand
 
 from pplseq.distributions.dense import CategoricalEmission, DenseTransition
@@ -23,9 +24,11 @@ def both(model, **options):
     return [kind(transition, emission, X.T, inputs=inputs, **options) for kind in (build_chain, BlockChain)]
 
 
-@pytest.mark.parametrize("option", ["independent", "factored", "temperature", "uneven", "reset", "one state a block"])
-@pytest.mark.parametrize("valid", [None, VALID], ids=["even", "ragged"])
-@pytest.mark.parametrize("dropout", [0.0, 0.5])
+@grid({
+    "dropout": [0.0, 0.5],
+    "valid": [None, VALID],
+    "option": ["independent", "factored", "temperature", "uneven", "reset", "one state a block"],
+})
 def test_the_way_over_pairs(option, valid, dropout):
     model = make(f"hierarchical, {option}", state_dropout=dropout).train()
     fast, slow = both(model, valid=valid)

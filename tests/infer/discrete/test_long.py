@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from support.grids import grid
 
 from pplseq.distributions.columns import MixtureEmission, SharedEmission
 from pplseq.distributions.dense import CategoricalEmission, DenseTransition, GaussianEmission
@@ -88,8 +89,10 @@ def ragged(num_steps, rows):
     return torch.arange(num_steps).view(-1, *(1 for _ in rows)) < lengths
 
 
-@pytest.mark.parametrize("kind", ["words", "gaussian", "mixture", "shared"])
-@pytest.mark.parametrize("num_steps, rows, num_states", [(2, (1,), 3), (130, (1,), 1), (101, (2, 2), 5), (70, (3,), 17)])
+@grid({
+    "num_steps, rows, num_states": [(2, (1,), 3), (130, (1,), 1), (101, (2, 2), 5), (70, (3,), 17)],
+    "kind": ["words", "gaussian", "mixture", "shared"],
+})
 def test_every_emission_and_size(kind, num_steps, rows, num_states):
     obs, leaves = observed(kind, num_steps, rows), leaves_of(kind, num_states)
     compare(kind, leaves, obs)

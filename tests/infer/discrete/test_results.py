@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from support.grids import grid
 from support.tiny_chains import Case
 from support.tiny_families import F64, FAMILIES
 from support.tiny_gaussians import tiny_case
@@ -44,8 +45,7 @@ def answers(chain, num_states):
     return found
 
 
-@pytest.mark.parametrize("rows", ROWS)
-@pytest.mark.parametrize("family", sorted(set(FAMILIES) - {"Forbidden", "ForbiddenBlocks"}))
+@grid({"family": sorted(set(FAMILIES) - {"Forbidden", "ForbiddenBlocks"}), "rows": ROWS})
 def test_every_family_answers_batch_first(family, rows):
     c = Case(FAMILIES[family](seed=2), ROWS[rows])
     chain, z = c.chain(), c.family.num_states

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from support.grids import grid
 from support.tiny_chains import SITUATIONS, Case
 from support.tiny_families import FAMILIES
 
@@ -47,7 +48,8 @@ GAPS = {"leading and trailing": "UnevenBlocks", "all missing": "ForbiddenReset",
 def cases():
     for situation in ("plain", "missing and ragged", "ragged", "one step", "start", *GAPS):
         for name in FAMILIES:
-            quick = name in (GAPS[situation].split() if situation in GAPS else QUICK)
+            few = ("Dense", "UnevenBlocks") if situation in ("plain", "ragged") else QUICK
+            quick = name in (GAPS[situation].split() if situation in GAPS else few)
             if name != "Gaussian":
                 yield pytest.param(name, situation, marks=() if quick else pytest.mark.slow)
 
@@ -142,8 +144,7 @@ def test_hierarchical_transitions_with_missing_words(reset_id, dropout):
         p.divergence(other)
 
 
-@pytest.mark.parametrize("size", [1, 2, 3])
-@pytest.mark.parametrize("ragged", [False, True])
+@grid({"ragged": [False, True], "size": [1, 2, 3]})
 def test_second_order_chains_as_chains_over_pairs(size, ragged):
     generator = torch.Generator().manual_seed(size)
 

@@ -6,6 +6,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from support.grids import grid
 
 from pplseq.infer.fit.closed_forms import NormalWishart, dirichlet_mode, gaussian_mode
 from pplseq.infer.fit.em import Batch, StepSize, expectation_maximization
@@ -94,8 +95,7 @@ MODELS = {"words": lambda **o: HMM(3, 5, **o)} | {
 }
 
 
-@pytest.mark.parametrize("priors", [None, True, dict(transition=3.0, initial=2.0, emission=1.5)])
-@pytest.mark.parametrize("kind", MODELS)
+@grid({"kind": MODELS, "priors": [None, True, dict(transition=3.0, initial=2.0, emission=1.5)]})
 def test_never_falls_and_batches_change_nothing(kind, priors):
     model = MODELS[kind](priors=priors)
     batch = batch_of(model)

@@ -6,6 +6,7 @@ import warnings
 import pyro
 import pytest
 import torch
+from support.grids import grid
 
 from pplseq.distributions.gaussian_types import Evidence, GaussianBelief, LinearEvidence
 from pplseq.distributions.linear_gaussian import LinearGaussian
@@ -57,8 +58,7 @@ def sequence(values, y, seen, length, unknown=()):
     )  # fmt: skip
 
 
-@pytest.mark.parametrize(("h", "n", "unknown"), [(1, 1, [0]), (3, 1, [0, 1, 2]), (3, 2, [1]), (2, 3, [0, 1])])
-@pytest.mark.parametrize("missing", [False, True])
+@grid({"missing": [False, True], "h, n, unknown": [(1, 1, [0]), (3, 1, [0, 1, 2]), (3, 2, [1]), (2, 3, [0, 1])]})
 def test_it_is_the_regression_of_all_observations(h, n, unknown, missing):
     values, (y, seen, valid) = system(h, n), data(n, missing)
     chain = chain_of(values, y, seen, valid, unknown)

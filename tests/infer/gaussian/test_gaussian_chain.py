@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from support.grids import grid
 from support.tiny_gaussians import SINGULAR, SITUATIONS, tiny_case
 
 from pplseq.infer.oracles.gaussian import joint_posterior
@@ -46,8 +47,7 @@ def test_token_log_probs(situation):
     close(result, padded(case, [None if t is None else t.token_log_probs for t in case.truths()], ()))
 
 
-@pytest.mark.parametrize("which", ["predicted", "filtered", "smoothed"])
-@every_situation
+@grid({"situation": SITUATIONS, "which": ["predicted", "filtered", "smoothed"]}, times=2)
 def test_states_and_their_gradients(situation, which):
     case = tiny_case(situation)
     h = case.mean.shape[-1]

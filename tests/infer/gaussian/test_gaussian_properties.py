@@ -153,7 +153,7 @@ def test_units_of_the_state_do_not_matter(arguments, scale):
     close(other.smoothed_states().means / scale, chain.smoothed_states().means)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(chains())
 def test_the_steady_state_hides_no_gradient(arguments):
     grads = []

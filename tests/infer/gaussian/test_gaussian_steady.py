@@ -5,6 +5,7 @@ import dataclasses
 import pyro.distributions as dist
 import pytest
 import torch
+from support.grids import grid
 from support.tiny_gaussians import chain_of, system, tiny_case
 
 from pplseq.infer.gaussian.chain import Dynamics, GaussianChain
@@ -150,8 +151,7 @@ def test_a_coarse_tolerance_is_an_approximation_of_its_size():
     assert errors[0] > errors[1] > errors[2] > 1e-12 and errors[2] < 1e-5
 
 
-@pytest.mark.parametrize("radius", [0.8, 1e-9, 0.0])
-@pytest.mark.parametrize("known", [False, True])
+@grid({"known": [False, True], "radius": [0.8, 1e-9, 0.0]})
 def test_a_start_in_the_steady_state_keeps_its_gradient(radius, known):
     """Nothing changes from step to step, but what moves the start moves all that follows, or nothing at all."""
     parts, y = system(radius=radius or 1), torch.randn(60, 2, 2, dtype=F64)

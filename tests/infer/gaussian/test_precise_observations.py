@@ -4,6 +4,7 @@ import warnings
 
 import pytest
 import torch
+from support.grids import grid
 
 from pplseq.distributions.gaussian_types import GaussianBelief, LinearEvidence
 from pplseq.infer.gaussian.chain import Dynamics, GaussianChain
@@ -32,10 +33,12 @@ def relative(found, expected):
     return float((found.double() - expected).norm() / expected.norm())
 
 
-@pytest.mark.parametrize("noise", [1e-3, 1e-6, 1e-8])
-@pytest.mark.parametrize("missing", [False, True])
-@pytest.mark.parametrize(("h", "n"), [(2, 1), (3, 3), (2, 4)])
-@pytest.mark.parametrize("dtype", ["float64", "float32"])
+@grid({
+    "dtype": ["float64", "float32"],
+    "h, n": [(2, 1), (3, 3), (2, 4)],
+    "missing": [False, True],
+    "noise": [1e-3, 1e-8],
+}, times=3)
 def test_values_and_gradients_are_the_textbook_s(h, n, missing, noise, dtype):
     torch.manual_seed(0)
     A = torch.randn(h, h, dtype=F64)
@@ -155,9 +158,7 @@ def test_an_lds_may_observe_exactly():
     assert float(joint.detach()) == pytest.approx(model.score(x), rel=1e-12)
 
 
-@pytest.mark.parametrize("noise", [1.0, 1e-4, 1e-8, 0.0])
-@pytest.mark.parametrize("missing", [False, True])
-@pytest.mark.parametrize("dtype", ["float64", "float32"])
+@grid({"dtype": ["float64", "float32"], "missing": [False, True], "noise": [1.0, 1e-4, 1e-8, 0.0]})
 def test_smoothing_and_em_down_to_exact_observations(dtype, missing, noise):
     """Smoothed moments, and the statistics of the E-step, of h = 3 states of which n = 2 numbers are observed."""
     torch.manual_seed(3)

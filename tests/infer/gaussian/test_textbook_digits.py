@@ -1,8 +1,8 @@
 """``LDS`` against the textbook's filter in fifty digits: values and slopes, down to exact observations, in both precisions."""
 
 import mpmath as mp
-import pytest
 import torch
+from support.grids import grid
 
 from pplseq.models.lds.program import LDS
 
@@ -72,9 +72,11 @@ def drawn(n, noise, by_step, real):
     return model, known, x.to(real)
 
 
-@pytest.mark.parametrize(("n", "noise"), [(2, 0.0), (3, 1e-8), (3, 1e-3), (5, 1e-6)])
-@pytest.mark.parametrize("by_step", [False, True])
-@pytest.mark.parametrize(("real", "bound"), [(F64, 1e-8), (torch.float32, 1e-4)])
+@grid({
+    "real, bound": [(F64, 1e-8), (torch.float32, 1e-4)],
+    "by_step": [False, True],
+    "n, noise": [(2, 0.0), (3, 1e-8), (3, 1e-3), (5, 1e-6)],
+}, times=2)
 def test_values_and_slopes(n, noise, by_step, real, bound):
     torch.manual_seed(n)
     model, known, x = drawn(n, noise, by_step, real)

@@ -5,6 +5,7 @@ import pyro.distributions as dist
 import pytest
 import torch
 from pyro import poutine
+from support.grids import grid
 from support.tiny_programs import F64, Tables, program, traced_log_prob, words
 
 from pplseq.distributions.dense import GaussianEmission
@@ -45,8 +46,7 @@ SITUATIONS = {
 }
 
 
-@pytest.mark.parametrize("loop", [markov, pyro.markov], ids=["pplseq.markov", "pyro.markov"])
-@pytest.mark.parametrize("situation", SITUATIONS)
+@grid({"situation": SITUATIONS, "loop": [markov, pyro.markov]})
 def test_all_forms_agree(situation, loop):
     options, tables, x = SITUATIONS[situation], Tables(), words()
     specs = tables.specs()
@@ -73,8 +73,7 @@ def test_a_matrix_a_step(situation):
     equal_with_gradients(tables, values)
 
 
-@pytest.mark.parametrize("reset_id", [None, 2])
-@pytest.mark.parametrize("lengths", [None, torch.tensor([5, 2, 1])])
+@grid({"lengths": [None, torch.tensor([5, 2, 1])], "reset_id": [None, 2]})
 def test_block_sparse_programs(reset_id, lengths):
     model = VLHMM(5, 6, torch.tensor([0, 0, 1, 1, 1]), hidden_size=4, reset_id=reset_id, init_scale=1.0).double()
     x = torch.tensor([[0, 2, 1, -1, -1], [2, 4, 2, 0, 0], [-1, 1, 2, 3, 3]])

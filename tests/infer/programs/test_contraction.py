@@ -8,6 +8,7 @@ import pyro.distributions as dist
 import pytest
 import torch
 from pyro import poutine
+from support.grids import grid
 from support.tiny_programs import F64, Tables, program, words
 
 from pplseq.distributions.dense import CategoricalEmission, DenseTransition
@@ -164,8 +165,7 @@ def test_sample(odd):
 
 
 # ------------------------------------------------------------------------------------------------ chains and plates
-@pytest.mark.parametrize("lengths", [None, torch.tensor([4, 0, 2])])
-@pytest.mark.parametrize("lazy", [True, False])
+@grid({"lazy": [True, False], "lengths": [None, torch.tensor([4, 0, 2])]})
 def test_a_chain(lazy, lengths):
     tables, x = Tables(), words()
     valid = None if lengths is None else torch.arange(4).unsqueeze(-1) < lengths

@@ -5,6 +5,7 @@ import pyro.distributions as dist
 import pytest
 import torch
 from pyro import poutine
+from support.grids import grid
 
 from pplseq.infer.programs.blocked_enum import BlockedEnum
 from pplseq.infer.programs.discrete_hmm import ChainDiscreteHMM
@@ -32,8 +33,10 @@ PREFIX = torch.arange(T) < torch.tensor([[6], [1], [4]])
 GAPS = torch.tensor([[1, 0, 1, 1, 0, 1], [0, 0, 0, 0, 0, 0], [0, 1, 1, 0, 0, 0]]).bool()
 
 
-@pytest.mark.parametrize("mask", [None, PREFIX, GAPS, False], ids=["all", "prefix", "gaps", "nothing"])
-@pytest.mark.parametrize("steps, rows", [((), ()), ((1,), ()), ((T,), ()), ((1,), (B,)), ((T,), (B,))])
+@grid({
+    "steps, rows": [((), ()), ((1,), ()), ((T,), ()), ((1,), (B,)), ((T,), (B,))],
+    "mask": [None, PREFIX, GAPS, False],
+})
 def test_vectors_of_bits(mask, steps, rows):
     start, trans, logits = random(*rows, K), random(*rows, *steps, K, K), random(B, T, K, D)
     law = dist.Bernoulli(logits=logits).to_event(1)

@@ -9,6 +9,7 @@ from pyro.infer import MCMC, NUTS, SVI, Trace_ELBO, TraceEnum_ELBO
 from pyro.infer.autoguide import AutoDelta, AutoNormal
 from pyro.infer.mcmc.util import initialize_model
 from pyro.nn import PyroModule
+from support.grids import grid
 from support.tiny_programs import F64, SmallHMM, Tables, mixture, program, words
 
 from pplseq.distributions.dense import CategoricalEmission, DenseTransition
@@ -53,8 +54,7 @@ def wrapped(how, lazy):
     raise KeyError(how)
 
 
-@pytest.mark.parametrize("lazy", [False, True], ids=["read in the program", "read when the chain is computed"])
-@pytest.mark.parametrize("how", ["inside", "outside", "elbo"])
+@grid({"how": ["inside", "outside", "elbo"], "lazy": [False, True]})
 def test_svi_trains_the_parameters_of_a_module(how, lazy):
     module, model, elbo = wrapped(how, lazy)
     x = words(6, 5)

@@ -7,6 +7,7 @@ import pyro.distributions as dist
 import pytest
 import torch
 from pyro import poutine
+from support.grids import grid
 from support.linear_systems import LENGTHS, B, N, System, T, close, collapse, lazy, plain, spd
 
 from pplseq.distributions.gaussian_types import GaussianBelief
@@ -22,9 +23,7 @@ def system(request):
     return System(request.param)
 
 
-@pytest.mark.parametrize("program", [lazy, plain])
-@pytest.mark.parametrize("loop", [markov, pyro.markov, lambda r: r])
-@pytest.mark.parametrize("lengths", [None, LENGTHS])
+@grid({"lengths": [None, LENGTHS], "loop": [markov, pyro.markov, lambda r: r], "program": [lazy, plain]})
 def test_a_program_has_the_likelihood_of_the_loop(system, program, loop, lengths):
     found, trace = collapse(program, system, system.y, lengths, loop)
     system.same(found, system.truth(lengths))
@@ -61,8 +60,7 @@ def by_mask_around(s, y, missing):
                 pyro.sample(f"x_{t}", LinearGaussian(x, s.C, s.D, s.c), obs=y[:, t])
 
 
-@pytest.mark.parametrize("vectorize", [True, False])
-@pytest.mark.parametrize("program", [by_mask, by_mask_around])
+@grid({"program": [by_mask, by_mask_around], "vectorize": [True, False]})
 def test_missing_observations_by_mask(system, vectorize, program):
     missing = torch.zeros(B, T, dtype=torch.bool)
     missing[0, 2:4] = missing[1, 0] = missing[2, -1] = True
@@ -80,8 +78,7 @@ def test_nan_that_is_not_masked_is_no_missing_observation(vectorize):
         collapse(lazy, s, y, vectorize=vectorize)
 
 
-@pytest.mark.parametrize("gone", [0, 3, T - 1])
-@pytest.mark.parametrize("square", [False, True])
+@grid({"square": [False, True], "gone": [0, 3, T - 1]})
 def test_unobserved_sites_are_missing_observations(gone, square):
     s = System(N if square else 2)  # square: an observation has the size of a state
 
@@ -325,9 +322,11 @@ def test_plates_scale_and_subsampling(system):
     close(trace.log_prob_sum(), found[:, rows].sum() / 2 * B / 2)
 
 
-@pytest.mark.parametrize("vectorize", [True, False])
-@pytest.mark.parametrize("plates", [(), (("rows", 4, -1),), (("groups", 2, -2), ("rows", 3, -1)), (("groups", 2, -2),)])
-@pytest.mark.parametrize("num_steps", [1, 2, 4])
+@grid({
+    "num_steps": [1, 2, 4],
+    "plates": [(), (("rows", 4, -1),), (("groups", 2, -2), ("rows", 3, -1)), (("groups", 2, -2),)],
+    "vectorize": [True, False],
+})
 def test_rows_may_share_what_is_observed(plates, num_steps, vectorize):
     """No plates at all, or plates of chains that all see the same, as many rows as steps included."""
     s = System(2)

@@ -5,6 +5,7 @@ import pyro.distributions as dist
 import pytest
 import torch
 from pyro import poutine
+from support.grids import grid
 
 from pplseq.distributions.linear_gaussian import LinearGaussian
 from pplseq.infer.oracles.gaussian import GaussianSequence, kalman_loop
@@ -75,8 +76,7 @@ AFFINE = {
 }
 
 
-@pytest.mark.parametrize("vectorize", [True, False])
-@pytest.mark.parametrize("case", AFFINE)
+@grid({"case": AFFINE, "vectorize": [True, False]})
 def test_affine_code(case, vectorize):
     mean, matrix, offset = AFFINE[case]
     close(*log_prob(mean, matrix, offset, vectorize, n=len(matrix)))
@@ -254,9 +254,11 @@ def test_deterministic_notes_and_one_dtype(vectorize):
         run(C, False, y.float())
 
 
-@pytest.mark.parametrize("vectorize", [True, False])
-@pytest.mark.parametrize("seen", [[1, 1, 1, 1], [1, 0, 0, 1], [0, 1, 1, 0], [0, 0, 0, 0]], ids=str)
-@pytest.mark.parametrize("by_step", ["noise", "matrix", "offset", "emission", "spread", "constant", "all"])
+@grid({
+    "by_step": ["noise", "matrix", "offset", "emission", "spread", "constant", "all"],
+    "seen": [[1, 1, 1, 1], [1, 0, 0, 1], [0, 1, 1, 0], [0, 0, 0, 0]],
+    "vectorize": [True, False],
+}, times=2)
 def test_gradients_of_what_each_step_has(by_step, seen, vectorize):
     """As many numbers as states, all rows alike: one covariance path."""
     torch.manual_seed(0)

@@ -5,6 +5,7 @@ import pyro.distributions as dist
 import pytest
 import torch
 from pyro import poutine
+from support.grids import grid
 from support.linear_systems import B, N, System, T, close, lazy, plain
 
 from pplseq.distributions.linear_gaussian import LinearEmission, LinearGaussian
@@ -47,8 +48,7 @@ def sequence(s, y, length, more=0):
 
 
 @both_forms
-@pytest.mark.parametrize("masks", MASKS)
-@pytest.mark.parametrize("program", [lazy, plain])
+@grid({"program": [lazy, plain], "masks": MASKS}, times=2)
 def test_every_query(program, masks, vectorize):
     s = System(2)
     ragged, missing = MASKS[masks]
@@ -284,8 +284,7 @@ def test_matrices_of_each_step(vectorize):
 
 
 @both_forms
-@pytest.mark.parametrize("which", ["A", "C", "Q", "D", "P", "A and C"])
-@pytest.mark.parametrize("num_steps", [B, T])
+@grid({"num_steps": [B, T], "which": ["A", "C", "Q", "D", "P", "A and C"]}, times=2)
 def test_matrices_of_each_row(num_steps, which, vectorize):
     """As many rows as steps, and other numbers: each is a system of its own."""
     s = System(2)

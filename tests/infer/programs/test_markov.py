@@ -8,6 +8,7 @@ import pyro
 import pytest
 import torch
 from pyro import poutine
+from support.grids import grid
 from support.tiny_programs import F64, Tables, program, traced_log_prob, words
 
 from pplseq.distributions.timed import Timed
@@ -177,8 +178,7 @@ def test_leaving_the_loop_early_leaves_no_trace():
 
 
 # ------------------------------------------------------------------------------------------------ what all rows share
-@pytest.mark.parametrize("steps", [4, 5], ids=["as many steps as rows", "more steps than rows"])
-@pytest.mark.parametrize("nesting", [1, 2])
+@grid({"nesting": [1, 2], "steps": [4, 5]})
 def test_values_that_all_rows_share(steps, nesting):
     tables, x = Tables(), words(3, steps)
     transition, emission = tables.step_specs()

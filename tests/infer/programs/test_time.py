@@ -5,6 +5,7 @@ import pyro.distributions as dist
 import pytest
 import torch
 from pyro import poutine
+from support.grids import grid
 
 from pplseq.distributions.dense import CategoricalEmission, DenseTransition, StepTransition
 from pplseq.distributions.linear_gaussian import LinearGaussian
@@ -97,8 +98,10 @@ def same_either_way(handler, model, values):
             close(left, right)
 
 
-@pytest.mark.parametrize("rows, steps", SIZES)
-@pytest.mark.parametrize("state_way, way", [*((None, w) for w in WAYS), *((w, "shared offset") for w in OF_STATES)])
+@grid({
+    "state_way, way": [*((None, w) for w in WAYS), *((w, "shared offset") for w in OF_STATES)],
+    "rows, steps": SIZES,
+})
 def test_gaussian_states(rows, steps, state_way, way):
     values = gaussian_values(rows, steps)
     leaves = [values["b"], values["y"].requires_grad_()]
@@ -139,9 +142,7 @@ INPUTS = {
 }
 
 
-@pytest.mark.parametrize("rows, steps", SIZES)
-@pytest.mark.parametrize("inputs", INPUTS)
-@pytest.mark.parametrize("nesting", [1, 2])
+@grid({"nesting": [1, 2], "inputs": INPUTS, "rows, steps": SIZES})
 def test_discrete_states(rows, steps, inputs, nesting):
     values = discrete_values(rows, steps)
     emission = CategoricalEmission(draw(3, 4).log_softmax(-1))

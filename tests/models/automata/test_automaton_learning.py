@@ -32,7 +32,7 @@ def validation(grammar, number=30, seed=0):
     return strings, [grammar.accepts(string) for string in strings]
 
 
-@pytest.mark.parametrize("number", [1, 2, 4, 6])
+@pytest.mark.parametrize("number", [1, pytest.param(2, marks=pytest.mark.slow), 4, 6])
 def test_languages_are_learnt_exactly(number):
     grammar = tomita(number)
     found = by_em(blocks=FEW, max_iterations=150).fit(

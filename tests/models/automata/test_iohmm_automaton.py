@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from support.grids import grid
 
 from pplseq.data.tomita import all_strings, tomita
 from pplseq.distributions.state import MISSING
@@ -72,9 +73,9 @@ def test_model_of_learnt_tables_labels_as_the_automaton(tmp_path):
     assert extract_automaton(IOHMM.load(tmp_path / "model")).equals(found.automaton)
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
+@grid({
+    "seed": range(3),
+    "options": [
         {},
         {"mealy": True},
         {"initial": "constant"},
@@ -86,8 +87,7 @@ def test_model_of_learnt_tables_labels_as_the_automaton(tmp_path):
         {"start_states": [2]},
         {"num_outputs": 3, "mealy": True},
     ],
-)
-@pytest.mark.parametrize("seed", range(3))
+})
 def test_automaton_is_the_model_made_hard(options, seed):
     """A model whose every distribution is its own argmax answers every string as the automaton does."""
     model = random_model(seed, **options)

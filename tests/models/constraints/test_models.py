@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from support.grids import grid
 
 from pplseq import HMM, LDS, VLHMM, Constraint, SemiMarkovHMM, Vocabulary
 from pplseq.models.constraints.constraint import Constraint as Same
@@ -109,8 +110,7 @@ def test_a_draw_is_one_sentence(name):
         HMM(2, num_features=1).set_parameters(initial=[0.5, 0.5]).sample(3, end=0)
 
 
-@pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize("end", ["<eos>", None])
+@grid({"end": ["<eos>", None], "name": MODELS})
 def test_bounds_may_be_wider_than_what_the_constraint_allows(name, end):
     chain = MODELS[name]().constrained(Constraint.matching("the (stock | market)?"), length=(0, 5), end=end)
     found = chain.marginals()

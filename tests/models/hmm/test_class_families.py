@@ -38,7 +38,11 @@ DATA = {
 SCALED = ("Gamma", "InverseGamma", "LogNormal", "Weibull", "HalfCauchy", "Laplace", "Cauchy", "Gumbel")
 
 
-@pytest.mark.parametrize("name", DATA)
+# one of each support and kind of parameters
+OFTEN = ("Gamma", "Beta", "Laplace", "HalfCauchy", "Chi2", "ZeroInflatedPoisson", "GammaPoisson")
+
+
+@pytest.mark.parametrize("name", [name if name in OFTEN else pytest.param(name, marks=pytest.mark.slow) for name in DATA])
 def test_every_seed_and_unit_ends_at_the_maximum(name):
     """That of a fit from clusters that are known, which a likelihood in another unit differs from by its density alone."""
     x = DATA[name](np.random.default_rng(0))

@@ -9,6 +9,7 @@ import pytest
 import torch
 from hmmlearn import hmm as peer
 from pyro import poutine
+from support.grids import grid
 from support.hmm_models import (
     COVARIANCES,
     LENGTHS,
@@ -50,8 +51,7 @@ def as_peer(model, implementation="scaling"):
     return other
 
 
-@pytest.mark.parametrize("implementation", ["scaling", "log"])
-@pytest.mark.parametrize("kind", ["words", "diag", "full"])
+@grid({"kind": ["words", "diag", "full"], "implementation": ["scaling", "log"]})
 def test_as_hmmlearn(kind, implementation):
     model = MODELS[kind]()
     sequences = ragged(model, (60, 1, 25, 40))

@@ -6,6 +6,7 @@ import numpy as np
 import pyro
 import pytest
 import torch
+from support.grids import grid
 
 from pplseq import HMM, SemiMarkovHMM
 
@@ -49,9 +50,7 @@ def every_path(model, x, noises):
     return torch.stack(found)
 
 
-@pytest.mark.parametrize("covariance", KINDS)
-@pytest.mark.parametrize("missing", [False, True])
-@pytest.mark.parametrize("vectorize", [True, False])
+@grid({"vectorize": [True, False], "missing": [False, True], "covariance": KINDS}, times=2)
 def test_likelihoods_gradients_and_states_are_those_of_all_paths(covariance, missing, vectorize):
     model, x, noises = made(covariance, missing)
     model.vectorize = vectorize

@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from support.grids import grid
 
 from pplseq.distributions.state import MISSING
 from pplseq.infer.discrete.long import LongDenseChain
@@ -64,9 +65,7 @@ def holes(x, kind):
     return x, lengths
 
 
-@pytest.mark.parametrize("ragged", [False, True])
-@pytest.mark.parametrize("kind", KINDS[:3])
-@pytest.mark.parametrize(("num_states", "rows", "steps"), [*SIZES, (2, 70, 600)])
+@grid({"num_states, rows, steps": [*SIZES, (2, 70, 600)], "kind": KINDS[:3], "ragged": [False, True]}, times=2)
 def test_values_and_gradients(kind, num_states, rows, steps, ragged):
     model, x = model_and_rows(kind, num_states, rows, steps)
     check_log_prob(model, *(holes(x, kind) if ragged else (x,)))
@@ -143,12 +142,11 @@ def test_second_derivatives(kind, ragged):
         torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-10)
 
 
-@pytest.mark.parametrize("ragged", [False, True])
-@pytest.mark.parametrize(
-    ("kind", "num_states", "rows", "steps"),
-    [*(("words", *size) for size in SIZES[1:]), *(("diag", *size) for size in SIZES[3:6])]
+@grid({
+    "kind, num_states, rows, steps": [*(("words", *size) for size in SIZES[1:]), *(("diag", *size) for size in SIZES[3:6])]
     + [(kind, 4, 3, 9) for kind in KINDS[2:]],
-)
+    "ragged": [False, True],
+})
 def test_questions(kind, num_states, rows, steps, ragged):
     model, x = model_and_rows(kind, num_states, rows, steps)
     x, lengths = holes(x, kind) if ragged else (x, None)
@@ -172,8 +170,7 @@ def test_questions(kind, num_states, rows, steps, ragged):
             torch.testing.assert_close(short.missing_words(), chain.missing_words())
 
 
-@pytest.mark.parametrize("ragged", [False, True])
-@pytest.mark.parametrize("kind", KINDS[:3])
+@grid({"kind": KINDS[:3], "ragged": [False, True]})
 def test_em_comes_to_the_same_parameters(kind, ragged):
     model, x = model_and_rows(kind, 3, 4, 12)
     given = holes(x, kind) if ragged else (x,)

@@ -118,7 +118,7 @@ def test_one_batch_is_a_loop_over_single_fits_and_never_falls(case):
     # So few data are separable: weights of linear networks grow without end, a Newton step has a Hessian of size 1e-16 then,
     # and rounding, which depends on the size of the batch, chooses its direction: 1e-16 in the weights after one iteration,
     # 1e-10 after four, 1 after eight.
-    few = {"max_iterations": 4 if "linear" in case.values() else 6, "tolerance": 2e-2}
+    few = {"max_iterations": 4, "tolerance": 2e-2}
     together = EMRun(many, start, blocks=blocks, **few).run()
     gains = (together.objectives[1:] - together.objectives[:-1])[:, :2]
     assert float(gains[~gains.isnan()].min()) > -1e-9
@@ -252,7 +252,7 @@ def test_a_variance_floor():
     assert_close(found.parameters["noise"]["log_scale"].exp() ** 2, torch.full((Z, 2, 2), 50.0, dtype=F64))
 
 
-@pytest.mark.parametrize("case", [CASES[0], CASES[2], CASES[4], CASES[9], CASES[13]])
+@pytest.mark.parametrize("case", [CASES[0], CASES[4], CASES[9], CASES[13]])
 def test_generalised_em_goes_up_to_about_where_em_goes(case):
     one = problem(**case)
     start = draw_parameters(one, [RestartBlock(2)])

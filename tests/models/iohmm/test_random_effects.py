@@ -30,7 +30,7 @@ def fitted(x, u):
     return IOHMM(2, **GAUSSIAN).fit(x, inputs={"emission": u}, num_restarts=2, seed=0)
 
 
-@pytest.mark.parametrize("sigma", [0.8, 0.3])
+@pytest.mark.parametrize("sigma", [0.8, pytest.param(0.3, marks=pytest.mark.slow)])
 def test_a_known_spread_is_found(sigma):
     x, u, effect = drawn(sigma)
     plain = fitted(x, u)

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from sklearn.linear_model import LogisticRegression
+from support.grids import grid
 from torch.testing import assert_close
 
 from pplseq.kernels import compiled
@@ -24,8 +25,7 @@ def data():
     return features, torch.rand(P, N, K, dtype=torch.float64) ** 3, torch.randn(P, F, K, dtype=torch.float64)
 
 
-@pytest.mark.parametrize("newton_size", [320, 0])
-@pytest.mark.parametrize("ridge", [0.0, 0.7])
+@grid({"ridge": [0.0, 0.7], "newton_size": [320, 0]})
 def test_the_gradient_vanishes_at_the_maximum(ridge, newton_size):
     features, counts, start = data()
     found = softmax_regression(

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from support.grids import grid
 
 from pplseq.infer.fit.em import Batch
 from pplseq.models import IOHMM
@@ -20,9 +21,11 @@ def model_and_rows(outputs="gaussian", num_states=3, rows=2, steps=6, **options)
     return model, x, torch.randn(rows, steps, 2).double()
 
 
-@pytest.mark.parametrize("initial", ["constant", "transition"])
-@pytest.mark.parametrize("outputs", OUTPUTS)
-@pytest.mark.parametrize(("num_states", "rows", "steps"), [(1, 1, 1), (3, 2, 6), (2, 1, 40), (4, 3, 1)])
+@grid({
+    "num_states, rows, steps": [(1, 1, 1), (3, 2, 6), (2, 1, 40), (4, 3, 1)],
+    "outputs": OUTPUTS,
+    "initial": ["constant", "transition"],
+}, times=2)
 def test_the_short_way_is_the_long_one(outputs, initial, num_states, rows, steps):
     model, x, inputs = model_and_rows(outputs, num_states, rows, steps, initial=initial)
     short = model.short_chain(model.as_batch(x, inputs=inputs))

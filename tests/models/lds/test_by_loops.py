@@ -5,6 +5,7 @@ import warnings
 
 import pytest
 import torch
+from support.grids import grid
 
 from pplseq.infer.fit.em import Batch
 from pplseq.kernels import compiled
@@ -99,9 +100,7 @@ SIZES = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("size", SIZES, ids=str)
-@pytest.mark.parametrize("ends", LENGTHS)
-@pytest.mark.parametrize("gaps", GAPS)
+@grid({"gaps": GAPS, "ends": LENGTHS, "size": SIZES}, times=2)
 def test_gaps_and_ends(gaps, ends, size, monkeypatch):
     model, x = system(*size[:4], size[4] | ({"dtype": "float32"} if gaps == "single precision" else {}))
     lengths = LENGTHS[ends](*size[2:4])
@@ -307,8 +306,7 @@ KINDS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("held", [(), ("transition", "emission_noise"), ("initial_mean", "emission_offset")])
-@pytest.mark.parametrize("kind", KINDS)
+@grid({"kind": KINDS, "held": [(), ("transition", "emission_noise"), ("initial_mean", "emission_offset")]})
 def test_em_on_arrays_is_em_on_tensors(kind, held, monkeypatch):
     def fitted(h, n):
         torch.manual_seed(0)

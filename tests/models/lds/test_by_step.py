@@ -4,6 +4,7 @@ import numpy as np
 import pyro
 import pytest
 import torch
+from support.grids import grid
 
 import pplseq
 from pplseq.distributions.linear_gaussian import LinearGaussian
@@ -74,8 +75,7 @@ def split(known, at):
     return {name: v[:, :at] for name, v in whole.items()}, {f"future_{name}": v[:, at:] for name, v in whole.items()}
 
 
-@pytest.mark.parametrize("which", SOME, ids="+".join)
-@pytest.mark.parametrize(("rows", "missing", "noise"), [(True, True, "full"), (False, True, "diagonal"), (True, False, "full")])
+@grid({"rows, missing, noise": [(True, True, "full"), (False, True, "diagonal"), (True, False, "full")], "which": SOME})
 def test_likelihoods_and_gradients_are_the_textbook_s(which, rows, missing, noise):
     model, x, known = made(which, rows=rows, missing=missing, emission_noise=noise)
     for value in known.values():
@@ -94,8 +94,7 @@ def test_likelihoods_and_gradients_are_the_textbook_s(which, rows, missing, nois
         assert model.score(x, LENGTHS, **plain) == pytest.approx(float(wanted), rel=1e-11)
 
 
-@pytest.mark.parametrize("which", SOME, ids="+".join)
-@pytest.mark.parametrize("missing", [False, True])
+@grid({"missing": [False, True], "which": SOME})
 def test_statistics_have_the_gradient_of_the_likelihood(which, missing):
     """Fisher's identity: at the parameters of the E-step the expected log-density rises as the likelihood does."""
     model, x, known = made(which, missing=missing)
@@ -304,8 +303,7 @@ def test_a_stationary_start_needs_one_transition():
         LDS(H, N, initial="stationary").fit(torch.randn(2, 9, N), transitions=torch.zeros(9, H, H))
 
 
-@pytest.mark.parametrize("initial", ["learned", "diffuse"])
-@pytest.mark.parametrize("name", NAMES)
+@grid({"name": NAMES, "initial": ["learned", "diffuse"]})
 def test_queries_have_no_gradient_of_what_is_known(name, initial):
     """An answer of the model at test must not claim a gradient that was lost on the way."""
     model, x, known = made((name,), missing=False)

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from support.grids import grid
 
 from pplseq import LDS, ConstrainedLDS, load
 from pplseq.models.lds.constrained import constrained_step
@@ -155,12 +156,14 @@ def test_likelihoods_and_gradients_are_those_of_the_system_without_patterns(patt
     close(again.log_joint(x, LENGTHS), total)
 
 
-@pytest.mark.parametrize("patterns", PATTERNS.values(), ids=PATTERNS)
-@pytest.mark.parametrize("options", [{}, dict(state_prior=dict(count=3.0, strength=2.0), emission_prior=dict(strength=1.0))])
+@grid({
+    "options": [{}, dict(state_prior=dict(count=3.0, strength=2.0), emission_prior=dict(strength=1.0))],
+    "patterns": PATTERNS.values(),
+})
 def test_em_never_falls_and_keeps_patterns(patterns, options):
     x = data(seed=1)
     model = ConstrainedLDS(2, 2, patterns, **options)
-    model.fit(x, LENGTHS, max_iterations=25, tolerance=0.0, acceleration=0)
+    model.fit(x, LENGTHS, max_iterations=10, tolerance=0.0, acceleration=0)
     assert (np.diff(model.history.log_posteriors) > -1e-8).all()
     for name, pattern in model.patterns.items():
         value = getattr(model.values, name)

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from support.grids import grid
 
 from pplseq.kernels import compiled
 from pplseq.models import LDS
@@ -51,8 +52,7 @@ KINDS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("rows", "steps"), [(1, 12), (3, 5), (2, 1)])
-@pytest.mark.parametrize("kind", KINDS)
+@grid({"kind": KINDS, "rows, steps": [(1, 12), (3, 5), (2, 1)]})
 def test_other_numbers_at_the_same_steps(kind, rows, steps):
     model = system(**KINDS[kind])
     first, second = data(model, rows, steps, 1), data(model, rows, steps, 2)

@@ -5,6 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
+from support.grids import grid
 
 from pplseq.distributions.dense import DenseTransition
 from pplseq.distributions.pinned import PinnedEmission
@@ -88,10 +89,8 @@ def test_with_steps_1_over_t_the_recursion_is_forward_backward(sizes):
     np.testing.assert_allclose(60 * dense.emission_statistics, counts, rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("sizes", [SIZES[0], SIZES[-1]])
-@pytest.mark.parametrize(
-    "options",
-    [
+@grid({
+    "options": [
         OnlineEM(),
         OnlineEM(exponent=0.8, smoothing=1e-6),
         OnlineEM(step_size=0.1, warm_up=1),
@@ -100,8 +99,8 @@ def test_with_steps_1_over_t_the_recursion_is_forward_backward(sizes):
         OnlineEM(transition_prior=0.0, initial_prior=None),
         OnlineEM(transition_prior=0.0, initial_prior=0.0, step_size=0.1, warm_up=5),
     ],
-    ids=str,
-)
+    "sizes": [SIZES[0], SIZES[-1]],
+})
 def test_the_fast_stream_is_the_dense_one(sizes, options):
     tables, words, given = problem(*sizes)
     dense, fast = run_both(tables, words, given, options, boundaries=(40, 41, 90))
@@ -117,8 +116,7 @@ def test_many_words_cost_no_accuracy():
     assert len(fast.emissions.hot) < 100 < len(fast.emissions.cold.places)
 
 
-@pytest.mark.parametrize("averaging", ["recent", 0, 100])
-@pytest.mark.parametrize("step_size", [None, 0.2])
+@grid({"step_size": [None, 0.2], "averaging": ["recent", 0, 100]})
 def test_missing_words_boundaries_and_means_of_statistics(averaging, step_size):
     tables, words, given = problem(1, 2, 9, num_steps=200)
     words[[0, 7, 8, 60, 61, 150]] = MISSING

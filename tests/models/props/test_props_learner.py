@@ -6,6 +6,7 @@ import tracemalloc
 import numpy as np
 import pytest
 import torch
+from support.grids import grid
 from support.stored import rewrite, rewrite_tensors
 
 from pplseq.models import PROPS, PROPSLearner, StreamingHMM
@@ -258,8 +259,7 @@ def test_vectors_with_a_source_that_predicts_densities():
 
 
 # ---------------------------------------------------------------- folders and merging
-@pytest.mark.parametrize("num_before", [5, 200])
-@pytest.mark.parametrize("averaging", [None, "recent"])
+@grid({"averaging": [None, "recent"], "num_before": [5, 200]})
 def test_an_interrupted_stream_goes_on_exactly(tmp_path, num_before, averaging):
     stream = words(300)
     options = dict(seed=0, averaging=averaging, exponent=0.8, unknown_id=6, prior_tokens=4.0)

@@ -5,6 +5,7 @@ import copy
 import numpy as np
 import pytest
 import torch
+from support.grids import grid
 
 from pplseq.models import PROPSLearner
 from pplseq.sources import CallableSource, NGramSource, OnlineNGram, PersonalStream, StreamPair, UnigramCache
@@ -73,9 +74,7 @@ def state_of(learner):
     return repr((sources, state.filter, state.rho, state.rows, state.num_steps, state.fresh))
 
 
-@pytest.mark.parametrize("place", [0, 1, 2])
-@pytest.mark.parametrize("when", ["before", "after"])
-@pytest.mark.parametrize("learn", [True, False])
+@grid({"learn": [True, False], "when": ["before", "after"], "place": [0, 1, 2]})
 def test_nothing_has_changed(place, when, learn):
     learner, twin = (made(place, when=when, left=left, error=KeyError("gone")) for left in (12, 10**9))
     for t, y in enumerate(STREAM):

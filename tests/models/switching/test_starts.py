@@ -5,6 +5,7 @@ import itertools
 
 import pytest
 import torch
+from support.grids import grid
 
 from pplseq import SwitchingRegression
 from pplseq.models.switching import start
@@ -32,8 +33,7 @@ def model_and_statistics(switching, initial="stationary", num_regimes=3):
     return model, model.expected_statistics(model.chain_of(batch), batch), batch
 
 
-@pytest.mark.parametrize("initial", ["stationary", "learned"])
-@pytest.mark.parametrize("switching", SWITCHING)
+@pytest.mark.parametrize(("switching", "initial"), [*((each, "stationary") for each in SWITCHING), ("mean", "learned")])
 def test_solved_steps_end_where_climbing_ends(switching, initial):
     model, statistics, _ = model_and_statistics(switching, initial)
     other, last = copy.deepcopy(model), -float("inf")
@@ -73,8 +73,7 @@ def test_what_is_held_stays():
     close(model.raw_mean, before, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("num_regimes", [1, 3])
-@pytest.mark.parametrize("switching", SWITCHING)
+@grid({"switching": SWITCHING, "num_regimes": [1, 3]})
 def test_a_race_is_em_of_each_start(switching, num_regimes, monkeypatch):
     monkeypatch.setattr(start, "ITERATIONS", 4)
     model, _, batch = model_and_statistics(switching, num_regimes=num_regimes)

@@ -5,6 +5,7 @@ import itertools
 import numpy as np
 import pytest
 import torch
+from support.grids import grid
 from support.macro_series import FEDERAL_FUNDS, GNP
 
 from pplseq import HMM, SwitchingRegression
@@ -93,8 +94,7 @@ def test_three_regimes_end_where_statsmodels_ends():
 
 
 # ------------------------------------------------------------------------------------------------ enumeration
-@pytest.mark.parametrize("lags_of", ["values", "deviations"])
-@pytest.mark.parametrize("initial", ["stationary", "learned"])
+@grid({"initial": ["stationary", "learned"], "lags_of": ["values", "deviations"]})
 def test_values_and_gradients_are_those_of_all_paths(lags_of, initial):
     model = random_model(lags_of=lags_of, initial=initial)
     x, inputs, lengths = torch.randn(2, 4, 1).double(), torch.randn(2, 4, 1).double(), torch.tensor([4, 3])

@@ -6,6 +6,7 @@ import random
 
 import numpy as np
 import pytest
+from support.grids import grid
 from support.tagged_toy import tagged_sentences
 
 from pplseq import Constraint, CRFTagger, HMMTagger, LatentTagger, MEMMTagger
@@ -49,8 +50,7 @@ def test_bio_is_what_it_says():
     assert bio.num_states == 4
 
 
-@pytest.mark.parametrize("words", ASKED, ids=" ".join)
-@pytest.mark.parametrize("name", ["bio", "needs"])
+@grid({"name": ["bio", "needs"], "words": ASKED})
 def test_answers_are_those_of_all_taggings_that_satisfy(tagger, words, name):
     constraint = Constraint.bio(tagger.tags) if name == "bio" else Constraint.containing("B-N") & Constraint.excluding("O I-N")
     every = tagger.n_best(words, len(tagger.tags) ** len(words))

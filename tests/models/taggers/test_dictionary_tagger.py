@@ -6,6 +6,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from support.grids import grid
 from support.tagged_toy import tagged_sentences
 
 from pplseq.data.columns import TaggedSentence, read_conllu
@@ -377,8 +378,7 @@ def test_a_lexicon_adds_to_the_dictionary_of_the_text():
     assert more.tag(words) == alone.tag(words)
 
 
-@pytest.mark.parametrize("learn_from", ["tags", "dictionary"])
-@pytest.mark.parametrize("strength", [None, 3.0])
+@grid({"strength": [None, 3.0], "learn_from": ["tags", "dictionary"]})
 def test_a_lexicon_holds_for_words_that_the_text_lacks(learn_from, strength, tmp_path):
     rows = [(("the", "dog", "barks"), ("D", "N", "V")), (("a", "cat", "sleeps"), ("D", "N", "V"))] * 8
     sentences = [TaggedSentence(*row) for row in rows]

@@ -5,6 +5,7 @@ import random
 import numpy as np
 import pytest
 import torch
+from support.grids import grid
 
 from pplseq.data.columns import TaggedSentence
 from pplseq.data.tag_formats import Word
@@ -96,8 +97,7 @@ def test_saved_taggers_go_the_same_way(tmp_path):
         assert loaded.tag_few(SENTENCES[:3], tagger.decoder) == tagger.tag_few(SENTENCES[:3], tagger.decoder)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize("spans", [None, "bio"])
+@grid({"spans": [None, "bio"], "dtype": ["float32", "float64"]})
 def test_ties_go_as_in_the_chain(dtype, spans, monkeypatch):
     """Weights that are few small whole numbers: many taggings are equally good."""
     tagger = CRFTagger(l2=1.0, max_iterations=1, dtype=dtype, spans=spans).fit(TRAIN)

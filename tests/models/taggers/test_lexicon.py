@@ -5,6 +5,7 @@ import itertools
 import numpy as np
 import pytest
 import torch
+from support.grids import grid
 from support.tagged_toy import tagged_sentences
 
 from pplseq.baselines.tagging_systems import LEXICON_SYSTEMS, make_tagger, train_tagger
@@ -139,8 +140,7 @@ def test_a_lexicon_is_looked_up_in_lower_case_where_words_are():
     assert latent.tag([("Herring",), ("Reading",)]) == [("N",)] * 2, "as the first word"
 
 
-@pytest.mark.parametrize("strength", [None, 3.0])
-@pytest.mark.parametrize("form_count", [0.0, 1.0])
+@grid({"form_count": [0.0, 1.0], "strength": [None, 3.0]})
 def test_words_of_substates(strength, form_count):
     """Of a new word the tags' shares are those of the formula, and substates keep their shares of a tag; a known word keeps the
     tags it was seen with, and gets those that are listed."""

@@ -6,6 +6,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from support.grids import grid
 
 from pplseq.data.columns import TaggedSentence
 from pplseq.models.taggers.spans.schemes import SCHEMES, Span, allowed, are_spans, converted, spans_of, tags_of
@@ -106,8 +107,7 @@ def text(scheme="bio"):
     return converted(sentences, scheme)
 
 
-@pytest.mark.parametrize("scheme", SCHEMES)
-@pytest.mark.parametrize("num_words", [1, 2, 4])
+@grid({"num_words": [1, 2, 4], "scheme": SCHEMES})
 def test_the_constrained_crf_is_the_sum_over_legal_taggings(scheme, num_words):
     """log p(tags | words) and its gradients, against every legal tagging one by one."""
     from pplseq.models import CRFTagger

@@ -6,6 +6,7 @@ import pickle
 
 import numpy as np
 import pytest
+from support.grids import grid
 
 from pplseq.models.taggers.features import (
     ATTRIBUTES,
@@ -129,10 +130,10 @@ def test_other_arguments_that_are_wrong():
         TagFeatures(min_count=0)
 
 
-@pytest.mark.parametrize(
-    "templates", [DEFAULT_TEMPLATES, ("word[0]",), ("lower[-3]|suffix1[0]|word[2]", "shape[1]", "word[0]|lower[-1]")]
-)
-@pytest.mark.parametrize("min_count", [1, 2, 100])
+@grid({
+    "min_count": [1, 2, 100],
+    "templates": [DEFAULT_TEMPLATES, ("word[0]",), ("lower[-3]|suffix1[0]|word[2]", "shape[1]", "word[0]|lower[-1]")],
+})
 def test_a_sentence_alone_has_the_numbers_that_it_has_among_many(templates, min_count):
     features = TagFeatures(templates, min_count).fit(SENTENCES)
     for _ in range(2):  # words that are new, and remembered ones

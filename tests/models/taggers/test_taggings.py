@@ -4,6 +4,7 @@ import itertools
 
 import numpy as np
 import pytest
+from support.grids import grid
 
 from pplseq import LatentTagger
 from pplseq.data import TaggedSentence
@@ -31,8 +32,10 @@ def all_taggings(chain):
     return sorted(found.items(), key=lambda entry: -entry[1])
 
 
-@pytest.mark.parametrize("num_steps, sizes", [(1, (2, 3)), (5, (3, 1, 4)), (7, (4, 4)), (4, (1, 1, 1, 1)), (3, (5,))])
-@pytest.mark.parametrize("sparse", [False, True])
+@grid({
+    "sparse": [False, True],
+    "num_steps, sizes": [(1, (2, 3)), (5, (3, 1, 4)), (7, (4, 4)), (4, (1, 1, 1, 1)), (3, (5,))],
+})
 def test_against_all_taggings(num_steps, sizes, sparse):
     for seed in range(4):
         chain = random_chain(seed, num_steps, sizes, sparse)

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from support.grids import grid
 from support.text_lds_truth import (
     LENGTHS,
     NUM_STATES,
@@ -80,8 +81,7 @@ def test_moments_of_a_text_whiten_its_means():
         np.testing.assert_allclose(white.T @ white / len(white), np.eye(NUM_STATES), atol=1e-8)
 
 
-@pytest.mark.parametrize("gap", [None, 2])
-@pytest.mark.parametrize("kind", ["smoothed", "filtered"])
+@grid({"kind": ["smoothed", "filtered"], "gap": [None, 2]})
 def test_embeddings_that_keep_a_share_of_the_pseudo_counts(kind, gap):
     """Each word's evidence is multiplied by (n + kappa) / (n + r kappa), which no probability sees."""
     counts, kappa, share, T = torch.tensor([0.0, 1, 2, 5, 10, 40, 100], dtype=torch.float64), 20.0, 0.1, 4

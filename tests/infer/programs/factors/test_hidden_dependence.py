@@ -11,6 +11,7 @@ from pyro import poutine
 from pyro.distributions import transforms
 from pyro.infer import TraceEnum_ELBO, config_enumerate
 from pyro.ops.indexing import Vindex
+from support.grids import grid
 from support.marked_programs import F64, MARKED
 
 import pplseq
@@ -146,12 +147,14 @@ def loc():
     return torch.tensor([0.3, -1.0], dtype=F64, requires_grad=True)
 
 
-@pytest.mark.parametrize("what", LAWS)
-def test_marked_sites(what, loc):
+@grid({
+    "what": LAWS,
+    "nesting, loop": [(0, list), (1, pyro.markov), (None, pyro.markov), (2, pplseq.markov), (None, pplseq.markov)],
+}, times=2)
+def test_marked_sites(what, loc, nesting, loop):
     wanted = truth(lambda: program(what, loc), ["c", *(f"x_{t}" for t in range(T))])
-    for nesting, loop in ((0, list), (1, pyro.markov), (None, pyro.markov), (2, pplseq.markov), (None, pplseq.markov)):
-        elbo = TraceBlockedEnum_ELBO() if nesting is None else TraceBlockedEnum_ELBO(max_plate_nesting=nesting)
-        compare(elbo.differentiable_loss(program, no_guide, what, loc, loop), wanted, loc)
+    elbo = TraceBlockedEnum_ELBO() if nesting is None else TraceBlockedEnum_ELBO(max_plate_nesting=nesting)
+    compare(elbo.differentiable_loss(program, no_guide, what, loc, loop), wanted, loc)
 
 
 @pytest.mark.parametrize("what", [what for what in LAWS if "switch" not in what and "several" not in what])
@@ -232,8 +235,7 @@ def test_rows_and_masks_of_states():
     torch.testing.assert_close(*found)
 
 
-@pytest.mark.parametrize("kind", ["tables", "mask", "observations", "tables, observations"])
-@pytest.mark.parametrize("loop", [pyro.markov, pplseq.markov])
+@grid({"loop": [pyro.markov, pplseq.markov], "kind": ["tables", "mask", "observations", "tables, observations"]})
 def test_words_under_a_marked_class(kind, loop):
     """Tables of our own transitions, and masks around their sites, by a marked class."""
     words = torch.tensor([[0, 1, 1], [1, 0, 0]])

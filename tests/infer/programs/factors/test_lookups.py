@@ -8,6 +8,7 @@ from pyro import poutine
 from pyro.infer import TraceEnum_ELBO
 from pyro.ops.indexing import Vindex
 from pyro.ops.special import safe_log
+from support.grids import grid
 from support.marked_programs import F64, LENGTHS, MARKED, B, D, K, T, notes, steps, table
 
 from pplseq.infer.programs.blocked_enum import no_guide
@@ -43,8 +44,7 @@ def indices(x):
     return {"states": (x,), "data": (x, DATA, torch.arange(4)), "row": (x, torch.tensor(1)), "slice": (x, slice(None))}
 
 
-@pytest.mark.parametrize("index", ["states", "data", "row", "slice"])
-@pytest.mark.parametrize("code", CODE)
+@grid({"code": CODE, "index": ["states", "data", "row", "slice"]})
 def test_any_code_and_its_gradients(index, code):
     leaf = TABLE.clone().requires_grad_()
     results = []
@@ -221,8 +221,7 @@ CHANGES = {
 }
 
 
-@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
-@pytest.mark.parametrize("copied", [False, True])
+@grid({"copied": [False, True], "change": CHANGES.values()})
 def test_tables_that_steps_share_are_not_changed_in_place(change, copied):
     """A copy may be: as Pyro has it."""
     probs, start = (torch.tensor(values, dtype=torch.float64) for values in ([0.2, 0.7, 0.5], [0.5, 0.3, 0.2]))

@@ -1,7 +1,7 @@
 """Components as whole chains, and their twin: elimination variable by variable in log space."""
 
-import pytest
 import torch
+from support.grids import grid
 
 from pplseq.infer.programs.factors import scan
 from pplseq.infer.programs.factors.lowering import find_steps, lower
@@ -42,9 +42,7 @@ def chain_of(length, sizes, rows, shared, zeros, generator):
     return problem(numbers, sizes * length, rows), stacks, leaves
 
 
-@pytest.mark.parametrize("zeros", [False, True], ids=["", "zeros"])
-@pytest.mark.parametrize("shared", [True, False], ids=["shared", "own"])
-@pytest.mark.parametrize("sizes", [(3,), (2, 3), (1,), (2, 1, 3)])
+@grid({"sizes": [(3,), (2, 3), (1,), (2, 1, 3)], "shared": [True, False], "zeros": [False, True]})
 def test_chains_agree_with_elimination_by_variable(sizes, shared, zeros):
     generator = torch.Generator().manual_seed(len(sizes) + 2 * shared)
     for length, rows in ((1, 2), (2, 1), (5, 3)):

@@ -11,6 +11,7 @@ from pyro.infer import TraceEnum_ELBO
 from pyro.infer.autoguide import AutoDelta
 from pyro.infer.inspect import get_model_relations
 from pyro.ops.indexing import Vindex
+from support.grids import grid
 from support.marked_programs import F64, MARKED, PROGRAMS, notes, table
 
 import pplseq
@@ -66,8 +67,7 @@ def range_of_steps(steps):
     return steps
 
 
-@pytest.mark.parametrize("loop", [pyro.markov, pplseq.markov])
-@pytest.mark.parametrize("moves", [MOVES, MOVES[[0, 0]], torch.eye(2, dtype=F64).expand(2, 2, 2)], ids=["2", "1", "0"])
+@grid({"moves": [MOVES, MOVES[[0, 0]], torch.eye(2, dtype=F64).expand(2, 2, 2)], "loop": [pyro.markov, pplseq.markov]})
 def test_classes_of_chains(loop, moves):
     joint = by_hand(moves, MEANS)
     found = TraceBlockedEnum_ELBO(max_plate_nesting=1).compute_marginals(mixture, no_guide, moves, MEANS, loop)

@@ -13,6 +13,7 @@ import torch
 from pyro import poutine
 from pyro.infer import MCMC, NUTS, SVI, Predictive, TraceEnum_ELBO, infer_discrete
 from pyro.infer.autoguide import AutoLaplaceApproximation, AutoMultivariateNormal, AutoNormal
+from support.grids import grid
 from support.marked_programs import F64, LENGTHS, MARKED, PROGRAMS, B, D, K, T, hmm, notes, table
 from torch.distributions import biject_to
 
@@ -52,8 +53,7 @@ def test_subsampled_rows():
 
 # ------------------------------------------------------------------------------------------------ guides and handlers
 @pytest.mark.filterwarnings("ignore:Found vars in model but not guide")
-@pytest.mark.parametrize("enumerated", [True, False], ids=["enumerated", "sampled"])
-@pytest.mark.parametrize("site", ["w_0", "x_1"])
+@grid({"site": ["w_0", "x_1"], "enumerated": [True, False]})
 def test_guides_that_know_some_states(site, enumerated):
     """The guide's enumeration or draw goes to Pyro's own estimator, with what the model enumerates."""
 

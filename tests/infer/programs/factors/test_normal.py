@@ -8,6 +8,7 @@ import pytest
 import torch
 from pyro import poutine
 from pyro.infer import TraceEnum_ELBO
+from support.grids import grid
 from support.marked_programs import F64, LENGTHS, MARKED, B, D, K, T, table
 
 import pplseq
@@ -130,8 +131,7 @@ def sums(monkeypatch):
     return made
 
 
-@pytest.mark.parametrize("law", [*FAST, two_indices, of_rows], ids=lambda law: law.__name__)
-@pytest.mark.parametrize("holes", [False, True])
+@grid({"holes": [False, True], "law": [*FAST, two_indices, of_rows]})
 def test_as_pyro(law, holes, sums):
     y, u = data()
     gone = (torch.rand(B, T, D, generator=torch.Generator().manual_seed(1)) < 0.3) if holes else None

@@ -7,6 +7,7 @@ import torch
 from pyro import poutine
 from pyro.infer import TraceEnum_ELBO
 from pyro.ops.indexing import Vindex
+from support.grids import grid
 from support.marked_programs import F64, LENGTHS, MARKED, B, D, K, T, notes, table
 
 from pplseq.infer.programs.blocked_enum import BlockedEnum, no_guide
@@ -142,8 +143,7 @@ def test_the_same_as_step_by_step(program):
 
 
 @pytest.mark.filterwarnings("ignore:Found vars in model but not guide")
-@pytest.mark.parametrize("program", [network, coupled_network], ids=lambda program: program.__name__)
-@pytest.mark.parametrize("loop", [markov, pyro.markov], ids=["at once", "step by step"])
+@grid({"loop": [markov, pyro.markov], "program": [network, coupled_network]})
 def test_networks_as_by_pyro(program, loop):
     found = loss_and_gradients(program, loop, notes())
     elbo = TraceEnum_ELBO(max_plate_nesting=2, strict_enumeration_warning=False)
