@@ -44,8 +44,10 @@ class MixtureHMM(HMM):
             if options.get(name) is not None:
                 raise ValueError(f"{name}: what moves there are makes the clusters of a MixtureHMM; leave it out")
         options = {name: value for name, value in options.items() if name not in ("graph", "start_states")}
-        apart = torch.block_diag(*[torch.ones(states, states)] * clusters).bool()
-        super().__init__(clusters * states, num_words, graph=None if clusters == 1 else apart, **options)
+        checks.fits("num_clusters", 4.0 * (clusters * states) ** 2, "choose fewer clusters, or states")
+        of = torch.arange(clusters * states) // states
+        graph = None if clusters == 1 else of.unsqueeze(1) == of
+        super().__init__(clusters * states, num_words, graph=graph, **options)
         self.num_clusters = clusters
         own = {name: value for name, value in self._config.items() if name != "graph"}
         self._config = {"num_clusters": clusters} | own | {"num_states": states}
