@@ -256,7 +256,7 @@ class PROPS(StateTables):
     def _frozen_parts(self) -> list[str]:
         """Names, as streams have them, of what is frozen by hand."""
         moves = {"initial": [self.initial_logits], "transition": [self.transition_logits]}
-        parts = moves | {"emission": [*self.emissions.parameters()]}
+        parts = moves | {"emission": [slot.raw for slot in self.emissions.slots.values()]}
         still = {name: {not raw.requires_grad for raw in part} for name, part in parts.items()}
         if len(still["emission"]) > 1:
             raise ValueError(
