@@ -33,6 +33,7 @@ class Mutant(NamedTuple):
     tests: tuple[str, ...]
 
 
+EMISSIONS = "tests/models/parts/test_emissions.py"
 WAYS = "tests/models/test_ways.py"
 CONTRACT = "tests/models/test_contract.py"
 
@@ -166,6 +167,31 @@ MUTANTS = [
         'Observation(msg["name"], emission, value, msg["mask"], event, fn, read.offset)',
         'Observation(msg["name"], emission, value, None, event, fn, read.offset)',
         ("tests/infer/programs/test_kalman_collapse.py",),
+    ),
+    # ---- parts
+    Mutant(
+        "parts: zeros of a hurdle are the base's", "pplseq/models/parts/zeros.py",
+        "counts[..., 0] = above * unseen if hurdle else", "counts[..., 0] = above * 0 if hurdle else", (EMISSIONS,),
+    ),
+    Mutant(
+        "parts: the gate has all zeros", "pplseq/models/parts/zeros.py",
+        "return made.gate / (made.gate + (1 - made.gate) * none)", "return torch.ones_like(made.gate + none)", (EMISSIONS,),
+    ),
+    Mutant(
+        "parts: exposures do not count in the M-step", "pplseq/models/parts/families.py",
+        'p.get("exposure", weight.new_ones(()))', "weight.new_ones(())", (EMISSIONS,),
+    ),
+    Mutant(
+        "parts: forecasts forget exposures to come", "pplseq/models/hmm/program.py",
+        "self.observations_of(states, emission, known)", "self.observations_of(states, emission)", (EMISSIONS,),
+    ),
+    Mutant(
+        "parts: a regression counts by no size", "pplseq/models/iohmm/restarts/responses.py",
+        "visits * size)", "visits)", (EMISSIONS,),
+    ),
+    Mutant(
+        "parts: a link's mean beside another column's", "pplseq/distributions/columns.py",
+        "return [[first[c] + level for c in columns", "return [[first[0] + level for c in columns", (EMISSIONS,),
     ),
     # ---- models, what all share
     Mutant(

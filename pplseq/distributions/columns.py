@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 
@@ -36,7 +38,9 @@ class Columns(Conditional):
     def __init__(self, parts: Sequence[Part]):
         self.parts = parts
         size = sum(len(columns) for columns, *_ in parts)
-        super().__init__(parts[0][1].batch_shape[:-1], torch.Size([size]), validate_args=False)
+        shapes = {part.batch_shape[:-1] for _, part, _ in parts}
+        shape = shapes.pop() if len(shapes) == 1 else torch.broadcast_shapes(*shapes)
+        super().__init__(shape, torch.Size([size]), validate_args=False)
 
     @property
     def support(self):
@@ -60,24 +64,47 @@ class Columns(Conditional):
     def sample(self, sample_shape=()):
         with torch.no_grad():
             drawn = [part.sample(torch.Size(sample_shape)) for _, part, _ in self.parts]
-        result = torch.empty(*drawn[0].shape[:-1], *self.event_shape, dtype=drawn[0].dtype, device=drawn[0].device)
+        first, shape = self.parts[0][1], torch.Size(sample_shape) + self.batch_shape + self.event_shape
+        # levels are whole numbers, beside which others need not be
+        kinds = [first.logits.dtype if isinstance(first, dist.Categorical) else drawn[0].dtype, *(each.dtype for each in drawn)]
+        kind = functools.reduce(torch.promote_types, kinds)
+        result = torch.empty(shape, dtype=kind, device=drawn[0].device)
         for (columns, *_), values in zip(self.parts, drawn, strict=True):
             result[..., list(columns)] = values.to(result)
         return result
 
     @property
-    def mean(self) -> Tensor:
-        return self._moment("mean")
+    def places(self) -> list[list[int]]:
+        """Of each part its numbers among those that :meth:`moments` tell: a level of a column of levels is one, others are one
+        a column; by columns."""
+        width = {column: _levels(part) or 1 for columns, part, _ in self.parts for column in columns}
+        first = dict(zip(sorted(width), itertools.accumulate([width[c] for c in sorted(width)], initial=0), strict=False))
+        return [[first[c] + level for c in columns for level in range(width[c])] for columns, *_ in self.parts]
 
-    @property
-    def variance(self) -> Tensor:
-        return self._moment("variance")
+    def moments(self) -> tuple[Tensor, Tensor]:
+        """(*b, K) means and (*b, K, K) covariances; of levels as numbers that are 0 or 1, see :attr:`places`."""
+        means, variances, levels = [], [], []
+        for (_, part, _), place in zip(self.parts, self.places, strict=True):
+            shape = (*self.batch_shape, len(place))
+            if _levels(part):
+                probs = part.probs.squeeze(-2)
+                means.append(probs.expand(shape))
+                variances.append((probs * (1 - probs)).expand(shape))
+                levels.append((place, probs))
+            else:
+                means.append(part.mean.expand(shape))
+                variances.append(part.variance.expand(shape))
+        order = torch.tensor([place for each in self.places for place in each]).argsort()
+        mean, covariance = torch.cat(means, -1)[..., order], torch.diag_embed(torch.cat(variances, -1)[..., order])
+        for place, probs in levels:
+            at = slice(place[0], place[-1] + 1)
+            covariance[..., at, at] = torch.diag_embed(probs) - probs.unsqueeze(-1) * probs.unsqueeze(-2)
+        return mean, covariance
 
-    def _moment(self, name: str) -> Tensor:
-        result = self.parts[0][1].mean.new_empty(*self.batch_shape, *self.event_shape)
-        for columns, part, _ in self.parts:
-            result[..., list(columns)] = getattr(part, name).to(result)
-        return result
+
+def _levels(part: TorchDistribution) -> int:
+    """How many levels a part's one column has; 0 of numbers."""
+    return part.logits.shape[-1] if isinstance(part, dist.Categorical) else 0
 
 
 class ColumnEmission(Emission):

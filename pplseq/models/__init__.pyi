@@ -12,7 +12,6 @@ from .constraints.constraint import Constraint as Constraint
 from .estimator import Estimator as Estimator
 from .hmm.durations import SemiMarkovHMM as SemiMarkovHMM
 from .hmm.mixture import MixtureHMM as MixtureHMM
-from .hmm.priors import Priors as Priors
 from .hmm.program import HMM as HMM
 from .inference_data import to_arviz as to_arviz
 from .iohmm.networks import WeightPriors as WeightPriors
@@ -20,6 +19,7 @@ from .iohmm.program import IOHMM as IOHMM
 from .iohmm.restarts.history import RestartBlock as RestartBlock
 from .lds.constrained import ConstrainedLDS as ConstrainedLDS
 from .lds.program import LDS as LDS
+from .parts.priors import Priors as Priors
 from .props.learner import PROPSLearner as PROPSLearner
 from .props.program import PROPS as PROPS
 from .props.program import StreamingHMM as StreamingHMM

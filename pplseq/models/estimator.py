@@ -213,7 +213,8 @@ class Estimator(HeldParameters, SequenceModel):
         warm_start, resume = checks.flag("warm_start", warm_start), checks.flag("resume", resume)
         if num_restarts > 1 and warm_start:
             raise ValueError(f"num_restarts: a warm start has one starting point; got {num_restarts}")
-        with self.naming(x, warm_start or resume, known.get("inputs"), known.get("states")):
+        beside = [known.get("trials"), known.get("exposure")]
+        with self.naming(x, warm_start or resume, known.get("inputs"), known.get("states"), beside):
             batch = None if isinstance(x, TextFiles) else self.as_batch(*self.as_text(x, lengths, known), **known)
         if batch is not None:
             self.check_data(batch)
@@ -502,8 +503,12 @@ class Estimator(HeldParameters, SequenceModel):
             (B, K, D, D) and ``intervals(level)``, two of (B, K, D).
         """
         num_steps = checks.steps_ahead(x, num_steps)
+        return self.labelled(self.observations_of(*self.states_ahead(x, num_steps, lengths, **known)), x, lengths, num_steps)
+
+    def states_ahead(self, x, num_steps: int, lengths=None, **known) -> tuple[Tensor, Any]:
+        """(B, K, Z) log p(z_{T+k} | x), k = 1..K, and the emission of the chain behind x."""
         known |= {name: self.states_in_form(value, x, lengths) for name, value in known.items() if name == "states"}
-        x, lengths = self.in_form(*(given := (x, lengths)))
+        x, lengths = self.in_form(x, lengths)
         x, lengths, empty = without_empty_rows(in_ids(x, self.vocabulary), lengths, num_features=self.num_features)
         chain = self._posterior(x, lengths, **known)[1]
         belief = chain.filtered()
@@ -514,7 +519,7 @@ class Estimator(HeldParameters, SequenceModel):
         unseen = None if belief.last_observation is None else torch.full_like(belief.last_observation, MISSING)
         for _ in range(num_steps - 1):
             states.append(chain.next_after(Belief(None, states[-1], unseen)).state_log_probs)
-        return self.labelled(self.observations_of(torch.stack(states, 1), chain.emission), *given, num_steps)
+        return torch.stack(states, 1), chain.emission
 
     def observations_of(self, states: Tensor, emission) -> NextDistribution:
         """What is observed of states distributed as given, (..., Z) nats."""

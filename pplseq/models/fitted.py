@@ -45,6 +45,7 @@ class FittedState(SequenceModel):
     # of states 0, 1, ..., where a fit was given observed states by name, or the constructor their names
     state_names: tuple[str, ...] | None = None
     _is_named = False  # by the constructor
+    sized_by: tuple[str, ...] | None = None  # "exposure", "trials": what the data it was fitted to came with
     fixed_parameters: frozenset[str] = frozenset()  # names of those that the last fit was told to keep
     fixed_entries: Mapping[str, Tensor] = {}  # noqa: RUF012  (of others, which entries it was)
 
@@ -100,24 +101,35 @@ class FittedState(SequenceModel):
         the times of these steps where the frames of x, or ``ahead``, what is given of the steps to come, say them."""
         times = None if lengths is not None else labels_ahead(x, ahead, num_steps, len(found[0]))
         of = (x.by, tuple(x.ids)) if isinstance(x, Sequences) else None
-        return found._replace(column_names=self.column_names if names is None else tuple(names), times=times, sequences=of)
+        names, levels = self.column_names if names is None else names, self.levels
+        if names is not None:  # of a column of levels each is a number
+            each = [[f"{name}={k}" for k in range(levels[c])] if c in levels else [name] for c, name in enumerate(names)]
+            names = tuple(name for column in each for name in column)
+        return found._replace(column_names=names, times=times, sequences=of)
+
+    @property
+    def levels(self) -> dict[int, int]:
+        """Columns of levels, and how many each has."""
+        return {}
 
     def take_names(self, other: FittedState) -> None:
         """Words, their clusters and the names of columns of another model."""
-        for name in ("vocabulary", "clusters", "column_names", "input_column_names", "state_names"):
+        for name in ("vocabulary", "clusters", "column_names", "input_column_names", "state_names", "sized_by"):
             setattr(self, name, getattr(other, name))
 
     @contextlib.contextmanager
-    def naming(self, x: Any, keep: bool, inputs: Any = None, states: Any = None) -> Iterator[None]:
+    def naming(self, x: Any, keep: bool, inputs: Any = None, states: Any = None, beside: Sequence[Any] = ()) -> Iterator[None]:
         """Takes the names of frames' columns, and of observed states, for the fit; an error inside leaves those of the fit
-        before.
+        before. ``beside``: names of columns of x that are no observations, as those of exposures; what is no name counts not.
 
         Raises:
             ValueError: for more names of states than the model has states.
         """
         before = self.column_names, self.input_column_names, self.state_names
         if not keep or before[0] is None:
-            self.column_names = column_names(x) if self.has_columns else None
+            names = column_names(x) if self.has_columns else None
+            told = [each for each in beside if isinstance(each, str)]
+            self.column_names = tuple(name for name in names if name not in told) if names and told else names
         if not keep or before[1] is None:
             self.input_column_names = column_names(inputs, "inputs")
         if (not keep or before[2] is None) and not self._is_named:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,7 @@ from torch import Tensor
 from pplseq import checks
 from pplseq.infer.fit.em import Batch
 from pplseq.infer.gaussian.given import check_covariance
-from pplseq.models.forms import unmasked
+from pplseq.models.forms import by_names, column_names, unmasked
 from pplseq.models.row_labels import check_rows_together
 
 
@@ -91,6 +91,123 @@ def steps_to_come(
                 "the past steps are"
             )
     return found
+
+
+SIZED = {"trials": "binomial", "exposure": "poisson"}  # what families take of each step, and one of them
+
+
+def all_sizes(
+    given: Mapping[str, Any], columns: Mapping[str, Sequence[int]], shape: tuple[int, int], num_features: int,
+    needed: Sequence[str] | None, trials: int | None,
+) -> Tensor | None:  # fmt: skip
+    """(B, T, D) numbers of trials and exposures, 1 of columns that take none; None where nothing of single steps is told.
+
+    Args:
+        given: "trials" and "exposure", each None, or what :func:`step_sizes` takes. columns: which take each of them.
+        needed: what must be told, as it was in the fit. trials: of all steps, where the model knows.
+
+    Raises:
+        ValueError: where they must be told, or there is no column that takes them.
+    """
+    found = None
+    for name, value in given.items():
+        if value is None:
+            if (name in (needed or ()) or name == "trials" and columns[name]) and not (name == "trials" and trials is not None):
+                raise ValueError(
+                    "trials: binomial columns count successes of a number of trials: give that of each step beside x, "
+                    "trials=n, or of all steps to the model, trials=12; got None"
+                    if name == "trials"
+                    else "exposure: this model was fitted to data with exposures, so that its rates are those of a unit; give "
+                    "those of x, too"
+                )
+            continue
+        if not columns[name]:
+            raise ValueError(
+                f"{name}: {SIZED[name]} columns take it, and this model has none; leave it out, or make the model with "
+                f"{SIZED[name]!r} among its families"
+            )
+        value = step_sizes(name, value, shape, num_features)
+        if found is None:
+            found = torch.ones(*shape, num_features, dtype=torch.float64, device=value.device)
+            if trials is not None:
+                found[..., columns.get("trials", [])] = float(trials)
+        found[..., columns[name]] = value.to(found)[..., columns[name]]
+    return found
+
+
+def column_of(name: str, value: Any, x: Any) -> Any:
+    """What is told by the name of a column of x, a frame or several; anything else as it is."""
+    if not isinstance(value, str):
+        return value
+    there = column_names(x) or ()
+    if value not in there:
+        own = f"there are {', '.join(there)}" if there else "x has no names"
+        raise ValueError(f"{name}: no column {checks.shown(value)} in x, {own}; give a column's name, or numbers")
+    return by_names(x, (value,))
+
+
+def sizes_beside(name: str, value: Any, batch: Batch, x: Any, lengths: Any, num_features: int) -> Tensor:
+    """(B, T, D) numbers of trials or exposures, which came beside x in any form that x may have, or as the name of a column of
+    it; see :func:`step_sizes`."""
+    shape = (batch.x.shape[0], batch.x.shape[1])
+    value = column_of(name, value, x)
+    check_rows_together(x, value, name)
+    ends = [shape[1]] * shape[0] if batch.lengths is None else batch.lengths.tolist()
+    rows: Any = value if isinstance(value, (list, tuple)) and any(np.ndim(row) for row in value) else None
+    if rows is None:
+        value = as_tensor(value)
+        if lengths is not None and value.dim() and len(value) == sum(ends) and value.shape[:2] != shape:
+            rows = value.split(ends)  # one behind the other
+    if rows is not None:
+        rows = [as_tensor(row) for row in rows]
+        if (came := [len(row) for row in rows]) != ends:
+            raise ValueError(f"{name} must have as many steps as the sequences of x, {_cut(ends)}; got {_cut(came)}")
+        value = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
+    value = step_sizes(name, value, shape, num_features).to(batch.x)
+    if batch.lengths is None:
+        return value
+    return value.where((torch.arange(shape[1], device=value.device) < batch.lengths.unsqueeze(-1)).unsqueeze(-1), 1.0)
+
+
+def _cut(numbers: list[int]) -> str:
+    return f"{numbers[:6]}"[:-1] + (", ...]" if len(numbers) > 6 else "]")
+
+
+def step_sizes(name: str, value: Any, shape: tuple[int, int], num_features: int) -> Tensor:
+    """(B, T, D) from one number for all, or (T,), (B, T) or (B, T, D) of them.
+
+    Raises:
+        TypeError, ValueError: for what is of no such shape.
+    """
+    value = as_tensor(value)
+    if value.dim() == 2 and value.shape != shape and value.shape[0] == shape[1] and shape[0] == 1:  # a frame of one sequence
+        value = value.unsqueeze(0)
+    if value.dim() in (1, 2) and value.shape in ((shape[1],), shape):
+        value = value.reshape(-1, shape[1], 1)
+    if value.dim() not in (0, 3) or value.dim() and value.shape not in ((*shape, num_features), (*shape, 1), (1, shape[1], 1)):
+        raise ValueError(
+            f"{name} must be a number, or have shape {shape} or {(*shape, num_features)}, as x; got {tuple(value.shape)}"
+        )
+    return value.expand(*shape, num_features)
+
+
+def check_sizes(sizes: Tensor, x: Tensor, columns: Mapping[str, Sequence[int]]) -> None:
+    """Raises ValueError where sizes (B, T, D) of a column of x that was seen are none: exposures are positive, trials whole
+    numbers, at least as many as successes. Where x is missing they may be, too, and are then 1."""
+    for name, own in columns.items():
+        for column in own:
+            seen, value = ~x[..., column].isnan(), sizes[..., column]
+            whole = name == "trials"
+            good = value.isfinite() & ((value >= 0) & (value == value.floor()) if whole else value > 0)
+            bad = seen & ~(good & ((x[..., column] <= value) | (not whole)))
+            if bool(bad.any()):
+                row, step = bad.nonzero()[0].tolist()
+                what = "a whole number, at least as large as the number of successes" if whole else "a number above 0"
+                raise ValueError(
+                    f"{name}: of column {column} it must be {what}, wherever x is seen; row {row}, step {step} is "
+                    f"{float(value[row, step]):g} and x {float(x[row, step, column]):g} there"
+                )
+            value[~good] = 1.0
 
 
 def as_tensor(values) -> Tensor:

@@ -13,13 +13,13 @@ from pplseq.folder import FolderError, FolderKind, check_finite, sound
 from pplseq.infer.fit.held import frozen
 from pplseq.models.declared import within
 
-NAMES = ("column_names", "input_column_names", "state_names")  # of a model, kept with it
+NAMES = ("column_names", "input_column_names", "state_names", "sized_by")  # of a model, kept with it
 MASK = "fixed:"  # before the name of a parameter of which the last fit held entries
 MODEL = FolderKind(
     "pplseq", 2, header="config.json", tensors="model.safetensors", what="model", again="train again or save it again",
     schema={
         "model": str, "config?": dict, "column_names?": [str], "input_column_names?": [str], "fixed?": [str], "frozen?": [str],
-        "tagger?": str, "training?": dict, "special_words?": SPECIAL_WORDS,
+        "sized_by?": [str], "tagger?": str, "training?": dict, "special_words?": SPECIAL_WORDS,
     },
 )  # fmt: skip
 

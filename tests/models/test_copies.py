@@ -9,7 +9,7 @@ import torch
 
 from pplseq import HMM, IOHMM, LDS, VLHMM, StructuralModel
 from pplseq.models import SemiMarkovHMM, SwitchingRegression
-from pplseq.models.hmm.families import FAMILIES
+from pplseq.models.parts.families import FAMILIES
 from tests.support.model_cases import CASES
 
 VERBS = (
@@ -20,7 +20,8 @@ RNG = np.random.default_rng(0)
 COUNTS, NUMBERS = RNG.poisson(2 + 6 * REGIME), 1 + 5 * REGIME + RNG.random(40)
 BITS = (RNG.random(40) < 0.2 + 0.6 * REGIME).astype(float)
 DATA = {
-    "poisson": COUNTS, "negative_binomial": COUNTS, "bernoulli": BITS, "von_mises": NUMBERS / 4, "Geometric": COUNTS,
+    "poisson": COUNTS, "binomial": COUNTS, "hurdle_poisson": COUNTS, "negative_binomial": COUNTS,
+    "bernoulli": BITS, "von_mises": NUMBERS / 4, "Geometric": COUNTS,
     "Beta": NUMBERS / 10,
 }  # fmt: skip
 
@@ -79,11 +80,11 @@ def test_models_and_answers(name):
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("name", [*FAMILIES, "Gamma", torch.distributions.Weibull])
+@pytest.mark.parametrize("name", [*FAMILIES, "InverseGamma", "hurdle_poisson", torch.distributions.Weibull])
 def test_families(name):
-    model, x = HMM(2, emission=name), DATA.get(name, NUMBERS)
+    model, x = HMM(2, emission=name, trials=40 if name == "binomial" else None), DATA.get(name, NUMBERS)
     copies(model)
-    check(model.fit(x, seed=0, **{"max_iterations" if "em" in model.methods and name in FAMILIES else "num_steps": 2}), x)
+    check(model.fit(x, seed=0, **{"max_iterations" if model.methods[0] == "em" else "num_steps": 2}), x)
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -91,6 +92,7 @@ def test_families(name):
     "make",
     [
         lambda: (HMM(2, emission=["normal", "poisson"]), np.stack([NUMBERS, COUNTS], 1)),
+        lambda: (HMM(2, emission=["categorical", "hurdle_normal"], num_levels=[40, None]), np.stack([COUNTS, NUMBERS], 1)),
         lambda: (HMM(2, num_features=2, emission="mixture"), np.stack([NUMBERS, COUNTS], 1)),
         lambda: (SemiMarkovHMM(2, emission="Gamma", max_duration=3), NUMBERS),
         lambda: (SwitchingRegression(2), NUMBERS), lambda: (LDS(1, 1), NUMBERS), lambda: (StructuralModel(cycle=True), NUMBERS),

@@ -235,7 +235,7 @@ def test_responses_of_every_family_beside_each_other(num_inputs):
     inputs = known["future_inputs"] if num_inputs else None
     parts = {} if inputs is None else {"emission": inputs, "transition": inputs}
     emission = model._emission_at(model.format.missing(1, 3), parts)
-    means = emission.means.detach().expand(1, 3, 2, -1).numpy()
+    means = emission.moments[0].detach().expand(1, 3, 2, -1).numpy()
     spreads = emission.parameters["dispersion"].detach().expand(1, 3, 2, -1).numpy()
     weights = found.state_log_probs.exp().numpy()
     for column in emission.columns.columns[:7]:

@@ -79,7 +79,7 @@ class Truth:
                 continue
             own = torch.ones(()).double()
             if column.place is not None:
-                own = self.model.noise.log_dispersion[:, column.place].exp()
+                own = self.model.noise.raw[:, column.place].exp()
             factorial = torch.lgamma(value + 1).exp()
             if column.family == "categorical":
                 density = means[:, column.first + int(value)]

@@ -43,6 +43,8 @@ class Batch(NamedTuple):
     emission_noises: Tensor | None = None
     transition_offsets: Tensor | None = None
     emission_offsets: Tensor | None = None
+    trials: Tensor | None = None  # (B, T, D) of binomial columns; of Poisson's:
+    exposure: Tensor | None = None
     gaps: Tensor | None = None  # (B, T) times between steps, of models whose moves have a continuous form
 
     @property

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from pplseq import checks
 from pplseq.infer.fit.em import Batch
-from pplseq.models.hmm.emissions import kmeans
 from pplseq.models.hmm.program import HMM
+from pplseq.models.parts.emissions import kmeans
 
 
 class MixtureHMM(HMM):
@@ -104,12 +104,13 @@ class MixtureHMM(HMM):
         if int(told.sum()) < 2 * self.num_clusters:
             return
         of = kmeans(self._features(x[told], seen[told]), self.num_clusters, assign=True)
-        size = self._config["num_states"]
+        size, known = self._config["num_states"], self._known_of(batch) if batch.emission_noises is None else None
         for cluster in range(self.num_clusters):
             rows = of == cluster
             if int(seen[told][rows].sum()) > size:
                 states = list(range(cluster * size, (cluster + 1) * size))
-                self.emissions.initialize(x[told][rows], seen[told][rows], which=states)
+                beside = {} if known is None else {"known": known[told][rows]}
+                self.emissions.initialize(x[told][rows], seen[told][rows], which=states, **beside)
 
     def _features(self, x: Tensor, seen: Tensor) -> Tensor:
         """(B, F) of each sequence: square roots of the shares of its words, or means and log deviations of its numbers."""

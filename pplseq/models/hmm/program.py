@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any, Unpack, cast
 
 import pyro
 import pyro.distributions as dist
@@ -23,31 +24,37 @@ from pplseq.infer.fit.held import any_held, kept
 from pplseq.infer.programs.markov import markov
 from pplseq.models.base import AT_POINT, AT_TEST, Given, Sizes, one_chain, said
 from pplseq.models.constrained import Constrainable
-from pplseq.models.hmm.emissions import (
-    COVARIANCES,
-    GaussianTable,
-    dirichlet_log_density,
-    inside_simplex,
-    like,
-    restricted,
-    safe_log,
-)
-from pplseq.models.hmm.families import Family
-from pplseq.models.hmm.family_table import as_list
-from pplseq.models.hmm.known_noise import with_noise
 from pplseq.models.hmm.labelled_start import moves_of_labels, start_from_labels
-from pplseq.models.hmm.moves import allowed_moves, allowed_starts, shared_rows
 from pplseq.models.hmm.pretrained import read_pretrained
-from pplseq.models.hmm.priors import Priors
-from pplseq.models.hmm.quantiles import state_quantiles
 from pplseq.models.hmm.short_ways import ShortWays
 from pplseq.models.hmm.tables import DTYPES, words_of
 from pplseq.models.online.reader import Filter
 from pplseq.models.online.states import States
+from pplseq.models.parts.emissions import (
+    COVARIANCES,
+    CategoricalTable,
+    GaussianTable,
+    dirichlet_log_density,
+    like,
+    restricted,
+    safe_log,
+)
+from pplseq.models.parts.families import Family, inside_simplex
+from pplseq.models.parts.family_table import as_list
+from pplseq.models.parts.moves import allowed_moves, allowed_starts, shared_rows
+from pplseq.models.parts.priors import Priors
 from pplseq.models.remembered import Remembered, plain_parameters
 from pplseq.models.state_labels import checked_names
 from pplseq.models.state_languages import StateLanguages
-from pplseq.models.steps import step_matrices, steps_to_come, with_steps
+from pplseq.models.steps import (
+    all_sizes,
+    check_sizes,
+    column_of,
+    sizes_beside,
+    step_matrices,
+    steps_to_come,
+    with_steps,
+)
 
 if TYPE_CHECKING:
     from pplseq.data.vocabulary import Vocabulary
@@ -72,14 +79,18 @@ class HMM(Constrainable, StateLanguages, ShortWays):
             numbers, "poisson", "negative_binomial", "student_t", "von_mises" (angles in radians), "normal", "exponential",
             "bernoulli", for all columns alike, or a list of names, one a column; columns are independent given the state.
             Also any class of ``pyro.distributions`` over single numbers by name ("Laplace"), or a
-            :class:`~pplseq.models.hmm.families.Family` of your own, which EM cannot learn unless it says how.
+            :class:`~pplseq.models.parts.families.Family` of your own, which EM cannot learn unless it says how.
+            A family with zeros of their own is "zero_inflated_poisson", "hurdle_gamma" and the like; "gamma" and "binomial" are
+            others, and "categorical" is a column of levels.
         num_components: of the mixture, by default 2.
+        num_levels: of "categorical" columns: of all, or a list with one a column, None at those of numbers.
+        trials: of "binomial" columns, where they are the same at every step; else they come with the data.
         graph: (Z, Z) bool, [from, to], which moves there are, all others stay impossible; "left_right" for those to the same
             state and later ones, starting in state 0; None for all.
         start_states: states that a sequence may start in; None for all.
         ties: (Z,) the number of the emission that each state has, for states that share one; None for one each.
         covariance: of vectors: "diag", "full", "tied" (one full matrix for all states) or "spherical".
-        priors: :class:`~pplseq.models.hmm.priors.Priors`, a mapping of its arguments, True for its defaults, or None.
+        priors: :class:`~pplseq.models.parts.priors.Priors`, a mapping of its arguments, True for its defaults, or None.
         covariance_floor: smallest variance EM may give a state in any direction; None: a thousandth of the data's own in each
             column, so that a fit does not depend on their units.
         state_names: what the states are called, in ``decode``, ``n_best`` and ``summary``; None: numbers, or the names of the
@@ -97,6 +108,7 @@ class HMM(Constrainable, StateLanguages, ShortWays):
 
     graph: Any
     start_states: Any
+    _trials_of_steps: bool
     name = "hmm"
     methods = ("em", "sgd", "svi", "nuts", "lbfgs")
     has_short_ways = True
@@ -109,6 +121,8 @@ class HMM(Constrainable, StateLanguages, ShortWays):
         num_features: int | None = None,
         emission: Any = None,
         num_components: int | None = None,
+        num_levels: int | Sequence[int | None] | None = None,
+        trials: int | None = None,
         graph: Tensor | str | None = None,
         start_states: Sequence[int] | None = None,
         ties: Sequence[int] | None = None,
@@ -129,6 +143,7 @@ class HMM(Constrainable, StateLanguages, ShortWays):
         super().__init__(
             num_states, num_words, num_features, covariance, covariance_floor, dtype, kinds=COVARIANCES,
             emission="gaussian" if emission is None else emission, num_components=num_components,
+            num_levels=num_levels, trials=trials,
         )  # fmt: skip
         self.priors = Priors.of(priors)
         if isinstance(graph, str) and graph == "left_right" and start_states is None:
@@ -153,8 +168,9 @@ class HMM(Constrainable, StateLanguages, ShortWays):
                 self.priors.normal_wishart(num_features, torch.empty(0, dtype=real))
         self._make_tables(num_states, real)
         self.emissions = self._make_emissions(num_states if self.rows is None else int(self.rows.max()) + 1, real)
+        vars(self)["_trials_of_steps"] = trials is None and bool(self.emissions.sized("trials"))
         self._forbid()
-        if not getattr(self.emissions, "has_em", True):  # the first is the default of `fit`
+        if not self.emissions.has_em:  # the first is the default of `fit`
             vars(self)["methods"] = tuple(method for method in ("lbfgs", *self.methods[1:4]) if method != "em")
             vars(self)["turns"], vars(self)["least_starts"] = ("values", "stretches"), 2
         vars(self)["_remembered"] = Remembered(plain_parameters(self)[0])  # no submodule
@@ -185,7 +201,7 @@ class HMM(Constrainable, StateLanguages, ShortWays):
         model = cls(len(start), num_words=words.shape[1], dtype="float32")
         model.initial_logits.copy_(start)
         model.transition_logits.copy_(moves)
-        model.emissions.logits.copy_(words)
+        cast(CategoricalTable, model.emissions).logits.copy_(words)
         model.vocabulary, model.is_fitted = vocabulary, True
         return model
 
@@ -269,6 +285,8 @@ class HMM(Constrainable, StateLanguages, ShortWays):
         *,
         states: Tensor | None = None,
         emission_noises: Tensor | None = None,
+        trials: Tensor | float | None = None,
+        exposure: Tensor | float | None = None,
         **sizes: Unpack[Sizes],
     ):
         """The generative program.
@@ -281,9 +299,12 @@ class HMM(Constrainable, StateLanguages, ShortWays):
             states: (B, T) observed states, negative where unknown.
             emission_noises: (B, T, D, D) or (T, D, D) known covariances that are added to those of the states: measurement
                 errors of known size; of Gaussian vectors.
+            trials, exposure: of each step, of "binomial" and of "poisson" columns: (B, T), (T,), a number, or (B, T, D), of
+                which those of other columns do not count. A rate is then one of a unit of exposure.
             **sizes: how much to generate, or what a mini-batch stands for: :class:`~pplseq.models.base.Sizes`.
         """
-        given = self.given(x, lengths, start, states=states, emission_noises=emission_noises, **sizes)
+        known: dict[str, Any] = dict(states=states, emission_noises=emission_noises, trials=trials, exposure=exposure)
+        given = self.given(x, lengths, start, **known, **sizes)
         transition, emission = self.specs_given(given)
         z = start
         with given.plate:
@@ -294,8 +315,15 @@ class HMM(Constrainable, StateLanguages, ShortWays):
                         pyro.sample(f"x_{t}", emission(z, inputs=given.input(t)), obs=given.value(t))
         return x
 
-    def given(self, x, lengths=None, start=None, *, emission_noises: Tensor | None = None, **known) -> Given:
+    def given(
+        self, x, lengths=None, start=None, *, emission_noises: Tensor | None = None, trials=None, exposure=None, **known
+    ) -> Given:
         given = super().given(x, lengths, start, **known)
+        inside = x  # behind the ends of rows anything stands
+        if x is not None and lengths is not None and (trials is not None or exposure is not None):
+            padded = torch.arange(x.shape[1], device=x.device) >= lengths.unsqueeze(-1)
+            inside = x.masked_fill(padded.unsqueeze(-1), torch.nan)
+        given.inputs = self._sizes_of(given.shape, inside, trials, exposure)
         if emission_noises is not None:
             size = self.num_features or 0
             noises = step_matrices("emission_noises", emission_noises, (size, size), given.shape)
@@ -305,11 +333,38 @@ class HMM(Constrainable, StateLanguages, ShortWays):
 
     def specs_given(self, given: Given) -> tuple[DenseTransition, Emission]:
         transition, emission = self.specs()
-        return transition, emission if given.inputs is None else with_noise(emission)
+        if given.inputs is None:
+            return transition, emission
+        return transition, self.emissions.conditional(emission)
 
-    def as_batch(self, x, lengths=None, *, states=None, emission_noises=None) -> Batch:
-        """x, its lengths, observed states and known noises (see :meth:`model`) as tensors; see the class of all estimators."""
+    def _sizes_of(
+        self, shape: Sequence[int], x: Tensor | None = None, trials: Any = None, exposure: Any = None
+    ) -> Tensor | None:
+        """(B, T, D) numbers of trials and exposures; None where nothing of single steps is known.
+
+        Raises:
+            ValueError: where they must be told, or there is no column that takes them.
+        """
+        if trials is None and exposure is None and not self._need_sizes:
+            return None
+        given = {"trials": trials, "exposure": exposure}
+        columns = {name: self.emissions.sized(name) for name in given}
+        size, fixed = self.num_features or 0, self._config.get("trials")
+        found = all_sizes(given, columns, (shape[0], shape[1]), size, self.sized_by, fixed)
+        if found is None:
+            return None
+        if x is not None:
+            check_sizes(found, x, columns)
+        return found.to(self.reference)
+
+    def as_batch(self, x, lengths=None, *, states=None, emission_noises=None, trials=None, exposure=None) -> Batch:
+        """x, its lengths, observed states and what is known of steps (see :meth:`model`) as tensors; see the class of all
+        estimators."""
         batch = super().as_batch(x, lengths, states=states)
+        for name, value in (("trials", trials), ("exposure", exposure)):
+            if value is not None:
+                batch = batch._replace(**{name: sizes_beside(name, value, batch, x, lengths, self.num_features or 0)})
+        self._known_of(batch)
         if emission_noises is None:
             return batch
         if not isinstance(self.emissions, GaussianTable):
@@ -322,36 +377,43 @@ class HMM(Constrainable, StateLanguages, ShortWays):
 
     @torch.no_grad()
     def forecast(  # pyright: ignore[reportIncompatibleMethodOverride]
-        self, x, num_steps: int | None = None, lengths=None, *, emission_noises=None, future_emission_noises=None
-    ) -> NextDistribution:
+        self, x, num_steps: int | None = None, lengths=None, *, emission_noises=None, future_emission_noises=None, trials=None,
+        future_trials=None, exposure=None, future_exposure=None,
+    ) -> NextDistribution:  # fmt: skip
         """What comes in the next K steps, exactly; see :meth:`~pplseq.models.estimator.Estimator.forecast`, and beside it:
 
         Args:
             emission_noises: of the past. future_emission_noises: (B, K, D, D), or (K, D, D) for all rows: of the steps to come;
                 must be given with those of the past, zeros for none.
+            trials, exposure: of the past. future_trials, future_exposure: (B, K), (K,) or a number, of the steps to come.
         """
         num_steps = checks.steps_ahead(x, num_steps)
-        known = {} if emission_noises is None else {"emission_noises": emission_noises}
-        found = super().forecast(x, num_steps, lengths, **known)
-        if emission_noises is None and future_emission_noises is None:
-            return found
-        states, size = found.state_log_probs, self.num_features or 0
-        past = Batch(states, emission_noises=None if emission_noises is None else states)
-        ahead, sizes = {"future_emission_noises": future_emission_noises}, {"emission_noises": (size, size)}
-        added = steps_to_come(ahead, past, sizes, len(states), num_steps, self.reference)["emission_noises"]
-        weights = states.exp() if self.rows is None else pooled(states.exp(), self.rows, self.emissions.num_states)
-        assert found.covariances is not None, "of vectors, as noises are"
-        quantiles = state_quantiles(self.emissions, weights, added)
-        return found._replace(covariances=found.covariances + added, quantiles=quantiles)
+        past = {"emission_noises": emission_noises, "trials": trials, "exposure": exposure}
+        past = {name: column_of(name, value, x) for name, value in past.items() if value is not None}
+        states, emission = self.states_ahead(x, num_steps, lengths, **past)
+        shape, size = (states.shape[0], num_steps), self.num_features or 0
+        known = None
+        if emission_noises is not None or future_emission_noises is not None:
+            before = Batch(states, emission_noises=None if emission_noises is None else states)
+            ahead, sizes = {"future_emission_noises": future_emission_noises}, {"emission_noises": (size, size)}
+            known = steps_to_come(ahead, before, sizes, *shape, self.reference)["emission_noises"]
+        elif self.num_words is None:
+            try:
+                known = self._sizes_of(shape, trials=future_trials, exposure=future_exposure)
+            except ValueError as error:
+                raise ValueError(f"future_{error}") from None
+        return self.labelled(self.observations_of(states, emission, known), x, lengths, num_steps)
 
-    def observations_of(self, states: Tensor, emission) -> NextDistribution:
+    def observations_of(self, states: Tensor, emission, known: Tensor | None = None) -> NextDistribution:
+        if known is None:
+            self._sizes_of((1, 1))  # refused where they must be told
         if self.rows is not None and self.num_words is None:
-            found = super().observations_of(pooled(states.exp(), self.rows, self.emissions.num_states).log(), emission)
+            found = super().observations_of(pooled(states.exp(), self.rows, self.emissions.num_states).log(), emission, known)
             return found._replace(state_log_probs=states)
-        return super().observations_of(states, emission)
+        return super().observations_of(states, emission, known)
 
     def _reader(self) -> Filter:
-        if type(self) is HMM and self.is_one_chain:
+        if type(self) is HMM and self.is_one_chain and not self._need_sizes:
             with said(AT_POINT, AT_TEST):
                 transition, emission = self.specs()
             if not emission.batch_shape and not emission.takes_inputs:
@@ -389,11 +451,23 @@ class HMM(Constrainable, StateLanguages, ShortWays):
 
     def check_data(self, batch: Batch) -> None:
         super().check_data(batch)
-        if hasattr(self.emissions, "set_origin"):
-            x, seen = self.observed(batch.x)
-            if batch.lengths is not None:
-                seen = seen & (torch.arange(seen.shape[1], device=seen.device) < batch.lengths.unsqueeze(-1))
-            self.emissions.set_origin(x, seen)
+        x, seen = self.observed(batch.x)
+        if batch.lengths is not None:
+            seen = seen & (torch.arange(seen.shape[1], device=seen.device) < batch.lengths.unsqueeze(-1))
+        self.emissions.set_origin(x, seen)
+        given = {"trials": batch.trials, "exposure": batch.exposure}
+        self.sized_by = tuple(name for name, value in given.items() if value is not None) or None
+
+    @contextlib.contextmanager
+    def naming(self, x: Any, keep: bool, inputs: Any = None, states: Any = None, beside: Sequence[Any] = ()) -> Iterator[None]:
+        before = self.sized_by
+        self.sized_by = before if keep else None  # a fit anew may be without exposures
+        try:
+            with super().naming(x, keep, inputs, states, beside):
+                yield
+        except BaseException:
+            self.sized_by = before
+            raise
 
     def check_method(self, method: str) -> None:
         if method in ("svi", "nuts") and self.priors is None:
@@ -446,11 +520,24 @@ class HMM(Constrainable, StateLanguages, ShortWays):
         x, seen = self.emissions.observed(batch.x)
         if batch.lengths is not None:
             seen = seen & (torch.arange(x.shape[1], device=x.device) < batch.lengths.unsqueeze(-1))
-        self.emissions.initialize(x, seen, **({"over_time": True} if how == "stretches" else {}))
+        known = self._known_of(batch) if batch.emission_noises is None else None
+        how_to = {"over_time": True} if how == "stretches" else {}
+        self.emissions.initialize(x, seen, **how_to, **({} if known is None else {"known": known}))
         if (labels := batch.states) is not None:
             if self.rows is not None and self.num_observable_states == self.num_states:
                 labels = torch.where(labels < 0, labels, self.rows[labels])
-            start_from_labels(self.emissions, x, seen, labels)
+            start_from_labels(self.emissions, x, seen, labels, known)
+
+    @property
+    def _need_sizes(self) -> bool:
+        """Whether trials or exposures must be told of each step."""
+        return self.sized_by is not None or self._trials_of_steps
+
+    def _known_of(self, batch: Batch) -> Tensor | None:
+        """What the emissions are told of each step: (B, T, D, D) noises, or (B, T, D) numbers of trials and exposures."""
+        if batch.emission_noises is not None:
+            return batch.emission_noises
+        return self._sizes_of(batch.x.shape, batch.x, batch.trials, batch.exposure)
 
     # ---------------------------------------------------------------- what EM asks for (see pplseq.infer.fit.em)
     def expected_statistics(self, chain: Chain, batch: Batch | None = None) -> Statistics:
@@ -459,12 +546,13 @@ class HMM(Constrainable, StateLanguages, ShortWays):
         if self.rows is not None:
             probs = pooled(probs, self.rows, self.emissions.num_states)
         obs = chain.obs.transpose(0, 1).flatten(0, 1)
-        noises = () if batch is None or batch.emission_noises is None else (batch.emission_noises.flatten(0, 1),)
+        known = None if batch is None else self._known_of(batch)
+        known = None if known is None else known.flatten(0, 1)
         if chain.seen is not None:  # padded steps count as seen and have probability 0
             seen = chain.seen.T.flatten()
-            obs, probs, noises = obs[seen], probs[seen], [noise[seen] for noise in noises]
+            obs, probs, known = obs[seen], probs[seen], None if known is None else known[seen]
         tables = {"initial": counts.start.double(), "transition": counts.transition.double()}
-        return tables | self.emissions.statistics(obs, probs, *noises)
+        return tables | self.emissions.statistics(obs, probs, known)
 
     def implied_statistics(self, num_sequences: float, num_tokens: float) -> Statistics:
         visits = torch.full_like(self.initial, num_tokens / self.num_states, dtype=torch.float64)

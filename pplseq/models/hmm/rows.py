@@ -23,7 +23,7 @@ from pplseq.infer.fit.em import Batch, Statistics
 from pplseq.kernels import compiled, twice
 from pplseq.kernels.chain import call, statistics
 from pplseq.kernels.parallel import time_scan
-from pplseq.models.hmm.emissions import CategoricalTable, GaussianTable
+from pplseq.models.parts.emissions import CategoricalTable, GaussianTable
 from pplseq.models.remembered import Remembered
 
 # in all emissions; beside more of them the long way costs nothing, and very long rows have a chain of their own

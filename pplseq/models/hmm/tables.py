@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -14,9 +14,10 @@ from pplseq.infer.discrete.results import NextDistribution
 from pplseq.infer.fit.em import Batch
 from pplseq.infer.fit.held import Slot
 from pplseq.models.estimator import Estimator
-from pplseq.models.hmm.emissions import CategoricalTable, GaussianTable, like, mixture_moments
-from pplseq.models.hmm.family_table import as_config, table_of
-from pplseq.models.hmm.quantiles import state_quantiles
+from pplseq.models.parts.emissions import CategoricalTable, GaussianTable, like
+from pplseq.models.parts.family_table import as_config, as_list, is_list, table_of
+from pplseq.models.parts.protocols import Emissions
+from pplseq.models.parts.quantiles import state_moments
 
 DTYPES = {"float64": torch.float64, "float32": torch.float32}
 
@@ -40,17 +41,17 @@ class StateTables(Estimator):
         num_words: V. num_features: D. Exactly one of the two.
         covariance, covariance_floor, dtype: of Gaussians.
         kinds: of covariances that there are.
-        emission, num_components: of vectors; see :func:`~pplseq.models.hmm.family_table.table_of`.
+        emission, num_components, num_levels, trials: of vectors; see :func:`~pplseq.models.parts.family_table.table_of`.
     """
 
     initial_logits: nn.Parameter
     transition_logits: nn.Parameter
-    emissions: Any  # CategoricalTable, or GaussianTable
+    emissions: Emissions
 
     def __init__(
         self, num_states: int, num_words: int | None, num_features: int | None, covariance: str,
         covariance_floor: float | None, dtype: str, *, kinds: tuple[str, ...], emission: Any = "gaussian",
-        num_components: int | None = None,
+        num_components: int | None = None, num_levels: Any = None, trials: int | None = None,
     ):  # fmt: skip
         super().__init__()
         if (num_words is None) == (num_features is None):
@@ -73,14 +74,19 @@ class StateTables(Estimator):
             self._config |= {"emission": as_config(emission)}
         if num_components is not None:
             self._config |= {"num_components": checks.count("num_components", num_components)}
+        if num_levels is not None:
+            self._config |= {"num_levels": as_list(num_levels, list(num_levels)) if is_list(num_levels) else num_levels}
+        if trials is not None:
+            self._config |= {"trials": checks.count("trials", trials)}
 
-    def _make_emissions(self, num_states: int, dtype: torch.dtype) -> Any:
+    def _make_emissions(self, num_states: int, dtype: torch.dtype) -> Emissions:
         """New ones, drawn at random, of so many states."""
         if self.num_features is None:
             return CategoricalTable(num_states, self._config["num_words"], dtype)
         return table_of(
             self._config.get("emission", "gaussian"), num_states, self.num_features, self._config["covariance"],
             self._config["covariance_floor"], dtype, self._config.get("num_components"),
+            self._config.get("num_levels"), self._config.get("trials"),
         )  # fmt: skip
 
     @property
@@ -113,13 +119,13 @@ class StateTables(Estimator):
     def loc(self) -> Tensor:
         """(Z, D) means of Gaussian vectors; of the states that have an emission of their own."""
         self._need(isinstance(self.emissions, GaussianTable), "loc", "emission_parameters")
-        return self.emissions.loc.detach().clone()
+        return cast(GaussianTable, self.emissions).loc.detach().clone()
 
     @property
     def covariances(self) -> Tensor:
         """(Z, D, D) covariances of Gaussian vectors; of the states that have an emission of their own."""
         self._need(isinstance(self.emissions, GaussianTable), "covariances", "emission_parameters")
-        return self.emissions.covariances().detach()
+        return cast(GaussianTable, self.emissions).covariances().detach()
 
     def _need(self, holds: bool, name: str, instead: str) -> None:
         if not holds:
@@ -140,14 +146,17 @@ class StateTables(Estimator):
                 raise ValueError(f"{name}: every row must hold probabilities that sum to 1")
             logits.copy_(value.log())
 
+    @property
+    def levels(self) -> dict[int, int]:
+        return self.emissions.levels
+
     def parameter_units(self) -> dict[str, Tensor]:
         """How much locations may vary, so that a fit does not depend on what the data are measured in."""
-        return {f"emissions.{name}": unit for name, unit in getattr(self.emissions, "units", dict)().items()}
+        return {f"emissions.{name}": unit for name, unit in self.emissions.units().items()}
 
     def check_held(self, method: str) -> None:
         super().check_held(method)
-        if hasattr(self.emissions, "check_held"):
-            self.emissions.check_held(method)
+        self.emissions.check_held(method)
 
     @property
     def slots(self) -> dict[str, Slot]:
@@ -171,11 +180,11 @@ class StateTables(Estimator):
     def observed(self, x: Tensor) -> tuple[Tensor, Tensor]:
         return self.emissions.observed(x)
 
-    def observations_of(self, states: Tensor, emission) -> NextDistribution:
+    def observations_of(self, states: Tensor, emission, known: Tensor | None = None) -> NextDistribution:
+        """See the class of all estimators; known: (B, K, ...) of the steps, as :func:`state_quantiles` takes it."""
         if self.num_words is not None:
             return super().observations_of(states, emission)
-        moments = mixture_moments(states.exp(), *self.emissions.moments())
-        return NextDistribution(states, None, *moments, state_quantiles(self.emissions, states.exp()))
+        return NextDistribution(states, None, *state_moments(self.emissions, states.exp(), known))
 
     def entry_name(self, name: str, place: Sequence[int], shape: Sequence[int]) -> str:
         if name in ("initial", "transition"):

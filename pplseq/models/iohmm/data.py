@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import numpy as np
 import torch
@@ -17,12 +17,13 @@ from pplseq.models.base import Given
 from pplseq.models.forms import of_objects, refuse_texts
 from pplseq.models.iohmm.embeddings import Embeddings, not_symbols
 from pplseq.models.iohmm.forms import in_pairs, part_name, parts_of
-from pplseq.models.iohmm.responses import ResponseColumns
+from pplseq.models.parts.responses import ResponseColumns
 
 PARTS = ("initial", "transition", "emission")
 Inputs = Tensor | Mapping[str, Tensor] | None
 
 
+SIZES = "sizes"  # of steps, (B, T, D) numbers of trials and exposures, which go with the inputs
 Source = tuple[str, int]  # ("vectors", U) or ("symbols", L)
 
 
@@ -133,6 +134,9 @@ class IOFormat(NamedTuple):
             ValueError, TypeError: where some are missing, NaN, out of range or of another shape; says where.
         """
         parts = {part: source for part, source in self.sources.items() if source is not None}
+        if (sizes := sizes_of(inputs)) is not None:
+            shape = tuple(sizes.shape[:2]) if shape is None else shape
+            inputs = {part: value for part, value in cast(Mapping, inputs).items() if part != SIZES} or None
         if isinstance(inputs, Mapping):
             unknown = [part for part in inputs if part not in PARTS]
             if unknown:
@@ -213,10 +217,11 @@ class IOFormat(NamedTuple):
             previous: (B[, D]) the outputs before the first step, or None where there are none.
 
         Returns:
-            "initial" -> (B[, U]), of the first step; "transition", "emission" -> (B, T[, U]); None for parts without inputs.
+            "initial" -> (B[, U]), of the first step; "transition", "emission" -> (B, T[, U]); None for parts without inputs;
+            "sizes" -> (B, T, D) numbers of trials and exposures, None for none.
         """
         given = self.check_inputs(inputs, tuple(x.shape[:2]), lengths)
-        result: dict[str, Tensor | None] = {}
+        result: dict[str, Tensor | None] = {SIZES: sizes_of(inputs)}
         before = None
         for part in PARTS:
             value = given.get(part)
@@ -374,7 +379,7 @@ class Sight:
     """What the networks of each part see at a step: its inputs, joined by the output before it where that is fed back.
 
     Attributes:
-        first: (B[, U]) what the start distribution sees, or None.
+        first: (B[, U]) what the start distribution sees, or None. sizes: (B, T, D) trials and exposures, or None.
         feeding: whether outputs are fed back as they are generated, so that steps come one after the other.
     """
 
@@ -382,7 +387,7 @@ class Sight:
         self._format, self.feeding = form, given.generates and bool(form.feedback)
         values = form.missing(*given.shape) if given.x is None else given.x
         self._parts = form.network_inputs(values, inputs, given.lengths, previous)
-        self.first = self._parts["initial"]
+        self.first, self.sizes = self._parts["initial"], self._parts[SIZES]
         if self.feeding:
             self._parts = self._parts | form.check_inputs(inputs, given.shape, given.lengths)
             self._previous = form.outputs_before(values, previous)[:, 0]
@@ -391,11 +396,28 @@ class Sight:
         """(B[, U]); before: what the program has drawn last, which counts only where it generates."""
         value = self._parts[part]
         if value is None:
-            return None
+            return self.sizes[:, t] if part == "emission" and self.sizes is not None else None
         value = value[:, t]
         if self.feeding and part in self._format.feedback:
-            return self._format.join(part, value, self._previous if before is None else before)
-        return value
+            value = self._format.join(part, value, self._previous if before is None else before)
+        return value if part != "emission" or self.sizes is None else beside(value, self.sizes[:, t])
+
+
+def sizes_of(inputs: Inputs) -> Tensor | None:
+    """Numbers of trials and exposures that go with inputs."""
+    return inputs.get(SIZES) if isinstance(inputs, Mapping) else None
+
+
+def beside(value: Tensor | None, sizes: Tensor) -> Tensor:
+    """What emissions see, (*B[, U]) or nothing, and sizes (*B, D) behind it, as :func:`apart` takes it apart."""
+    if value is None:
+        return sizes
+    return torch.cat([(value if value.dim() == sizes.dim() else value.unsqueeze(-1)).to(sizes), sizes], -1)
+
+
+def apart(value: Tensor, num_outputs: int, symbols: bool) -> tuple[Tensor, Tensor]:
+    own = value[..., :-num_outputs]
+    return own[..., 0].long() if symbols else own, value[..., -num_outputs:]
 
 
 def _on(inputs: Inputs, device) -> Inputs:

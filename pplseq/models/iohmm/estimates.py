@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from pplseq.models.iohmm.networks import GaussianNoise, masked_log_softmax, scale_tril
-from pplseq.models.iohmm.responses import Dispersions
+from pplseq.models.parts.responses import Dispersions
 
 if TYPE_CHECKING:
     from pplseq.models.iohmm.parameters import IOParameters
@@ -54,10 +54,7 @@ def estimates_of(model: IOParameters) -> dict[str, Tensor]:
             tril = scale_tril(noise["scale_tril"])
             found["covariance"] = tril @ tril.mT
     elif isinstance(model.noise, Dispersions):
-        for column in model.noise.columns.columns:
-            if column.place is not None:
-                name = f"{column.response.dispersion}.{output_name(model, column.number)}"
-                found[name] = model.noise.log_dispersion[:, column.place].exp()
+        found |= {f"{name}.{output_name(model, column.number)}": value for column, name, value in model.noise.values()}
     return found
 
 

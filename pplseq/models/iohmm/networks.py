@@ -11,7 +11,7 @@ from torch.func import functional_call
 
 from pplseq.distributions.dense import GaussianEmission
 from pplseq.kernels.log_semiring import log_softmax
-from pplseq.models.hmm.priors import PriorOptions
+from pplseq.models.parts.priors import PriorOptions
 
 Weights = Mapping[str, Tensor]
 

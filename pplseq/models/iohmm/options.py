@@ -20,7 +20,8 @@ from pplseq.models.iohmm.networks import (
     Network,
     TableNetwork,
 )
-from pplseq.models.iohmm.responses import RESPONSES, ResponseColumns
+from pplseq.models.parts.named_families import DRIVEN
+from pplseq.models.parts.responses import ResponseColumns
 
 PerPart = int | Mapping[str, int] | None
 Sources = dict[str, tuple[str, int] | None]
@@ -63,11 +64,11 @@ def output_columns(outputs: Any, num_outputs: Any, links: Any, trials: int | Non
         ValueError, TypeError: for what does not fit together; says what there is.
     """
     listed = isinstance(outputs, (list, tuple))
-    if not listed and (outputs not in RESPONSES or outputs in ("categorical", "bernoulli") and links is None):
+    if not listed and (outputs in ("gaussian", "states") or outputs in ("categorical", "bernoulli") and links is None):
         for name, value in (("links", links), ("trials", trials)):
             if value is not None:
                 raise ValueError(
-                    f"{name}: of {', '.join(RESPONSES)}, or of a list of those; outputs={checks.shown(outputs)} has none"
+                    f"{name}: of {', '.join(DRIVEN)}, or of a list of those; outputs={checks.shown(outputs)} has none"
                 )
         if isinstance(num_outputs, (list, tuple)):
             raise ValueError(

@@ -14,12 +14,12 @@ from pplseq.infer.fit.em import Batch, least_variances
 from pplseq.models.base import AT_POINT
 from pplseq.models.estimator import Estimator
 from pplseq.models.forms import is_table
-from pplseq.models.iohmm.data import PARTS, IOFormat
+from pplseq.models.iohmm.data import PARTS, IOFormat, sizes_of
 from pplseq.models.iohmm.estimates import estimates_of
 from pplseq.models.iohmm.forms import put_to_steps
 from pplseq.models.iohmm.formulas import Formulas
 from pplseq.models.iohmm.networks import GaussianNoise, Network, WeightPriors
-from pplseq.models.iohmm.responses import Dispersions, ResponseColumns
+from pplseq.models.parts.responses import Dispersions, ResponseColumns
 from pplseq.models.row_labels import check_rows_ahead
 
 FLOOR = 1e-4  # the smallest variance of Gaussian outputs, as a share of their own
@@ -47,6 +47,10 @@ class IOParameters(Estimator):
     output_names: list[str] | None
     priors: WeightPriors | None
     formulas: Formulas | None
+
+    @property
+    def levels(self) -> dict[int, int]:
+        return {} if self.columns is None else {c.number: c.size for c in self.columns.columns if c.kind is None}
 
     # ---------------------------------------------------------------- frames
     @property
@@ -230,6 +234,8 @@ class IOParameters(Estimator):
         if len(values) < 2:
             return
         if isinstance(self.noise, Dispersions):
+            sizes = sizes_of(batch.inputs)
+            values = self.noise.columns.rates(values, None if sizes is None else sizes[seen])
             self._initialize_columns(values, self.noise, self.least_variances(batch))
             return
         spread = torch.cov(values.T).reshape(self.num_outputs, self.num_outputs)
@@ -245,12 +251,12 @@ class IOParameters(Estimator):
 
     def _initialize_columns(self, values: Tensor, noise: Dispersions, floor: Tensor) -> None:
         eta = noise.columns.start(values, (self.num_states,))
-        noise.log_dispersion.copy_(noise.columns.first_dispersions(values, floor).log().expand_as(noise.log_dispersion))
+        noise.raw.copy_(noise.columns.first_dispersions(values, floor).expand_as(noise.raw))
         network, weights = self.network("emission"), dict(self.network("emission").named_parameters())
         if network.kind in ("constant", "table"):
             weights["logits"].copy_(eta.expand(weights["logits"].shape))
         elif (linear := network.linear_weight) is not None:
-            for column in noise.columns.normal:
+            for column in noise.columns.scaled:
                 if column.link == "identity":
-                    weights[linear][..., column.first].mul_(noise.log_dispersion[0, column.place].exp())
+                    weights[linear][..., column.first].mul_(noise.raw[0, column.place].exp())
             weights[linear][..., -1, :] = eta

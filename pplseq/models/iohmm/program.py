@@ -20,11 +20,8 @@ from pplseq.infer.discrete.chain import Chain
 from pplseq.infer.fit.held import Slot, holding
 from pplseq.infer.programs.markov import markov
 from pplseq.models.base import Sizes, one_chain
-from pplseq.models.hmm.emissions import COVARIANCES
-from pplseq.models.hmm.family_table import as_config
-from pplseq.models.hmm.moves import allowed_moves, allowed_starts
 from pplseq.models.hmm.tables import DTYPES
-from pplseq.models.iohmm.data import PARTS, Inputs, IOFormat, Sight
+from pplseq.models.iohmm.data import PARTS, Inputs, IOFormat, Sight, apart
 from pplseq.models.iohmm.embeddings import checked_embeddings
 from pplseq.models.iohmm.fit import METHODS, FitPlan, fit_model, with_steps
 from pplseq.models.iohmm.formulas import Formulas
@@ -41,8 +38,11 @@ from pplseq.models.iohmm.options import (
 )
 from pplseq.models.iohmm.parameters import SPREAD
 from pplseq.models.iohmm.queries import IOHMMQueries
-from pplseq.models.iohmm.responses import RESPONSES, Dispersions
 from pplseq.models.iohmm.restarts.history import RestartBlock, RestartHistory
+from pplseq.models.parts.emissions import COVARIANCES
+from pplseq.models.parts.family_table import as_config
+from pplseq.models.parts.moves import allowed_moves, allowed_starts
+from pplseq.models.parts.responses import Dispersions
 from pplseq.threads import undisturbed
 
 OUTPUTS = ("categorical", "bernoulli", "gaussian", "states")
@@ -144,7 +144,7 @@ class IOHMM(IOHMMQueries):
         self.num_states = checks.count("num_states", num_states)
         checks.fits("num_states", 4.0 * num_states**2, "choose fewer states")
         self.columns = output_columns(outputs, num_outputs, links, trials)
-        self.outputs = "columns" if self.columns else checks.choice("outputs", outputs, (*OUTPUTS, *RESPONSES))
+        self.outputs = "columns" if self.columns else checks.choice("outputs", outputs, OUTPUTS)
         self.initial = checks.choice("initial", initial, INITIAL)
         self.covariance = checks.choice("covariance", covariance, COVARIANCES)
         real = DTYPES[checks.choice("dtype", dtype, DTYPES)]
@@ -259,39 +259,47 @@ class IOHMM(IOHMMQueries):
         return self
 
     # ---------------------------------------------------------------- the program
-    def specs(self, first: Tensor | None = None, *, partly: bool = False) -> tuple[Transition, Emission]:
+    def specs(self, first: Tensor | None = None, *, partly: bool = False, sized: bool = False) -> tuple[Transition, Emission]:
         """Transition and emission: of the module's parameters, or with priors drawn at their sites.
 
         Args:
             first: (B[, U]) inputs of the start distribution, where it sees some.
-            partly: whether some vectors lack some of their dimensions.
+            partly: whether some vectors lack some of their dimensions. sized: whether trials or exposures of steps are told.
         """
         weights, network = self.draw_weights(), self.network("transition")
         move = network.prepare(weights["transition_network"], lambda x: masked_log_softmax(x, self.graph))
         if self.initial == "stationary":
             transition = DenseTransition.stationary(move())
-            return transition, self._emission(weights, partly)
+            return transition, self._emission(weights, partly, sized)
         prepare = self.network("initial").prepare
         start = prepare(weights["initial_network"], lambda x: masked_log_softmax(x, self.start_states))(first)
         if network.kind == "constant":
             transition = DenseTransition(start, move())
         else:
             transition = StepTransition(start, move, self.num_states, network.input_dims, self.reference.device)
-        return transition, self._emission(weights, partly)
+        return transition, self._emission(weights, partly, sized)
 
-    def _emission(self, weights: Mapping[str, Mapping[str, Tensor]], partly: bool) -> Emission:
+    def _emission(self, weights: Mapping[str, Mapping[str, Tensor]], partly: bool, sized: bool) -> Emission:
         if self.outputs == "states":  # the target is the state
             return CategoricalEmission(torch.eye(self.num_states).to(self.reference).log())
         network, noise = self.network("emission"), self.noise
 
-        def build(logits: Tensor) -> Emission:
+        def build(logits: Tensor, *sizes: Tensor) -> Emission:
             if self.outputs == "categorical":
                 return CategoricalEmission(logits)
-            emission = BernoulliEmission(logits) if noise is None else noise.emission(logits, weights["noise"])
+            emission = BernoulliEmission(logits) if noise is None else noise.emission(logits, weights["noise"], *sizes)
             return CoordinateEmission(emission) if partly else emission
 
         scale = (lambda x: torch.log_softmax(x, -1)) if self.outputs == "categorical" else (lambda x: x)
         output = network.prepare(weights["emission_network"], scale)
+        if sized:
+            symbols = network.kind != "constant" and not network.input_dims
+
+            def build_sized(both: Tensor) -> Emission:
+                seen, sizes = apart(both, self.num_outputs, symbols)
+                return build(output() if network.kind == "constant" else output(seen), sizes)
+
+            return ConditionalEmission(build_sized, self.num_states, event_shape=(self.num_outputs,))
         if network.kind == "constant":
             return build(output())
         support = BernoulliEmission.support_constraint if self.outputs == "bernoulli" else None
@@ -347,7 +355,9 @@ class IOHMM(IOHMMQueries):
             )
         given = self.given(x, lengths, start, states=states, **sizes)
         see = Sight(self.format, given, inputs, previous)
-        transition, emission = self.specs(see.first, partly=x is not None and self.format.partly_missing(x))
+        transition, emission = self.specs(
+            see.first, partly=x is not None and self.format.partly_missing(x), sized=see.sizes is not None
+        )
         if start is None and self.initial == "transition":
             start = Belief(None, transition.initial_log_prob().expand(given.shape[0], self.num_states))
         return given, see, (transition, emission), start
@@ -377,7 +387,7 @@ class IOHMM(IOHMMQueries):
         validation=None, warm_start: bool = False, batch_size: int | None = None, seed: int | None = None,
         folder: str | Path | None = None, resume: bool = False, max_time: float | None = None,
         on_record: Callable[[dict[str, Any]], None] | None = None, cluster: Any = None, fixed: str | Sequence[str] = (),
-        **options,
+        trials=None, exposure=None, **options,
     ) -> Self:  # fmt: skip
         """Fits the parameters to data; ``history`` says afterwards how it went, ``history.restarts`` of every restart.
 
@@ -404,6 +414,7 @@ class IOHMM(IOHMMQueries):
             fixed: parts that keep their parameters: "initial", "transition", "emission", "noise" (covariances, dispersions).
                 Those none of whose parameters has ``requires_grad`` are held as well; what is held is not in
                 ``num_free_parameters``.
+            trials, exposure: of each step, of "binomial" and "poisson" columns: (B, T), (T,) or lists as x is one, or a number.
             **options: ``device``, to which the model moves first; max_iterations (100) and tolerance (1e-5 nats per step) of
                 "em" and "gem"; num_steps and lr of "sgd" and "svi"; those of
                 :func:`~pplseq.infer.fit.gradients.fit_variationally` and ``sample_parameters``.
@@ -424,12 +435,17 @@ class IOHMM(IOHMMQueries):
         if validation is None and select == "validation":
             raise ValueError("validation: select='validation' needs validation data, (x, inputs); got None")
         plan = plan._replace(folder=folder, resume=resume, max_time=max_time, on_record=on_record, cluster=cluster)
-        with self.naming(x, bool(warm_start or resume), inputs, states):
-            batch = with_steps(self.as_batch(x, lengths, states=states, inputs=inputs))
+        with self.naming(x, bool(warm_start or resume), inputs, states, [trials, exposure]):
+            self.sized_by = self.sized_by if warm_start or resume else None
+            sizes = {name: value for name, value in (("trials", trials), ("exposure", exposure)) if value is not None}
+            batch = with_steps(self.as_batch(x, lengths, states=states, inputs=inputs, **sizes))
+            self.sized_by = tuple(sizes) or None
         held_out = None
         if validation is not None:
             if not isinstance(validation, (tuple, list)) or len(validation) not in (2, 3):
                 raise TypeError("validation must be (x, inputs) or (x, inputs, lengths)")
+            if sizes:
+                raise ValueError("validation: held-out data come without trials and exposures of steps; leave it out")
             other, other_inputs, *other_lengths = validation
             held_out = with_steps(self.as_batch(other, *other_lengths, inputs=other_inputs))
         parts = {name.removesuffix("_network"): part for name, part in self.parts.items()}

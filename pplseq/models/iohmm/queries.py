@@ -24,15 +24,16 @@ from pplseq.models.base import AT_POINT, AT_TEST, said
 from pplseq.models.batch import as_given
 from pplseq.models.estimator import Sample
 from pplseq.models.forms import by_names, is_table
-from pplseq.models.iohmm.data import Inputs, Source
+from pplseq.models.iohmm.data import SIZES, Inputs, Source, beside, sizes_of
 from pplseq.models.iohmm.forms import without_frames
 from pplseq.models.iohmm.networks import GaussianNoise
 from pplseq.models.iohmm.parameters import IOParameters
 from pplseq.models.iohmm.quantiles import emission_means, with_quantiles
-from pplseq.models.iohmm.responses import ResponseEmission
 from pplseq.models.iohmm.whole_rows import chain_of_whole_rows, is_short
+from pplseq.models.parts.responses import ResponseEmission
 from pplseq.models.state_labels import numbers_of_states
 from pplseq.models.state_languages import StateLanguages
+from pplseq.models.steps import all_sizes, check_sizes, sizes_beside
 
 
 class Outputs(NamedTuple):
@@ -61,7 +62,7 @@ class IOHMMQueries(StateLanguages, IOParameters):
     feedback: tuple[str, ...]
     sources: Mapping[str, Source | None]
 
-    def specs(self, first: Tensor | None = None, *, partly: bool = False) -> tuple[Transition, Emission]:
+    def specs(self, first: Tensor | None = None, *, partly: bool = False, sized: bool = False) -> tuple[Transition, Emission]:
         """Transition and emission; ``first``: (B[, U]) inputs of the start distribution, where it sees some."""
         raise NotImplementedError
 
@@ -69,13 +70,31 @@ class IOHMMQueries(StateLanguages, IOParameters):
     def has_columns(self) -> bool:
         return not self.format.discrete and self.formulas is None  # formulas find theirs by name anyway
 
-    def as_batch(self, x, lengths=None, *, states=None, inputs=None) -> Batch:
-        """Data as checked tensors: see :meth:`~pplseq.models.iohmm.data.IOFormat.batch`; frames are read by ``formulas``."""
+    def as_batch(self, x, lengths=None, *, states=None, inputs=None, trials=None, exposure=None) -> Batch:
+        """Data as checked tensors: see :meth:`~pplseq.models.iohmm.data.IOFormat.batch`; frames are read by ``formulas``. What
+        is told of trials and exposures goes with the inputs."""
+        came = x, lengths
         x, states, lengths = self.put_to_steps(x, lengths, inputs, states)
         states = None if states is None else numbers_of_states(states, self.state_names)
         if self.formulas is not None:
             x, inputs, lengths = self.formulas.data_of(x, inputs, lengths)
-        return self.format.batch(by_names(x, self.column_names), lengths, states=states, inputs=self.inputs_by_name(inputs))
+        batch = self.format.batch(by_names(x, self.column_names), lengths, states=states, inputs=self.inputs_by_name(inputs))
+        given = {"trials": trials, "exposure": exposure}
+        for name, value in given.items():
+            given[name] = None if value is None else sizes_beside(name, value, batch, *came, self.num_outputs)
+        return batch._replace(inputs=self._with_sizes(batch.inputs, batch.x, given))
+
+    def _with_sizes(self, inputs: Inputs, x: Tensor, given: Mapping[str, Any]) -> Inputs:
+        """Inputs of x (B, T[, D]), with trials and exposures of its steps where there are some."""
+        columns = {name: [] if self.columns is None else self.columns.sized(name) for name in given}
+        sizes = all_sizes(given, columns, (x.shape[0], x.shape[1]), self.num_outputs, self.sized_by, self.config["trials"])
+        if sizes is None:
+            return inputs
+        check_sizes(sizes, x, columns)
+        own: Any = inputs
+        if not isinstance(inputs, Mapping):
+            own = {} if inputs is None else {part: inputs for part, source in self.sources.items() if source is not None}
+        return {**own, SIZES: sizes.to(self.reference)}
 
     def short_chain(self, batch: Batch) -> Chain | None:
         plain = vars(type(self)).get("has_short_ways", False)
@@ -94,7 +113,7 @@ class IOHMMQueries(StateLanguages, IOParameters):
 
     # ---------------------------------------------------------------- production and prediction
     @torch.no_grad()
-    def production(self, inputs, lengths=None, *, num_samples: int = 500) -> Outputs:
+    def production(self, inputs, lengths=None, *, num_samples: int = 500, **sizes) -> Outputs:
         """Open loop: what the inputs alone make of outputs, p(z_t | u_1..u_t) and E[x_t | u_1..u_t].
 
             zeta_t = sum_j zeta_{j,t-1} phi_j(u_t),    eta_t = sum_i zeta_{i,t} eta_i(u_t)
@@ -102,10 +121,11 @@ class IOHMMQueries(StateLanguages, IOParameters):
         Args:
             inputs, lengths: the inputs.
             num_samples: trajectories drawn of each sequence where outputs are fed back; the result is then an average.
+            **sizes: trials and exposure of each step, where outputs have them, here and below.
 
         Source: Bengio and Frasconi (1995), equations 2 to 4.
         """
-        batch, chain = self._posterior(None, lengths, inputs=inputs)
+        batch, chain = self._posterior(None, lengths, inputs=inputs, **sizes)
         if self.feedback:
             result = self._simulate(batch.inputs, None, None, num_samples)
         else:
@@ -113,18 +133,18 @@ class IOHMMQueries(StateLanguages, IOParameters):
         return self._shaped(result, batch, None, inputs)
 
     @torch.no_grad()
-    def predictive(self, x, lengths=None, *, inputs=None) -> Outputs:
+    def predictive(self, x, lengths=None, *, inputs=None, **sizes) -> Outputs:
         """Closed loop: what is expected of each output given the inputs so far and all past outputs, E[x_t | x_<t, u_1..u_t].
 
         Args:
             x, lengths, inputs: the data; where outputs are missing, predictions run on inputs alone.
         """
-        batch, chain = self._posterior(x, lengths, inputs=inputs)
+        batch, chain = self._posterior(x, lengths, inputs=inputs, **sizes)
         states = predicted(chain)
         return self._shaped(self._expected(states, batch.x, batch.inputs, batch.lengths), batch, x, inputs)
 
     @torch.no_grad()
-    def classify(self, inputs, lengths=None) -> Tensor:
+    def classify(self, inputs, lengths=None, **sizes) -> Tensor:
         """(B, V) probabilities of the output at the last step (of a one, (B, D), of "bernoulli"; means of "gaussian").
 
         Open loop. An empty row is answered from the state before the first input, which a model with initial="transition" and
@@ -133,7 +153,7 @@ class IOHMMQueries(StateLanguages, IOParameters):
         Args:
             inputs: the inputs. lengths: (B,).
         """
-        batch = self.as_batch(None, lengths, inputs=inputs)
+        batch = self.as_batch(None, lengths, inputs=inputs, **sizes)
         rows, steps = batch.x.shape[:2]
         last = torch.full((rows,), steps) if batch.lengths is None else batch.lengths
         empty = last == 0
@@ -142,7 +162,7 @@ class IOHMMQueries(StateLanguages, IOParameters):
                 f"inputs: sequence {int(empty.nonzero()[0])} is empty; only a model with initial='transition' whose outputs do "
                 "not see inputs answers that"
             )
-        outputs = self.production(inputs, lengths).outputs
+        outputs = self.production(inputs, lengths, **sizes).outputs
         if isinstance(outputs, list):
             return torch.stack([row[-1] for row in outputs])
         result = outputs[torch.arange(rows), (last - 1).clamp_min(0)]
@@ -153,24 +173,30 @@ class IOHMMQueries(StateLanguages, IOParameters):
         return result
 
     @torch.no_grad()
-    def predict_next(self, x, lengths=None, *, inputs=None, next_inputs=None) -> NextDistribution:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def predict_next(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self, x, lengths=None, *, inputs=None, next_inputs=None, next_trials=None, next_exposure=None, **sizes
+    ) -> NextDistribution:
         """What comes behind each row's last step, p(x_{T+1} | x_1..x_T, u_1..u_{T+1}); exact with feedback, too.
 
         Args:
             x, lengths, inputs: the past; rows may be empty.
             next_inputs: of the step to come: vectors (B, U) or symbols (B,), or one (U,) or () for all sequences, or a
-                mapping from parts to such; None where the model takes no inputs.
+                mapping from parts to such; None where the model takes no inputs. next_trials, next_exposure: a number, or
+                (B, 1).
 
         Returns:
             (B, Z) states, and (B, V) words, nats; of bits and vectors means (B, D), of vectors covariances (B, D, D).
         """
         self.check_fitted()
         form, nothing_yet = self.format, isinstance(x, (list, tuple)) and all(np.shape(row) == (0,) for row in x)
-        batch = Batch(form.missing(len(x), 0)) if nothing_yet else self.as_batch(x, lengths, inputs=inputs)
+        batch = Batch(form.missing(len(x), 0)) if nothing_yet else self.as_batch(x, lengths, inputs=inputs, **sizes)
         rows, steps = batch.x.shape[:2]
         here = (torch.arange(rows), torch.full((rows,), steps) if batch.lengths is None else batch.lengths)
         known = form.check_inputs(self._future(next_inputs, rows, 1, one_step=True, past=x), (rows, 1), None)
         past = {} if nothing_yet else form.check_inputs(batch.inputs, (rows, steps), batch.lengths)
+        known: Any = self._sized_ahead(known, rows, 1, "next", trials=next_trials, exposure=next_exposure)
+        if SIZES in known:
+            past |= {SIZES: torch.ones_like(batch.x) if (own := sizes_of(batch.inputs)) is None else own}
         for part, value in past.items():
             known[part] = torch.cat([value, known[part]], 1).index_put(here, known[part][:, 0])
         seen = torch.cat([batch.x, form.missing(rows, 1)], 1).index_put(here, form.missing(1, 1)[0, 0])
@@ -182,8 +208,9 @@ class IOHMMQueries(StateLanguages, IOParameters):
 
     @torch.no_grad()
     def forecast(  # pyright: ignore[reportIncompatibleMethodOverride]
-        self, x, num_steps: int | None = None, lengths=None, *, inputs=None, future_inputs=None, num_samples: int = 500
-    ) -> NextDistribution:
+        self, x, num_steps: int | None = None, lengths=None, *, inputs=None, future_inputs=None, num_samples: int = 500,
+        future_trials=None, future_exposure=None, **sizes,
+    ) -> NextDistribution:  # fmt: skip
         """What comes in the next K steps, for inputs that are to come: p(x_{T+k} | x_1..x_T, u_1..u_{T+k}), k = 1..K.
 
         Args:
@@ -191,26 +218,35 @@ class IOHMMQueries(StateLanguages, IOParameters):
             num_steps: K; may be left out where ``future_inputs`` tell.
             future_inputs: of K steps: vectors (B, K, U) or symbols (B, K), or (K, U) or (K,) for all sequences, or a
                 mapping from parts to such; None where the model takes no inputs.
-            num_samples: as for :meth:`production`.
+            num_samples: as for :meth:`production`. future_trials, future_exposure: (B, K), (K,) or a number.
 
         Returns:
             As :meth:`predict_next`, with an axis of steps, (B, K, ...); all rows end K steps after them. Of Gaussian outputs
             that are not fed back it has ``intervals(level)``, exactly.
         """
-        batch, chain = self._posterior(x, lengths, inputs=inputs)
+        batch, chain = self._posterior(x, lengths, inputs=inputs, **sizes)
         rows, belief = len(batch.x), chain.filtered()
         inputs = self._future(self.of_steps_ahead(future_inputs, x, lengths, num_steps), rows, num_steps, past=x)
+        known = self.format.check_inputs(inputs, None, None)
+        num_steps = next(iter(known.values())).shape[1]
+        inputs = self._sized_ahead(inputs, rows, num_steps, "future", trials=future_trials, exposure=future_exposure)
         if self.feedback:
             last = torch.full((rows,), batch.x.shape[1]) if batch.lengths is None else batch.lengths
             previous = batch.x[torch.arange(rows), (last - 1).clamp_min(0)]
             found = self._as_next(self._simulate(inputs, belief, previous, num_samples))
             return self.labelled(found, x, lengths, found.state_log_probs.shape[1], self.output_names, future_inputs)
-        num_steps = next(iter(self.format.check_inputs(inputs, None, None).values())).shape[1]
         unseen = self.format.missing(rows, num_steps)
         states = self.posterior(unseen, start=belief, inputs=inputs).filtered_states().probs
         found = self._as_next(self._expected(states, unseen, inputs))
         found = with_quantiles(found, self._emission_at(unseen, inputs), self.noise, states.shape)
         return self.labelled(found, x, lengths, num_steps, self.output_names, future_inputs)
+
+    def _sized_ahead(self, inputs: Inputs, rows: int, num_steps: int, when: str, **given: Any) -> Inputs:
+        """Inputs of steps to come with their trials and exposures."""
+        try:
+            return self._with_sizes(inputs, self.format.missing(rows, num_steps), given)
+        except ValueError as error:
+            raise ValueError(f"{when}_{error}") from None
 
     def _as_next(self, found: Outputs) -> NextDistribution:
         words = found.outputs.log() if self.format.discrete else None
@@ -262,14 +298,14 @@ class IOHMMQueries(StateLanguages, IOParameters):
 
     # ---------------------------------------------------------------- data
     @torch.no_grad()
-    def reconstruct(self, x, lengths=None, *, inputs=None) -> Outputs:
+    def reconstruct(self, x, lengths=None, *, inputs=None, **sizes) -> Outputs:
         """What is expected of each output given all others too, E[eta(z_t, u_t) | x, u_1..u_T]: where a target is missing, its
         exact expectation.
 
         Args:
             x, lengths, inputs: the data.
         """
-        batch, chain = self._posterior(x, lengths, inputs=inputs)
+        batch, chain = self._posterior(x, lengths, inputs=inputs, **sizes)
         states = chain.marginals().probs
         return self._shaped(self._expected(states, batch.x, batch.inputs, batch.lengths), batch, x, inputs)
 
@@ -283,7 +319,7 @@ class IOHMMQueries(StateLanguages, IOParameters):
 
     def sample(
         self, num_steps: int | None = None, num_sequences: int = 1, *, seed: int | None = None, inputs=None,
-        lengths=None, **known,
+        lengths=None, trials=None, exposure=None, **known,
     ) -> Sample:  # fmt: skip
         """Outputs drawn from the model, for given inputs.
 
@@ -291,7 +327,7 @@ class IOHMMQueries(StateLanguages, IOParameters):
             num_steps, num_sequences: how much to draw where the model takes no inputs.
             seed: makes the draw repeatable; None draws from torch's generator.
             inputs, lengths: the inputs, and with them how many sequences and steps.
-            **known: what else the program takes.
+            trials, exposure: of each step, where outputs have them. **known: what else the program takes.
 
         Returns:
             x (B, T[, D]) and the states behind it (B, T); missing and -1 at padded steps. Lists for a list of inputs.
@@ -299,8 +335,12 @@ class IOHMMQueries(StateLanguages, IOParameters):
         if inputs is None:
             if num_steps is None:
                 raise ValueError("num_steps: say how many steps to generate where the model takes no inputs")
-            return super().sample(num_steps, num_sequences, seed=seed, **known)
-        batch = self.as_batch(None, lengths, inputs=inputs)
+            free = self.format.check_inputs(None, (num_sequences, num_steps), None)
+            x = self.format.missing(num_sequences, num_steps)
+            sized = self._with_sizes(free, x, {"trials": trials, "exposure": exposure})
+            told = {"inputs": sized} if sizes_of(sized) is not None else {}
+            return super().sample(num_steps, num_sequences, seed=seed, **told, **known)
+        batch = self.as_batch(None, lengths, inputs=inputs, trials=trials, exposure=exposure)
         rows, steps = batch.x.shape[:2]
         told = None if num_steps is None else checks.count("num_steps", num_steps)
         if told not in (None, steps) or checks.count("num_sequences", num_sequences) not in (1, rows):
@@ -362,14 +402,14 @@ class IOHMMQueries(StateLanguages, IOParameters):
         return cast(StepTransition, transition).matrices(inputs).exp()
 
     # ---------------------------------------------------------------- inside
-    def _specs_at_point(self, first: Tensor | None = None):
+    def _specs_at_point(self, first: Tensor | None = None, sized: bool = False):
         """Transition and emission at the point estimate; starts that see inputs need the first."""
         if first is None and self.sources["initial"] is not None:
             kind, size = self.sources["initial"]
             first = self.reference.new_zeros(size if kind == "vectors" else ())
             first = first if kind == "vectors" else first.long()
         with said(AT_POINT, AT_TEST):
-            return self.specs(first)
+            return self.specs(first, sized=sized)
 
     def _expected(self, states: Tensor, x, inputs, lengths=None, previous=None) -> Outputs:
         """Outputs of states (B, T, Z) distributed as given, (B, T, ...); x counts where it is fed back."""
@@ -379,7 +419,7 @@ class IOHMMQueries(StateLanguages, IOParameters):
         if self.noise is None:
             return Outputs(states, outputs, None)
         if isinstance(emission, ResponseEmission):
-            within = torch.einsum("btz,btzde->btde", states, emission.covariances.expand(*means.shape, -1))
+            within = torch.einsum("btz,btzde->btde", states, emission.moments[1].expand(*means.shape, -1))
         else:
             within = torch.einsum("btz,zde->btde", states, cast(GaussianNoise, self.noise).covariances())
         apart = means - outputs.unsqueeze(-2)
@@ -387,8 +427,10 @@ class IOHMMQueries(StateLanguages, IOParameters):
 
     def _emission_at(self, x, inputs, lengths=None, previous=None) -> Emission:
         """That of every step, or of all where it sees no inputs."""
-        _, emission = self._specs_at_point()
-        seen = self.format.network_inputs(x, inputs, lengths, previous)["emission"]
+        parts = self.format.network_inputs(x, inputs, lengths, previous)
+        seen, sizes = parts["emission"], parts[SIZES]
+        _, emission = self._specs_at_point(sized=sizes is not None)
+        seen = seen if sizes is None else beside(seen, sizes)
         if isinstance(emission, ConditionalEmission) and seen is not None:
             emission = emission.at(seen)
         return emission

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import Unpack
+from typing import Any, Unpack
 
 import pyro
 import torch
@@ -122,7 +122,7 @@ class PROPS(StateTables):
                     f"{tuple(spread.shape)}"
                 )
             full = self._config["covariance"] == "full"
-            self.emissions.set_values(loc, covariance=spread if full else spread.diagonal(dim1=1, dim2=2))
+            self.emissions.set_values(loc=loc, covariance=spread if full else spread.diagonal(dim1=1, dim2=2))
         return self
 
     # ---------------------------------------------------------------- the program
@@ -193,7 +193,7 @@ class PROPS(StateTables):
         transition = DenseTransition(
             torch.log_softmax(self.initial_logits, -1), torch.log_softmax(self.transition_logits, -1)
         )
-        own = self.emissions.spec()
+        own: Any = self.emissions.spec()
         if self.num_sources == 0:
             return transition, own
         return transition, pinned_tables(own, self.num_sources) if tables else PinnedEmission(own, self.num_sources)
@@ -256,7 +256,7 @@ class PROPS(StateTables):
     def _frozen_parts(self) -> list[str]:
         """Names, as streams have them, of what is frozen by hand."""
         moves = {"initial": [self.initial_logits], "transition": [self.transition_logits]}
-        parts = moves | {"emission": [*self.emissions.parameters()]}
+        parts = moves | {"emission": [slot.raw for slot in self.emissions.slots.values()]}
         still = {name: {not raw.requires_grad for raw in part} for name, part in parts.items()}
         if len(still["emission"]) > 1:
             raise ValueError(

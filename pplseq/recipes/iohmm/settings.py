@@ -84,7 +84,8 @@ class IOHMMSettings(TableSettings, StringSettings, RunSettings):
     Args:
         num_states: number of states, or several, 2,3,4 or 2-8 (default: 2; strings: 2-8).
         family: of the outputs, gaussian, bernoulli or categorical; or of generalised linear models normal, poisson,
-            negative_binomial, binomial, gamma, exponential, bernoulli, categorical, one a column, a,b (default: categorical for
+            negative_binomial, binomial, gamma, exponential, bernoulli, categorical, student_t, von_mises, Laplace and the like,
+            also with zeros of their own, zero_inflated_poisson or hurdle_gamma, one a column, a,b (default: categorical for
             symbols, else gaussian, beside symbols normal).
         links: of generalised linear models, one for all columns or one a column, a,b (default: the usual ones).
         trials: of binomial outputs.

@@ -18,7 +18,7 @@ from pplseq.data.tables import NotANumber, SequenceTable, coded_columns, expande
 from pplseq.folder import sound, whole_folder
 from pplseq.models import IOHMM
 from pplseq.models.automata.automaton import Automaton
-from pplseq.models.iohmm.responses import RESPONSES
+from pplseq.models.parts.named_families import driven_family
 from pplseq.models.storage import MODEL
 from pplseq.recipes.iohmm.settings import BEST, RUN, SIZE
 from pplseq.recipes.recipe import Job
@@ -224,8 +224,8 @@ def _family(settings: Any, outputs: list[str], named: set[str]) -> str | list[st
     given = list(settings.family)
     if len(given) not in (0, 1, len(outputs)):
         raise ValueError(f"family: one for all columns of outputs, or one for each of the {len(outputs)}; got {given}")
-    if len(given) == 1 and given[0] not in (*RESPONSES, "gaussian"):
-        raise ValueError(f"family: no family {given[0]!r}.{checks.nearest(given[0], [*RESPONSES, 'gaussian'])}")
+    if len(given) == 1 and given[0] not in ("categorical", "gaussian"):
+        driven_family(given[0], "family")
     if not given and named and len(outputs) > 1:
         given = ["categorical" if name in named else "normal" for name in outputs]
     of_all = len(given) < 2 and (given or ["gaussian"])[0] in ("gaussian", "bernoulli", "categorical")

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from pplseq import HMM
-from pplseq.models.hmm.named_families import family_of
+from pplseq.models.parts.named_families import family_of
 
 F64 = torch.float64
 X = {

@@ -7,7 +7,6 @@ from torch.testing import assert_close
 
 from pplseq.infer.fit.closed_forms import dirichlet_mode
 from pplseq.models.iohmm.networks import ConstantNetwork, LayeredNetwork, LinearNetwork, ModuleNetwork, TableNetwork
-from pplseq.models.iohmm.responses import ResponseColumns
 from pplseq.models.iohmm.restarts.em import EMRun, RestartPriors
 from pplseq.models.iohmm.restarts.gaussian import GaussianOutputs
 from pplseq.models.iohmm.restarts.gradient import SGDRun
@@ -17,6 +16,7 @@ from pplseq.models.iohmm.restarts.outputs import BernoulliOutputs, CategoricalOu
 from pplseq.models.iohmm.restarts.problem import RestartProblem, take
 from pplseq.models.iohmm.restarts.responses import ResponseOutputs
 from pplseq.models.iohmm.restarts.starts import draw_parameters
+from pplseq.models.parts.responses import ResponseColumns
 
 B, T, Z, U, L = 9, 7, 3, 2, 3
 F64 = torch.float64

@@ -24,7 +24,7 @@ def test_errors_of_one_state_are_those_of_its_regressions():
     found = model.summary(x, inputs=u)
     errors = dict(zip(found.names, found.errors.tolist(), strict=True))
     features = torch.cat([u[0], torch.ones(20, 1).double()], -1)
-    mean, scale = (features @ model.emission_network.weight[0, :, 0]).exp().detach(), model.noise.log_dispersion.exp().item()
+    mean, scale = (features @ model.emission_network.weight[0, :, 0]).exp().detach(), model.noise.raw.exp().item()
     for column, weight in (("x0", mean), ("x1", torch.full_like(mean, scale**-2))):
         expected = torch.linalg.inv(features.T @ (weight.unsqueeze(-1) * features)).diagonal().sqrt().tolist()
         assert [errors[f"emission[0].{column}.{name}"] for name in ("u0", "1")] == pytest.approx(expected, rel=1e-3)

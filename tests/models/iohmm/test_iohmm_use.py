@@ -274,7 +274,7 @@ BAD_OPTIONS = [
     (dict(num_inputs=-1, num_outputs=2), "num_inputs must hold"),
     (dict(num_inputs=2), "num_outputs: say how many symbols"),
     (dict(num_inputs=2, num_outputs=0), "num_outputs must be at least 1, got 0"),
-    (dict(num_inputs=2, num_outputs=2, outputs="posson"), "outputs must be one of categorical"),
+    (dict(num_inputs=2, num_outputs=2, outputs="posson"), "outputs: no family 'posson'. Did you mean 'poisson'"),
     (dict(num_inputs=2, outputs="states", mealy=True), "outputs='states': targets are the states"),
     (dict(num_inputs=2, num_outputs=2, graph=torch.tensor([[1, 1], [0, 0]]).bool()), "state 1 is a dead end"),
     (dict(num_inputs=2, num_outputs=2, graph=torch.ones(3, 3).bool()), r"graph must be a bool mask \(Z, Z\)"),

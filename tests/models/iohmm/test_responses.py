@@ -7,7 +7,7 @@ from sklearn.linear_model import GammaRegressor, LogisticRegression, PoissonRegr
 from torch.testing import assert_close
 
 from pplseq.models import IOHMM
-from pplseq.models.iohmm.responses import LINKS
+from pplseq.models.parts.links import LINKS
 
 NAMES = ["normal", "poisson", "categorical", "gamma"]
 
@@ -80,7 +80,7 @@ def test_gradients_nuts_and_folders(tmp_path):
     sampled = IOHMM(1, **options).fit(
         [row[:, [1, 0]] for row in x], inputs=inputs, method="nuts", num_samples=4, warmup_steps=3, seed=0
     )
-    assert sampled.history.samples["noise.log_dispersion"].shape[-2:] == (1, 1)
+    assert sampled.history.samples["noise.raw"].shape[-2:] == (1, 1)
     mode = IOHMM(1, **options).fit([row[:, [1, 0]] for row in x], inputs=inputs, seed=0)
     assert np.all(np.diff(mode.history.log_posteriors) > -1e-8)
 
@@ -106,7 +106,6 @@ def test_links_are_their_inverses_and_slopes(name):
         (dict(outputs=["poisson"], num_outputs=[2]), "a single number"),
         (dict(outputs=["poisson"], links="identity"), "links: column 0, poisson, has log or sqrt"),
         (dict(outputs=["poisson"], links=["log", "log"]), "links: one for each of the 1 columns"),
-        (dict(outputs="binomial"), "trials"),
         (dict(outputs="poisson", trials=3), "there are none"),
         (dict(outputs="gaussian", num_outputs=1, links="log"), "has none"),
         (dict(outputs="categorical", num_outputs=[2, 3]), "a list of families, one for each column"),

@@ -11,7 +11,7 @@ from pplseq.distributions.dense import DenseTransition
 from pplseq.distributions.pinned import PinnedEmission
 from pplseq.distributions.state import MISSING
 from pplseq.infer.discrete.build import build_chain
-from pplseq.models.hmm.emissions import CategoricalEmission
+from pplseq.models.parts.emissions import CategoricalEmission
 from pplseq.models.props.online_em import start_stream
 from pplseq.models.props.oracle import DenseGaussianStream, DenseStream, averaged
 from pplseq.models.props.settings import OnlineEM

@@ -23,7 +23,7 @@ class Seen(NamedTuple):
     """The M distinct (input, target, known state) of emissions. rows: the network's; entry: (M,) which
     of them each is; x: (M[, D]);
     known: (M,) where there is a target; states: (M,) observed, negative where unknown, or None; present: (M, D) dimensions that
-    there are, or None for all."""
+    there are, or None for all; sizes: (M, D) trials and exposures, or None."""
 
     rows: Rows
     entry: Tensor
@@ -31,6 +31,7 @@ class Seen(NamedTuple):
     known: Tensor
     states: Tensor | None
     present: Tensor | None = None
+    sizes: Tensor | None = None
 
 
 class Outputs:

@@ -29,7 +29,8 @@ class RestartProblem:
         outputs: output family with its network.
         x: (B, T[, D]) targets, anything where there is none; NaN in dimensions that are missing.
         known: (B, T) where there is a target.
-        inputs: part -> (B[, U]) for "initial", (B, T[, U]) for "transition" and "emission", or None where a part sees none.
+        inputs: part -> (B[, U]) for "initial", (B, T[, U]) for "transition" and "emission", or None where a part sees none;
+            "sizes" -> (B, T, D) trials and exposures.
         held: parts whose parameters stay as they are: "initial", "transition", "emission", "noise".
         lengths: (B,) at least 1. states: (B, T) observed states, negative where unknown, or None.
         before_first: whether a transition is taken before the first output (the start distribution is of z_0).
@@ -41,12 +42,12 @@ class RestartProblem:
         held: frozenset[str] = frozenset(),
     ):  # fmt: skip
         self.initial, self.transition, self.outputs, self.held = initial, transition, outputs, held
-        transition_inputs, emission_inputs = inputs.get("transition"), inputs.get("emission")
+        transition_inputs, emission_inputs, sizes = (inputs.get(name) for name in ("transition", "emission", "sizes"))
         if before_first:  # a step without a target in front of each row
             x = torch.cat([x[:, :1], x], 1)
-            transition_inputs, emission_inputs = (
+            transition_inputs, emission_inputs, sizes = (
                 value if value is None else torch.cat([value[:, :1], value], 1)
-                for value in (transition_inputs, emission_inputs)
+                for value in (transition_inputs, emission_inputs, sizes)
             )
             known = torch.cat([torch.zeros_like(known[:, :1]), known], 1)
             states = states if states is None else torch.cat([torch.full_like(states[:, :1], -1), states], 1)
@@ -64,9 +65,12 @@ class RestartProblem:
         else:
             self.lattice.pair_index = self.rows.entry
         states = None if states is None or not bool((pack(states) >= 0).any()) else pack(states)
-        self.seen = self._seen(pack(x), pack(known), states, None if emission_inputs is None else pack(emission_inputs))
+        beside = (None if value is None else pack(value) for value in (emission_inputs, sizes))
+        self.seen = self._seen(pack(x), pack(known), states, *beside)
 
-    def _seen(self, x: Tensor, known: Tensor, states: Tensor | None, inputs: Tensor | None) -> Seen:
+    def _seen(
+        self, x: Tensor, known: Tensor, states: Tensor | None, inputs: Tensor | None, sizes: Tensor | None
+    ) -> Seen:
         """The distinct things to be explained, and which of them each packed step is."""
         count = len(x)
         rows = self.outputs.network.rows(inputs) if self.outputs.names else Rows(None, None, 1)
@@ -78,6 +82,7 @@ class RestartProblem:
         columns = [entry.unsqueeze(-1), known.unsqueeze(-1)]
         columns += [torch.where(known.view(-1, *[1] * (x.dim() - 1)), x, 0).reshape(count, -1)]
         columns += [] if there is None else [there]
+        columns += [] if sizes is None else [sizes]
         columns += [] if states is None else [states.unsqueeze(-1)]
         keys, index = distinct(torch.cat([column.double() for column in columns], -1))
         self.lattice.emit_index = index
@@ -85,7 +90,9 @@ class RestartProblem:
         present = keys[:, 2 + size : 2 + 2 * size] > 0 if there is not None else None
         x = (keys[:, 2] if x.dim() == 1 else keys[:, 2 : 2 + size]).to(x.dtype)
         known_states = None if states is None else keys[:, -1].long()
-        return Seen(rows, keys[:, 0].long(), x, keys[:, 1] > 0, known_states, present)
+        at = 2 + size * (1 if there is None else 2)
+        own = None if sizes is None else keys[:, at : at + size].to(sizes.dtype)
+        return Seen(rows, keys[:, 0].long(), x, keys[:, 1] > 0, known_states, present, own)
 
     # ---------------------------------------------------------------- the two steps
     def tables(self, parameters: Parameters) -> tuple[Tensor, Tensor, Tensor]:

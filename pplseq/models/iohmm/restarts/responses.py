@@ -1,21 +1,24 @@
 """Outputs that are generalised linear models, with R parameter sets at once: a family and a link for each column.
 
-Weights are {"emission": those of the predictors' network, "noise": log_dispersion (Z, P, R)}.
+Weights are {"emission": those of the predictors' network, "noise": raw (Z, P, R)}.
 """
 
 from __future__ import annotations
 
 import math
+from typing import cast
 
 import torch
 from torch import Tensor
+from torch.distributions import constraints
 
-from pplseq.models.hmm.families import LARGEST, maximize_each
 from pplseq.models.iohmm.networks import ConstantNetwork, LinearNetwork, TableNetwork
-from pplseq.models.iohmm.responses import LINKS, Column, ResponseColumns
 from pplseq.models.iohmm.restarts.networks import Penalty, RestartNetwork, in_units_of
 from pplseq.models.iohmm.restarts.outputs import CategoricalOutputs, NoisyOutputs, Parameters, Seen
 from pplseq.models.iohmm.restarts.regressions import HALVINGS, Solution, factor
+from pplseq.models.parts.families import LARGEST, Family, maximize_each
+from pplseq.models.parts.links import LINKS, SHARE_LINKS
+from pplseq.models.parts.responses import Column, ResponseColumns
 
 
 class ResponseOutputs(NoisyOutputs):
@@ -36,47 +39,38 @@ class ResponseOutputs(NoisyOutputs):
         total = eta.new_zeros(())
         for column in self.columns.columns:
             there, x = self._column(column, seen)
-            value = self._column_density(column, eta[:, column.predictors], x, parameters["noise"])
+            others = column.constrained(parameters["noise"]["raw"], 1) | column.sizes(seen.sizes)
+            own = eta[:, column.predictors]
+            own = own.movedim(1, -1) if column.kind is None else own[:, 0]
+            value = column.distribution(own, others).log_prob(x.unsqueeze(-1))
             total = total + (value if bool(there.all()) else value.masked_fill(~there.unsqueeze(-1), 0.0))
         return total
 
     def _column(self, column: Column, seen: Seen) -> tuple[Tensor, Tensor]:
         """(M,) where a column was seen, and its numbers, with one of the support where it was not."""
         there = seen.known if seen.present is None else seen.known & seen.present[:, column.number]
-        return there, torch.where(there, seen.x[:, column.number], column.response.fill)
-
-    def _column_density(self, column: Column, eta: Tensor, x: Tensor, noise: dict[str, Tensor]) -> Tensor:
-        """(Z, M, R) of predictors (Z, k, M, R)."""
-        eta = eta.movedim(1, -1) if column.family == "categorical" else eta[:, 0]
-        return column.distribution(eta, self._dispersion(column, noise).unsqueeze(1)).log_prob(x.unsqueeze(-1))
-
-    @staticmethod
-    def _dispersion(column: Column, noise: dict[str, Tensor]) -> Tensor:
-        """(Z, R)."""
-        value = noise["log_dispersion"]
-        return value.new_ones(len(value), value.shape[-1]) if column.place is None else value[:, column.place].exp()
+        return there, torch.where(there, seen.x[:, column.number], column.fill)
 
     # ---------------------------------------------------------------- maximiser
     def maximize(self, parameters, seen, visits, penalty, gradient):
         if gradient or penalty.precision or not self.network.exact:
             return self.climb(parameters, seen, visits, penalty), None
         emission = {name: value.clone() for name, value in parameters["emission"].items()}
-        noise = {"log_dispersion": parameters["noise"]["log_dispersion"].clone()}
+        noise = {"raw": parameters["noise"]["raw"].clone()}
         floored = torch.zeros(visits.shape[-1], dtype=torch.bool, device=visits.device)
         for column in self.columns.columns:
             there, x = self._column(column, seen)
             own = {name: value[..., column.predictors, :].clone() for name, value in emission.items()}
-            part = Seen(seen.rows, seen.entry[there], x[there], there[there], None)
-            if column.family == "categorical":
+            sizes = None if seen.sizes is None else seen.sizes[there]
+            part = Seen(seen.rows, seen.entry[there], x[there], there[there], None, None, sizes)
+            if column.kind is None:
                 found = self._classes(column, own, part, visits[:, there], penalty)
             else:
                 found = self._fit(column, own, part, visits[:, there], noise)
             for name, value in found.items():
                 emission[name][..., column.predictors, :] = value
             if column.place is not None:
-                new, low = self._fit_dispersion(column, found, part, visits[:, there], noise)
-                noise["log_dispersion"][:, column.place] = new.log()
-                floored |= low
+                floored |= self._fit_dispersions(column, found, part, visits[:, there], noise["raw"])
         return {"emission": emission, "noise": noise}, floored
 
     def _alone(self, column: Column) -> RestartNetwork:
@@ -97,54 +91,76 @@ class ResponseOutputs(NoisyOutputs):
 
     def _fit(self, column: Column, own: dict[str, Tensor], seen: Seen, visits: Tensor, noise: dict[str, Tensor]):
         """The regression of a column of numbers under visits (Z, M, R)."""
-        if self.network.kind == "linear":
+        linear, network = self.network.kind == "linear", self._alone(column)
+        if linear or not column.averages:
+            # of a table, or a constant, the regression on which entry a number is beside
+            features = seen.rows.features[seen.entry] if linear else torch.eye(seen.rows.size).to(visits)[seen.entry]
             mass = visits.transpose(1, 2).flatten(0, 1)  # (Z R, M)
-            weight = own["weight"][:, :, 0].transpose(1, 2).flatten(0, 1)  # (Z R, F)
-            spread = self._dispersion(column, noise).flatten()
-            found = generalised_regression(column, seen.rows.features[seen.entry], seen.x, mass, weight, spread).weights
-            return {"weight": found.unflatten(0, (self.num_states, -1)).permute(0, 2, 3, 1)}
-        # the mean of a family of exponential dispersion is that of its numbers, whatever the link is
-        network = self._alone(column)
+            weight = own["weight"][:, :, 0] if linear else network.values(own, seen.rows)[:, 0]  # (Z, F, R)
+            spread = {name: value.flatten().unsqueeze(-1) for name, value in column.constrained(noise["raw"], 1).items()}
+            spread |= {name: value.squeeze(-1) for name, value in column.sizes(seen.sizes).items()}
+            weight = weight.transpose(1, 2).flatten(0, 1)
+            found = generalised_regression(column, features, seen.x, mass, weight, spread).weights
+            found = found.unflatten(0, (self.num_states, -1)).permute(0, 2, 3, 1)  # (Z, F, 1, R)
+            return {"weight": found} if linear else {"logits": found.movedim(1, 0).reshape(own["logits"].shape)}
         before = network.values(own, seen.rows)  # (Z, 1, L, R)
         sums, total = (torch.zeros_like(before[:, 0]) for _ in range(2))
         sums = sums.index_add_(1, seen.entry, visits * seen.x.unsqueeze(-1))
-        total = total.index_add_(1, seen.entry, visits)
+        size = next(iter(column.sizes(seen.sizes).values()), torch.ones_like(seen.x).unsqueeze(-1))
+        total = total.index_add_(1, seen.entry, visits * size)  # of what numbers are counted in
         mean = sums / total
-        if column.link in ("logit", "probit", "cloglog"):
-            limit = torch.finfo(mean.dtype).eps ** 0.8 * column.trials
-            mean = mean.clamp(limit, column.trials - limit)
+        if column.link in SHARE_LINKS:
+            limit = torch.finfo(mean.dtype).eps ** 0.8 * column.unit
+            mean = mean.clamp(limit, column.unit - limit)
         elif column.link != "identity":
             mean = mean.clamp_min(torch.finfo(mean.dtype).tiny ** 0.25)
         table = torch.where((total > 0).unsqueeze(1), column.predictor(mean).unsqueeze(1), before)
         return {"logits": table.movedim(2, 0).reshape(own["logits"].shape)}
 
-    def _fit_dispersion(self, column: Column, own: dict[str, Tensor], seen: Seen, visits: Tensor, noise: dict[str, Tensor]):
-        """(Z, R) the dispersions given the regression, and (R,) where one met its floor."""
+    def _fit_dispersions(self, column: Column, own: dict[str, Tensor], seen: Seen, visits: Tensor, raw: Tensor) -> Tensor:
+        """Sets the dispersions given the regression, one after the other; (R,) where one met its floor."""
         eta = self._alone(column).values(own, seen.rows)[:, 0, seen.entry]  # (Z, M, R)
-        total, before, x = visits.sum(1), self._dispersion(column, noise), seen.x.unsqueeze(-1)
-        if column.family == "normal":
-            floor = self.floor.to(eta)[column.number]
-            variance = (visits * (x - column.mean(eta)).square()).sum(1) / total
-            low = (variance < floor) & (total > 0)
-            return torch.where(total > 0, variance.maximum(floor).sqrt(), before), low.any(0)
+        total, x, floored = visits.sum(1), seen.x.unsqueeze(-1), torch.zeros_like(visits[0, 0], dtype=torch.bool)
+        for number, name in enumerate(column.dispersions):
+            place, parameter = (column.place or 0) + number, cast(Family, column.kind).parameters[name]
+            others = column.constrained(raw, 1) | column.sizes(seen.sizes)
+            before, low = others[name][:, 0], torch.zeros_like(total, dtype=torch.bool)
+            if column.family == "normal":
+                new = (visits * (x - column.mean(eta)).square()).sum(1) / total
+            else:
+                new = self._climbed(column, eta, x, visits, others, name)
+            if column in self.columns.scaled and number == 0:
+                new = new if column.family == "normal" else new.square()
+                floor = self.floor.to(eta)[column.number]
+                low = (new < floor) & (total > 0)
+                new = new.maximum(floor).sqrt()
+            raw[:, place] = parameter.unconstrained(torch.where(total > 0, new, before))
+            floored |= low.any(0)
+        return floored
 
-        def objective(dispersion: Tensor) -> Tensor:
-            density = column.distribution(eta, dispersion.unsqueeze(1)).log_prob(x)
-            return (visits * density).sum(1) / total.clamp_min(1e-300)
+    @staticmethod
+    def _climbed(column: Column, eta: Tensor, x: Tensor, visits: Tensor, others: dict[str, Tensor], name: str) -> Tensor:
+        """(Z, R) one dispersion at its likeliest value given the others; of a share its odds are looked for."""
+        before, total = others[name][:, 0], visits.sum(1).clamp_min(1e-300)
+        share = cast(Family, column.kind).parameters[name].constraint is constraints.unit_interval
 
-        new = maximize_each(before, objective)
-        worse = ~(objective(new) >= objective(before.clamp(1 / LARGEST, LARGEST))) | (total <= 0)
-        return torch.where(worse, before, new), torch.zeros_like(total[0], dtype=torch.bool)
+        def objective(value: Tensor) -> Tensor:
+            value = value / (1 + value) if share else value
+            density = column.distribution(eta, others | {name: value.unsqueeze(1)}).log_prob(x)
+            return (visits * density).sum(1) / total
+
+        start = before / (1 - before) if share else before
+        new = maximize_each(start, objective)
+        new = torch.where(objective(new) >= objective(start.clamp(1 / LARGEST, LARGEST)), new, start)
+        return new / (1 + new) if share else new
 
     def inside(self, weights):
-        value = weights["noise.log_dispersion"]
-        lowest = torch.full_like(value, -math.log(LARGEST))
-        for column in self.columns.normal:
+        raw = weights["noise.raw"]
+        lowest, largest = torch.full_like(raw, -math.log(LARGEST)), torch.full_like(raw, math.log(LARGEST))
+        for column in self.columns.scaled:
             lowest[:, column.place] = float(self.floor[column.number].log()) / 2
-        free = torch.ones_like(value, dtype=torch.bool)
-        for column in self.columns.normal:
-            free[:, column.place] = False
-        return weights | {"noise.log_dispersion": torch.where(free, value.clamp_max(math.log(LARGEST)), value).maximum(lowest)}
+            largest[:, column.place] = torch.inf
+        return weights | {"noise.raw": raw.minimum(largest).maximum(lowest)}
 
     def start(self, seen: Seen, scale: float, count: int, emission: dict[str, Tensor]) -> Parameters:
         """Where ``count`` restarts begin: predictors around rows that were seen, slopes no steeper than inputs vary."""
@@ -153,13 +169,14 @@ class ResponseOutputs(NoisyOutputs):
             raise ValueError("x must hold at least one target to start from, got none")
         if seen.present is not None:
             rows = torch.where(seen.present[seen.known], rows, torch.nan)
+        rows = self.columns.rates(rows, None if seen.sizes is None else seen.sizes[seen.known])
         eta = self.columns.start(rows, (self.num_states, count)).movedim(-1, 1)  # (Z, K, R)
-        dispersion = self.columns.first_dispersions(rows, self.floor.to(rows)).log()
+        dispersion = self.columns.first_dispersions(rows, self.floor.to(rows))
         if self.network.kind in ("constant", "table"):
             emission = {"logits": eta.expand(emission["logits"].shape).clone()}
         elif self.network.kind == "linear":
             weight = scale * torch.randn_like(emission["weight"])
-            for column in self.columns.normal:
+            for column in self.columns.scaled:
                 if column.link == "identity":
                     weight[:, :, column.first] *= dispersion[column.place].exp()
             weight[:, -1] = eta
@@ -168,33 +185,34 @@ class ResponseOutputs(NoisyOutputs):
         elif (linear := self.network.network.linear_weight) is not None:
             emission[linear][:, -1] = eta
         noise = dispersion[:, None].expand(self.num_states, -1, count).clone()
-        return {"emission": emission, "noise": {"log_dispersion": noise}}
+        return {"emission": emission, "noise": {"raw": noise}}
 
 
 def generalised_regression(
-    column: Column, features: Tensor, targets: Tensor, mass: Tensor, weights: Tensor, dispersion: Tensor,
+    column: Column, features: Tensor, targets: Tensor, mass: Tensor, weights: Tensor, dispersion: dict[str, Tensor],
     max_iterations: int = 25, tolerance: float = 1e-9,
 ) -> Solution:  # fmt: skip
     """P weighted generalised linear models at once: climbs sum_m mass_m log p(y_m | x_m w) from ``weights``, never down.
 
     Iteratively reweighted least squares with halved steps: X' W X step = X' d log p / d eta. W are minus the second derivatives
-    (Newton's method), or where the density is not concave their expectations slope^2 / variance (Fisher's scoring).
+    (Newton's method), or where the density is not concave what is expected of them (Fisher's scoring).
 
     Args:
-        features: (M, F). targets: (M,). mass: (P, M). weights: (P, F). dispersion: (P,).
+        features: (M, F). targets: (M,). mass: (P, M). weights: (P, F). dispersion: (P, 1) each by name,
+            and (M,) trials or exposures.
         tolerance: stop where a step promises less than this share of the mass, nats.
 
     Source: P. McCullagh and J. A. Nelder (1989), Generalized linear models, section 2.5.
     """
 
     def objective(weights: Tensor) -> Tensor:
-        density = column.distribution(weights @ features.T, dispersion.unsqueeze(-1)).log_prob(targets)
+        density = column.distribution(weights @ features.T, dispersion).log_prob(targets)
         return torch.where(mass > 0, mass * density, 0.0).sum(-1)
 
     size, value = mass.sum(-1), objective(weights)
     converged, iteration = size <= 0, 0
     for iteration in range(1, max_iterations + 1):  # noqa: B007
-        slope, curve = _derivatives(column, weights @ features.T, targets, dispersion.unsqueeze(-1))
+        slope, curve = _derivatives(column, weights @ features.T, targets, dispersion)
         gradient = torch.where(mass > 0, mass * slope, 0.0) @ features
         curve = (features.T * torch.where(mass > 0, mass * curve, 0.0).unsqueeze(1)) @ features
         step = torch.cholesky_solve(gradient.unsqueeze(-1), factor(curve)).squeeze(-1).nan_to_num(0.0, 0.0, 0.0)
@@ -217,14 +235,18 @@ def generalised_regression(
     return Solution(weights.unsqueeze(-1), value, iteration, converged)
 
 
-def _derivatives(column: Column, eta: Tensor, targets: Tensor, dispersion: Tensor) -> tuple[Tensor, Tensor]:
-    """Of log p(y | eta), (P, M): the first, and minus the second unless it is negative, else what is expected of it."""
+def _derivatives(column: Column, eta: Tensor, targets: Tensor, dispersion: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+    """Of log p(y | eta), (P, M): the first, and minus the second unless it is negative, else what is expected of it: of means
+    slope^2 / variance, of other locations the square of the first."""
     with torch.enable_grad():
         at = eta.detach().requires_grad_()
         slope = torch.autograd.grad(column.distribution(at, dispersion).log_prob(targets).sum(), at, create_graph=True)[0]
         bend = -torch.autograd.grad(slope.sum(), at)[0] if slope.requires_grad else torch.zeros_like(at)
+    slope = slope.detach().nan_to_num(0.0)
+    if not column.averages:
+        return slope, torch.where(bend > 0, bend, slope.square()).nan_to_num(0.0)
     eta = eta.clamp(*LINKS[column.link].range)
-    mean = column.mean(eta)
-    spread = column.variance(mean, dispersion).clamp_min(torch.finfo(mean.dtype).tiny ** 0.5)
-    expected = column.slope(eta).square() / spread
-    return slope.detach().nan_to_num(0.0), torch.where(bend >= 0, bend, expected).nan_to_num(0.0)
+    spread = column.distribution(eta, dispersion).variance.clamp_min(torch.finfo(eta.dtype).tiny ** 0.5)
+    size = 1.0 if column.kind is None or column.kind.sized is None else dispersion.get(column.kind.sized, 1.0)
+    expected = (size * column.slope(eta)).square() / spread
+    return slope, torch.where(bend >= 0, bend, expected).nan_to_num(0.0)

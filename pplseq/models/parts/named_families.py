@@ -1,4 +1,4 @@
-"""Families by what people call them: those of :data:`~pplseq.models.hmm.families.FAMILIES`, and any class of distributions."""
+"""Families by what people call them: those of `FAMILIES`, the same with zeros of their own, and any class of distributions."""
 
 from __future__ import annotations
 
@@ -16,8 +16,10 @@ from torch.distributions import Distribution, constraints
 
 from pplseq import checks
 from pplseq.distributions.state import inside
-from pplseq.models.hmm.families import FAMILIES, POSITIVE, REAL, SHARE, WHOLE, Family, Parameter
+from pplseq.models.parts.families import FAMILIES, POSITIVE, REAL, SHARE, WHOLE, Driven, Family, Parameter, name_of
+from pplseq.models.parts.zeros import KINDS, ZerosFamily, with_zeros
 
+DRIVEN = (*(name for name, family in FAMILIES.items() if family.driven is not None), "categorical")  # of outputs by columns
 TRIED = 0.5, 2.0, 5.0  # of positive parameters: whether a density is finite at an end of its support
 
 
@@ -26,7 +28,24 @@ def spelled(name: Any) -> Any:
     return name.lower().translate(dict.fromkeys(map(ord, " -_"))) if isinstance(name, str) else name
 
 
-def family_of(name: Any) -> Family:
+def driven_family(name: Any, argument: str = "outputs") -> Family:
+    """A family whose mean or location inputs can drive; raises ValueError for others."""
+    family = family_of(name, argument)
+    if family.driven is None:
+        raise ValueError(
+            f"{argument}: {name_of(family)} has no mean or location that inputs could drive; there are: {', '.join(DRIVEN)}, "
+            "these as 'zero_inflated_...' or 'hurdle_...', and distributions of pyro.distributions with a loc"
+        )
+    return family
+
+
+def is_known(family: Family) -> bool:
+    """Whether the M-step of a family is this library's, and knows what is held."""
+    known = family in FAMILIES.values() or family.num_levels is not None
+    return known or isinstance(family, ZerosFamily) and is_known(family.base)
+
+
+def family_of(name: Any, argument: str = "emission") -> Family:
     """A family by its name in any spelling, or the family itself, or made of a distribution class by its constraints.
 
     Raises:
@@ -38,14 +57,17 @@ def family_of(name: Any) -> Family:
         own = next((known for known in FAMILIES if spelled(known) == spelled(name)), None)
         if own is not None:
             return FAMILIES[own]
+        for kind in KINDS:
+            if spelled(name).startswith(spelled(kind)):
+                return with_zeros(kind, family_of(spelled(name).removeprefix(spelled(kind)), argument))
         kind: Any = getattr(dist, name, None)
         if not _is_class(kind):
             classes = {spelled(each): each for each in dir(dist) if _is_class(getattr(dist, each))}
             if spelled(name) not in classes:
                 raise ValueError(
-                    f"emission: no family {name[:40]!r}.{checks.similar(name, [*FAMILIES, *classes.values()])} There are: "
-                    f"{', '.join(FAMILIES)}; or the name of a distribution of pyro.distributions over single numbers, as "
-                    "'Laplace'; or a Family"
+                    f"{argument}: no family {name[:40]!r}.{checks.similar(name, [*FAMILIES, *classes.values()])} There are: "
+                    f"{', '.join(FAMILIES)}; these as 'zero_inflated_...' or 'hurdle_...'; or the name of a distribution of "
+                    "pyro.distributions over single numbers, as 'Laplace'; or a Family"
                 )
             kind = getattr(dist, classes[spelled(name)])
         return _of_class(kind)
@@ -53,8 +75,9 @@ def family_of(name: Any) -> Family:
         given: Any = name
         called = given.__name__
         known = any(getattr(room, called, None) is given for room in (dist, torch.distributions))
-        return family_of(called) if known and spelled(called) in map(spelled, FAMILIES) else _of_class(given)
-    raise TypeError(f"emission must be a name, a distribution class or a Family, got {type(name).__name__}")
+        own = spelled(called) in map(spelled, FAMILIES) or spelled(called).startswith("zeroinflated")
+        return family_of(called) if known and own else _of_class(given)
+    raise TypeError(f"{argument} must be a name, a distribution class or a Family, got {type(name).__name__}")
 
 
 def _is_class(kind: Any) -> bool:
@@ -122,8 +145,9 @@ def _of_class(kind: type) -> Family:
                 )
             ) or tuple(parameters),
         )  # fmt: skip
-    fill = float(inside(made[0].support))
-    return ClassFamily(make, parameters, fill=fill, holds=_holds(made), called=kind.__name__, kind=kind)
+    fill, others = float(inside(made[0].support)), [own for name, own in parameters.items() if name != "loc"]
+    driven = Driven("loc") if parameters.get("loc") is REAL and all(own in (POSITIVE, SHARE) for own in others) else None
+    return ClassFamily(make, parameters, fill=fill, holds=_holds(made), called=kind.__name__, kind=kind, driven=driven)
 
 
 class _SoftAsymmetricLaplace(dist.SoftAsymmetricLaplace):

@@ -15,14 +15,15 @@ from torch import Tensor, nn
 
 from pplseq import checks
 from pplseq.distributions.dense import CategoricalEmission, GaussianEmission
-from pplseq.distributions.state import MISSING
+from pplseq.distributions.state import MISSING, Emission
 from pplseq.infer.fit.closed_forms import dirichlet_mode, gaussian_mode, with_held
 from pplseq.infer.fit.em import NOTHING, Statistics, least_variances
 from pplseq.infer.fit.held import Slot, held, is_bound, kept, restored
 from pplseq.models.base import first_parameter
-from pplseq.models.hmm import partly_seen
-from pplseq.models.hmm.known_noise import noisy_moments
-from pplseq.models.hmm.priors import Priors, bartlett, inverse_tril
+from pplseq.models.parts import partly_seen
+from pplseq.models.parts.families import Parameter, Probabilities
+from pplseq.models.parts.known_noise import noisy_moments, with_noise
+from pplseq.models.parts.priors import Priors, bartlett, inverse_tril
 
 COVARIANCES = ("diag", "full", "tied", "spherical")
 KMEANS_ROWS = 20_000  # no more are needed to place the first means
@@ -42,32 +43,99 @@ def like(module: nn.Module) -> Tensor:
     return own.detach().new_empty(0)
 
 
-def inside_simplex(probs: Tensor) -> Tensor:
-    """The same rows without zeros."""
-    probs = probs.clamp_min(1e-6)
-    return probs / probs.sum(-1, keepdim=True)
-
-
 def random_rows(*shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
     """Rows drawn uniformly from the simplex, (..., N) log-probabilities; the same numbers on every device."""
     return torch.empty(shape, dtype=torch.float64).exponential_().clamp_min(1e-6).log().log_softmax(-1).to(dtype)
 
 
-class CategoricalTable(PyroModule):
+class Table(PyroModule):
+    """Emissions whose parameters are declared once: see :class:`~pplseq.models.parts.protocols.Emissions`.
+
+    Attributes:
+        declared: the parameters as users know them; ``raw(name)`` are the unconstrained numbers of each.
+    """
+
+    has_em = True
+    declared: dict[str, Parameter]
+
+    def raw(self, name: str) -> nn.Parameter:
+        return getattr(self, f"raw_{name}")
+
+    @property
+    def slots(self) -> dict[str, Slot]:
+        return {name: self._slot(name, own) for name, own in self.declared.items()}
+
+    def _slot(self, name: str, own: Parameter) -> Slot:
+        if isinstance(own, Probabilities):
+            return Slot(self.raw(name), True)
+        on_circle = own.prior is None  # where what is nearest is another matter
+        return Slot(self.raw(name), raw_of=own.unconstrained, support=own.support, clips=not on_circle)
+
+    @property
+    def num_free(self) -> int:
+        return sum(own.num_free(tuple(self.raw(name).shape)) for name, own in self.declared.items())
+
+    def values(self) -> dict[str, Tensor]:
+        """Name -> value at the module's parameters."""
+        return {name: own.value(self.raw(name)) for name, own in self.declared.items()}
+
+    def sites(self) -> dict[str, Tensor]:
+        """The same as the values of the program's sites, inside their support."""
+        return {name: own.inside(own.value(self.raw(name))) for name, own in self.declared.items()}
+
+    def from_sites(self, *args: Any, **sites: Any) -> dict[str, Tensor]:
+        """The values from those of the sites."""
+        return sites
+
+    @torch.no_grad()
+    def set_values(self, *args: Any, **values: Any) -> None:
+        """Sets parameters by their names: in their shapes, (Z,) of one column, or one number, (Z, 1) or (1, d) for all.
+
+        Raises:
+            ValueError: for an unknown name, or values that the parameter does not take.
+        """
+        for name, value in values.items():
+            if name not in self.declared:
+                raise ValueError(f"no parameter {name!r} of these emissions; there are: {', '.join(self.declared)}")
+            raw, own = self.raw(name), self.declared[name]
+            value = in_shape(name, torch.as_tensor(value, dtype=torch.float64).to(raw), tuple(raw.shape), spread=True)
+            own.check(name, value)
+            raw.copy_(own.unconstrained(value).expand(raw.shape))
+
+    def units(self) -> dict[str, Tensor]:
+        return {}
+
+    def check_held(self, method: str) -> None:
+        pass
+
+    def set_origin(self, x: Tensor, seen: Tensor) -> None:
+        pass
+
+    @property
+    def levels(self) -> dict[int, int]:
+        return {}
+
+    def sized(self, name: str) -> list[int]:
+        return []
+
+    def conditional(self, emission: Emission) -> Emission:
+        raise ValueError("nothing of single steps goes with these emissions")
+
+    def moments(self) -> tuple[Tensor, Tensor]:
+        raise ValueError("emission: words have no means")
+
+
+class CategoricalTable(Table):
     """p(word | state), a (Z, V) table of logits."""
 
     def __init__(self, num_states: int, num_words: int, dtype: torch.dtype):
         super().__init__()
         self.num_states, self.num_words = num_states, num_words
         self.logits = nn.Parameter(random_rows(num_states, num_words, dtype=dtype))
+        self.declared = {"emission": Probabilities(num_levels=num_words)}
 
-    @property
-    def num_free(self) -> int:
-        return self.num_states * (self.num_words - 1)
-
-    @property
-    def slots(self) -> dict[str, Slot]:
-        return {"emission": Slot(self.logits, True)}
+    def raw(self, name: str) -> nn.Parameter:
+        return self.logits
 
     def check(self, x: Tensor) -> None:
         checks.words(x, self.num_words)
@@ -76,7 +144,7 @@ class CategoricalTable(PyroModule):
         """x without gaps, and which steps (B, T) were seen."""
         return x.clamp_min(0), x != MISSING
 
-    def spec(self) -> CategoricalEmission:
+    def spec(self, known: Tensor | None = None) -> CategoricalEmission:
         """The emission with the module's parameters."""
         return CategoricalEmission(torch.log_softmax(self.logits, -1))
 
@@ -85,28 +153,12 @@ class CategoricalTable(PyroModule):
         concentration = priors.concentrations(self.num_states, self.num_words, like(self))["emission"]
         return CategoricalEmission(safe_log(pyro.sample("emission", dist.Dirichlet(concentration).to_event(1))))
 
-    def values(self) -> dict[str, Tensor]:
-        """Site -> value at the module's parameters."""
-        return {"emission": torch.softmax(self.logits, -1)}
-
-    def sites(self) -> dict[str, Tensor]:
-        """The same as the values of the program's sites, inside their support."""
-        return {name: inside_simplex(value) for name, value in self.values().items()}
-
-    def from_sites(self, emission: Tensor) -> dict[str, Tensor]:
-        """The table from the values of the sites."""
-        return {"emission": emission}
-
-    @torch.no_grad()
-    def set_values(self, emission: Tensor) -> None:
-        self.logits.copy_(emission.to(self.logits).log())
-
     def log_prior(self, priors: Priors) -> Tensor:
         concentration = priors.concentrations(self.num_states, self.num_words, self.logits)["emission"]
         return dirichlet_log_density(torch.log_softmax(self.logits, -1), concentration)
 
     # ---------------------------------------------------------------- EM
-    def statistics(self, obs: Tensor, weight: Tensor) -> Statistics:
+    def statistics(self, obs: Tensor, weight: Tensor, known: Tensor | None = None) -> Statistics:
         """Expected counts (Z, V) of words obs (N,) seen in states with weight (N, Z)."""
         counts = weight.new_zeros(self.num_words, self.num_states).index_add_(0, obs, weight)
         return {"emission": counts.T.double()}
@@ -132,7 +184,7 @@ class CategoricalTable(PyroModule):
         self.logits[states] = found[states]
 
 
-class GaussianTable(PyroModule):
+class GaussianTable(Table):
     """p(x | state) = Normal(loc[state], covariance[state]) over (D,) vectors.
 
     Parameters: loc (Z, D); log_scale (Z, D) for "diag", (Z, 1) for "spherical"; scale_tril (Z, D, D) for "full", (D, D) for
@@ -188,7 +240,7 @@ class GaussianTable(PyroModule):
         tril = raw.tril(-1) + torch.diag_embed(raw.diagonal(dim1=-2, dim2=-1).exp())
         return tril.expand(self.num_states, *tril.shape[-2:])
 
-    def spec(self) -> GaussianEmission:
+    def spec(self, known: Tensor | None = None) -> GaussianEmission:
         if self.covariance in ("diag", "spherical"):
             return GaussianEmission(self.loc, scale=self.log_scale.exp().expand(self.loc.shape))
         return GaussianEmission(self.loc, scale_tril=self._tril())
@@ -208,6 +260,9 @@ class GaussianTable(PyroModule):
             return torch.diag_embed((2 * self.log_scale).exp().expand(self.loc.shape))
         tril = self._tril()
         return tril @ tril.mT
+
+    def conditional(self, emission: Emission) -> Emission:
+        return with_noise(emission)
 
     def units(self) -> dict[str, Tensor]:
         """By raw name how much a location varies."""
@@ -275,10 +330,10 @@ class GaussianTable(PyroModule):
             return torch.full_like(first, self.floor)
         return least_variances(count, first, second, FLOOR, about)
 
-    def statistics(self, obs: Tensor, weight: Tensor, noises: Tensor | None = None) -> Statistics:
+    def statistics(self, obs: Tensor, weight: Tensor, known: Tensor | None = None) -> Statistics:
         """Expected moments, about the origin, of vectors obs (N, D) seen in states with weight (N, Z), without known noises
         (N, D, D) in them."""
-        return self._moments(obs.double() - self.origin.to(obs.device), weight.double(), noises)
+        return self._moments(obs.double() - self.origin.to(obs.device), weight.double(), known)
 
     def _means(self) -> Tensor:
         """(Z, D) as seen from the origin."""
@@ -444,16 +499,17 @@ def in_shape(name: str, value: Tensor, shape: tuple[int, ...], spread: bool = Fa
 
 
 def mixture_moments(probs: Tensor, loc: Tensor, covariances: Tensor) -> tuple[Tensor, Tensor]:
-    """Means (..., D) and covariances (..., D, D) of mixtures with weights (..., Z), means (Z, D), covariances (Z, D, D)."""
+    """Means (..., D) and covariances (..., D, D) of mixtures with weights (..., Z), means (Z, D), covariances (Z, D, D), or
+    such of each (..., Z, D)."""
     if not (torch.isfinite(loc).all() and torch.isfinite(covariances).all()):  # heavy tails: 0 times infinity counts nothing
         mean = torch.where(probs.unsqueeze(-1) > 0, probs.unsqueeze(-1) * loc, 0.0).sum(-2)
         apart = loc - mean.unsqueeze(-2)
         each = covariances + apart.unsqueeze(-1) * apart.unsqueeze(-2)
         weight = probs[..., None, None]
         return mean, torch.where(weight > 0, weight * each, 0.0).sum(-3)
-    mean = probs @ loc
+    mean = probs @ loc if loc.dim() == 2 else (probs.unsqueeze(-2) @ loc).squeeze(-2)
     apart = loc - mean.unsqueeze(-2)
-    within = torch.einsum("...z,zde->...de", probs, covariances)
+    within = torch.einsum("...z,...zde->...de", probs, covariances)
     return mean, within + torch.einsum("...z,...zd,...ze->...de", probs, apart, apart)
 
 

@@ -1,9 +1,10 @@
-"""Families of emissions by name: distributions of single numbers, how EM learns them, and their priors."""
+"""Families by name: distributions of single numbers, how EM learns them, their priors, and how predictors drive them."""
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,12 +15,20 @@ from torch import Tensor
 from torch.distributions import constraints
 
 from pplseq.distributions.columns import CircularNormal
+from pplseq.infer.fit.closed_forms import dirichlet_mode
 from pplseq.infer.fit.em import Statistics, least_variances
+from pplseq.models.parts.links import POSITIVE_LINKS, SHARE_LINKS, Link, positive
 
 Parameters = Mapping[str, Tensor]  # (Z, D) each
 TINY = 1e-10
 NEWTON_STEPS = 60
 LARGEST = 1e6  # of a parameter that has no finite maximum: a negative binomial's size at Poisson data
+
+
+def inside_simplex(probs: Tensor) -> Tensor:
+    """The same rows without zeros."""
+    probs = probs.clamp_min(1e-6)
+    return probs / probs.sum(-1, keepdim=True)
 
 
 @dataclass(frozen=True)
@@ -40,6 +49,23 @@ class Parameter:
         ends = (getattr(self.constraint, f"{end}_bound", None) for end in ("lower", "upper"))
         low, high = (free if end is None else float(end) for end, free in zip(ends, (-math.inf, math.inf), strict=True))
         return low, high
+
+    def shape(self, num_states: int, num_columns: int) -> tuple[int, ...]:
+        """Of a table."""
+        return num_states, num_columns
+
+    def num_free(self, shape: tuple[int, ...]) -> int:
+        """Numbers of a table that are learned."""
+        return math.prod(shape)
+
+    def inside(self, value: Tensor) -> Tensor:
+        """A value at none of the ends of what it may be."""
+        return value
+
+    def check(self, name: str, value: Tensor) -> None:
+        """Raises ValueError for values that it may not have."""
+        if not bool(self.constraint.check(value).all()):
+            raise ValueError(f"{name}: outside of {self.constraint}; got {value.flatten()[:3].tolist()}, ...")
 
     def unconstrained(self, value: Tensor) -> Tensor:
         return torch.distributions.biject_to(self.constraint).inv(value)
@@ -72,6 +98,59 @@ class _Within(dist.TransformedDistribution):
         return self.constraint
 
 
+@dataclass(frozen=True)
+class Probabilities(Parameter):
+    """Rows of probabilities of a number of levels, learned as logits; the prior is Dirichlet(1), or as it is given."""
+
+    constraint: constraints.Constraint = constraints.simplex
+    prior: tuple[float, ...] | None = (1.0,)  # pyright: ignore[reportIncompatibleVariableOverride]
+    num_levels: int = 2
+
+    def shape(self, num_states: int, num_columns: int) -> tuple[int, ...]:
+        return num_states, self.num_levels
+
+    def num_free(self, shape: tuple[int, ...]) -> int:
+        return math.prod(shape) // self.num_levels * (self.num_levels - 1)
+
+    def inside(self, value: Tensor) -> Tensor:
+        return inside_simplex(value)
+
+    def check(self, name: str, value: Tensor) -> None:
+        if not bool(((value >= 0).all(-1) & ((value.sum(-1) - 1).abs() < 1e-4)).all()):
+            raise ValueError(f"{name}: every row must hold probabilities that sum to 1")
+
+    def unconstrained(self, value: Tensor) -> Tensor:
+        return value.log()
+
+    def value(self, raw: Tensor) -> Tensor:
+        return torch.softmax(raw, -1)
+
+    def distribution(self, shape: tuple[int, ...], like: Tensor) -> TorchDistribution:
+        concentration = like.new_tensor(self.prior or (1.0,)).expand(shape)
+        made: Any = dist.Dirichlet(concentration)
+        return made.to_event(len(shape) - 1)
+
+
+@dataclass(frozen=True)
+class Driven:
+    """How linear predictors drive a family; its other parameters are then those of each state, its dispersions.
+
+    Args:
+        name: the parameter in whose place the mean or location stands that a link makes of a predictor.
+        links: those it may have, the usual one first.
+        start: mean and variance () of a column -> first values of the other parameters; None: they are fitted to the column.
+        make: mean or location, others by name -> the distribution; None: the family's own. of_logits: the same of log odds.
+        averages: whether the likeliest mean of numbers that share one is theirs, whatever the other parameters are.
+    """
+
+    name: str
+    links: tuple[str, ...] = ("identity",)
+    start: Callable[[Tensor, Tensor], dict[str, Tensor]] | None = None
+    make: Callable[..., TorchDistribution] | None = None
+    of_logits: Callable[..., TorchDistribution] | None = None
+    averages: bool = False
+
+
 @dataclass(frozen=True, eq=False)
 class Family:
     """A distribution of single numbers with parameters of each state.
@@ -83,13 +162,16 @@ class Family:
         update: statistics, parameters -> parameters that raise the expected log-likelihood, in closed form or by Newton's
             method on one of them.
         start: one column (N,) of data -> parameters of states around it; None: each state is fitted to a cluster of the data,
-            see :mod:`~pplseq.models.hmm.family_start`.
+            see :mod:`~pplseq.models.parts.family_start`.
         holds: whether a column of data (N,) lies in the support, and how to say what it takes.
         unusual: where a column (N,) hints at another unit than the family takes, and what to say of it.
         fill: a number of the support, inside of it. histogram: whether the statistics are those of :func:`histogram`.
         about_origin: whether statistics and update take numbers, and "loc", as seen from a point near the data, so that moments
             lose no digits; the point is then among the parameters of both, "origin" (D,).
         moving: names of parameters that the support depends on. called: what messages call it.
+        driven: how linear predictors drive it; None: they cannot.
+        sized: "trials" or "exposure", what it takes beside its parameters, of each step or of all; None: nothing.
+        num_levels: of a :func:`categorical` column; None: its numbers are numbers.
     """
 
     make: Callable[..., TorchDistribution]
@@ -104,6 +186,17 @@ class Family:
     about_origin: bool = False
     moving: tuple[str, ...] = ()
     called: str = "its family"
+    driven: Driven | None = None
+    sized: str | None = None
+    num_levels: int | None = None
+
+    def predicted(self, link: Link, eta: Tensor, others: Mapping[str, Tensor]) -> TorchDistribution:
+        """The distribution with predictors in the place of a parameter."""
+        assert self.driven is not None, "refused before"
+        if self.driven.of_logits is not None:
+            return self.driven.of_logits(link.logits(eta), **others)
+        mean = link.mean(eta)
+        return self.make(**{self.driven.name: mean}, **others) if self.driven.make is None else self.driven.make(mean, **others)
 
     @property
     def has_em(self) -> bool:
@@ -111,6 +204,8 @@ class Family:
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """A copy of one of :data:`FAMILIES` is that one."""
+        if self.num_levels is not None:
+            return categorical, (self.num_levels,)
         name = next((name for name, own in FAMILIES.items() if own is self), None)
         return super().__reduce_ex__(protocol) if name is None else (known_family, (name,))
 
@@ -259,6 +354,48 @@ def _negative_binomial_update(s: Statistics, p: Parameters) -> dict[str, Tensor]
     return {"mean": mean, "size": maximize_each(p["size"].to(mean), objective)}
 
 
+def _binomial_statistics(obs: Tensor, weight: Tensor, p: Parameters) -> Statistics:
+    return _weighted(obs, weight) | {"trials": (weight * p["trials"]).sum(0)}
+
+
+def _poisson_statistics(obs: Tensor, weight: Tensor, p: Parameters) -> Statistics:
+    return _weighted(obs, weight) | {"exposure": (weight * p.get("exposure", weight.new_ones(()))).sum(0)}
+
+
+def _share_of(successes: Tensor, total: Tensor) -> dict[str, Tensor]:
+    return {"probs": (successes / total.clamp_min(TINY)).clamp_min(0.0).clamp(1e-6, 1 - 1e-6)}
+
+
+def _any_shares(column: Tensor, states: int) -> dict[str, Tensor]:
+    return {"probs": 0.05 + 0.9 * torch.rand(states).to(column)}
+
+
+# ------------------------------------------------------------------------------------------------ positive numbers
+def _gamma_statistics(obs: Tensor, weight: Tensor, _: Parameters) -> Statistics:
+    return _weighted(obs, weight) | {"log": torch.einsum("nzd,nd->zd", weight, obs.log())}
+
+
+def _gamma_update(s: Statistics, p: Parameters) -> dict[str, Tensor]:
+    """The rate is that which gives the data's mean, unless it is held or bound; the concentration by Newton's method."""
+    mean, log = _mean(s, 1e-300), s["log"] / s["weight"].clamp_min(TINY)
+
+    def objective(concentration: Tensor) -> Tensor:
+        own = _kept("rate", concentration / mean, p)
+        return concentration * own.log() - torch.lgamma(concentration) + concentration * log - own * mean
+
+    concentration = _kept("concentration", maximize_each(p["concentration"].to(mean), objective), p)
+    return {"concentration": concentration, "rate": _kept("rate", concentration / mean, p)}
+
+
+def _gamma_start(column: Tensor, states: int) -> dict[str, Tensor]:
+    return {"concentration": column.new_full((states,), 5.0), "rate": 5.0 / _some(column, states)}
+
+
+def _size(name: str) -> Callable[[Tensor, Tensor], dict[str, Tensor]]:
+    """A shape that explains a column's mean and variance, or near it."""
+    return lambda mean, variance: {name: (mean**2 / variance.clamp_min(1e-12)).clamp(0.5, 50.0)}
+
+
 # ------------------------------------------------------------------------------------------------ angles
 def _circular_update(s: Statistics, p: Parameters) -> dict[str, Tensor]:
     """Source: K. V. Mardia and P. E. Jupp (2000), Directional statistics, section 5.3.1."""
@@ -283,22 +420,28 @@ FAMILIES: dict[str, Family] = {
     "normal": Family(
         lambda loc, scale: dist.Normal(loc, scale, validate_args=False), {"loc": REAL, "scale": POSITIVE},
         _normal_statistics, _normal_update, _around, about_origin=True,
+        driven=Driven("loc", ("identity", "log"), lambda _, variance: {"scale": variance.sqrt()}, averages=True),
     ),
     "student_t": Family(
         lambda loc, scale, df: dist.StudentT(df, loc, scale, validate_args=False),
         {"loc": REAL, "scale": POSITIVE, "df": Parameter(constraints.positive, (2.0, 1.0))},
         _student_statistics, _student_update,
         lambda column, states: _around(column, states) | {"df": column.new_full((states,), 8.0)}, about_origin=True,
+        driven=Driven("loc", start=lambda _, variance: {"scale": variance.sqrt(), "df": 8 * torch.ones_like(variance)}),
     ),
     "poisson": Family(
-        lambda rate: dist.Poisson(rate, validate_args=False), {"rate": POSITIVE},
-        lambda obs, weight, _: _weighted(obs, weight), lambda s, _: {"rate": _mean(s)}, _rates, WHOLE,
+        lambda rate, exposure=None: dist.Poisson(rate if exposure is None else rate * exposure, validate_args=False),
+        {"rate": POSITIVE},
+        _poisson_statistics, lambda s, _: {"rate": (s["first"] / s["exposure"].clamp_min(TINY)).clamp_min(TINY)}, _rates, WHOLE,
+        driven=Driven("rate", POSITIVE_LINKS, averages=True), sized="exposure",
     ),
     "negative_binomial": Family(
         _negative_binomial, {"mean": POSITIVE, "size": Parameter(constraints.positive, (1.0, 2.0))},
         None, _negative_binomial_update,
         lambda column, states: {"mean": _rates(column, states)["rate"], "size": column.new_full((states,), 5.0)}, WHOLE,
-        histogram=True,
+        histogram=True, driven=Driven(
+            "mean", POSITIVE_LINKS, _size("size"), lambda mean, size: _negative_binomial(positive(mean), size), averages=True
+        ),
     ),
     "von_mises": Family(
         lambda loc, concentration: CircularNormal(loc, concentration, validate_args=False),
@@ -308,20 +451,64 @@ FAMILIES: dict[str, Family] = {
             lambda column: column.abs() > 4 * math.pi,  # a turn more may be meant
             "von_mises takes angles in radians, and some are far beyond 2 pi; make radians of degrees: numpy.deg2rad(x)",
         ),
+        driven=Driven("loc", start=lambda mean, _: {"concentration": torch.ones_like(mean)}),
     ),
     "exponential": Family(
         lambda rate: dist.Exponential(rate, validate_args=False), {"rate": POSITIVE},
         lambda obs, weight, _: _weighted(obs, weight), lambda s, _: {"rate": 1 / _mean(s)},
         lambda column, states: {"rate": 1 / _some(column, states).clamp_min(0.1 * column.mean()).clamp_min(TINY)},
-        (lambda column: column >= 0, "numbers of at least 0"),
+        (lambda column: column >= 0, "numbers of at least 0"), driven=Driven(
+            "rate", ("log",), make=lambda mean: dist.Exponential(1 / positive(mean), validate_args=False), averages=True
+        ),
+    ),
+    "gamma": Family(
+        lambda concentration, rate: dist.Gamma(concentration, rate, validate_args=False),
+        {"concentration": POSITIVE, "rate": POSITIVE}, _gamma_statistics, _gamma_update, _gamma_start,
+        (lambda column: column > 0, "positive numbers"), 1.0, driven=Driven(
+            "rate", ("log",), _size("concentration"), lambda mean, concentration: dist.Gamma(
+                concentration, concentration / positive(mean), validate_args=False
+            ), averages=True,
+        ),
     ),
     "bernoulli": Family(
         lambda probs: dist.Bernoulli(probs, validate_args=False), {"probs": SHARE},
-        lambda obs, weight, _: _weighted(obs, weight), lambda s, _: {"probs": _mean(s, 0.0).clamp(1e-6, 1 - 1e-6)},
-        lambda column, states: {"probs": 0.05 + 0.9 * torch.rand(states).to(column)},
-        (lambda column: (column == 0) | (column == 1), "0 and 1"),
+        lambda obs, weight, _: _weighted(obs, weight), lambda s, _: _share_of(s["first"], s["weight"]),
+        _any_shares, (lambda column: (column == 0) | (column == 1), "0 and 1"), driven=Driven(
+            "probs", SHARE_LINKS, of_logits=lambda logits: dist.Bernoulli(logits=logits, validate_args=False), averages=True
+        ),
+    ),
+    "binomial": Family(
+        lambda probs, trials: dist.Binomial(trials, probs, validate_args=False), {"probs": SHARE}, _binomial_statistics,
+        lambda s, _: _share_of(s["first"], s["trials"]), _any_shares, WHOLE, sized="trials", driven=Driven(
+            "probs", SHARE_LINKS, averages=True,
+            of_logits=lambda logits, trials: dist.Binomial(trials, logits=logits, validate_args=False),
+        ),
     ),
 }  # fmt: skip
+
+
+@functools.cache
+def categorical(num_levels: int) -> Family:
+    """The family of one column of levels 0, 1, ..., as one of a model's many; each such column is a table of its own."""
+
+    def make(probs: Tensor) -> TorchDistribution:
+        return dist.Categorical(probs=probs.unsqueeze(-2), validate_args=False)  # a last axis of one column
+
+    def statistics(obs: Tensor, weight: Tensor, _: Parameters) -> Statistics:
+        seen = torch.nn.functional.one_hot(obs[:, 0].long(), num_levels).to(weight)
+        return {"weight": weight.sum(0), "counts": torch.einsum("nz,nv->zv", weight[..., 0], seen)}
+
+    def start(column: Tensor, states: int) -> dict[str, Tensor]:
+        counts = torch.bincount(column.long(), minlength=num_levels).to(column) + 0.1
+        drawn = torch.empty(states, num_levels, dtype=column.dtype).exponential_().clamp_min(1e-6).to(column)
+        return {"probs": counts * drawn / (counts * drawn).sum(-1, keepdim=True)}
+
+    return Family(
+        make, {"probs": Probabilities(num_levels=num_levels)}, statistics,
+        lambda s, p: {"probs": dirichlet_mode(s["counts"], None, p["probs"].log()).exp()}, start,
+        (lambda column: _whole(column) & (column < num_levels), f"levels 0..{num_levels - 1}"), called="categorical",
+        num_levels=num_levels,
+    )  # fmt: skip
 
 
 def known_family(name: str) -> Family:
@@ -331,6 +518,15 @@ def known_family(name: str) -> Family:
 def name_of(family: Family) -> str:
     """What a family is called."""
     return next((name for name, known in FAMILIES.items() if known is family), family.called)
+
+
+def refuse(x: Tensor, columns: Sequence[int], bad: Tensor, what: str) -> None:
+    """Raises ValueError where some of the columns of x (B, T, D) do not hold what they must, bad: (B, T, d)."""
+    if bool(bad.any()):
+        row, step, place = bad.nonzero()[0].tolist()
+        column = columns[place]
+        value = float(x[row, step, column])
+        raise ValueError(f"x: column {column} must hold {what}; row {row}, step {step} holds {value:g}")
 
 
 def no_maximum(family: Family, value: float) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -10,46 +11,59 @@ from typing import Any
 import pyro
 import pyro.distributions as dist
 import torch
-from pyro.nn import PyroModule
 from torch import Tensor, nn
 from torch.distributions import constraints
 
 from pplseq import checks
-from pplseq.distributions.columns import ColumnEmission, Columns, MixtureEmission
+from pplseq.distributions.columns import ColumnEmission, Columns, MixtureEmission, SharedEmission
+from pplseq.distributions.conditional import ConditionalEmission
+from pplseq.distributions.state import Emission
 from pplseq.infer.fit.closed_forms import dirichlet_mode
 from pplseq.infer.fit.em import NOTHING, Statistics
 from pplseq.infer.fit.held import Slot, is_bound, kept
-from pplseq.models.hmm.emissions import (
+from pplseq.models.parts.emissions import (
     GaussianTable,
+    Table,
     check_vectors,
     dirichlet_log_density,
-    in_shape,
-    inside_simplex,
     like,
     mixture_moments,
     safe_log,
 )
-from pplseq.models.hmm.families import FAMILIES, Family, Parameter, histogram, name_of, no_maximum
-from pplseq.models.hmm.family_start import clusters, fit_family
-from pplseq.models.hmm.named_families import family_of, spelled
-from pplseq.models.hmm.partly_seen import filled_at_random
-from pplseq.models.hmm.priors import Priors
+from pplseq.models.parts.families import (
+    Family,
+    Parameter,
+    Probabilities,
+    categorical,
+    histogram,
+    name_of,
+    no_maximum,
+    refuse,
+)
+from pplseq.models.parts.family_start import clusters, fit_family
+from pplseq.models.parts.named_families import family_of, is_known, spelled
+from pplseq.models.parts.partly_seen import filled_at_random
+from pplseq.models.parts.priors import Priors
 
 SPREAD = 0.5  # of the first parameters, before any data
 FEW = 4  # numbers that fit no family
 
 
-class FamilyTable(PyroModule):
+class FamilyTable(Table):
     """p(x | state) over (D,) vectors of independent columns, each from a family of distributions.
 
     Parameters: for every parameter of every family that occurs, unconstrained numbers (Z, d) of its d columns, named as the
     family's, with the family's name in front where there are several.
 
     Args:
-        families: a family (or its name), for all columns, or one a column.
+        families: a family (or its name), for all columns, or one a column. num_levels: of "categorical" columns, of all of them
+            or one a column (None at others). trials: of "binomial" columns, where they are the same at every step.
     """
 
-    def __init__(self, num_states: int, num_features: int, families: Any, dtype: torch.dtype):
+    def __init__(
+        self, num_states: int, num_features: int, families: Any, dtype: torch.dtype, num_levels: Any = None,
+        trials: int | None = None,
+    ):  # fmt: skip
         super().__init__()
         self.num_states, self.num_features, self._largest = num_states, num_features, 0
         self.origin = torch.zeros(num_features, dtype=torch.float64)  # as of a GaussianTable
@@ -63,47 +77,49 @@ class FamilyTable(PyroModule):
             raise ValueError(f"emission: one family for each of the {num_features} columns, got {len(each)}")
         if (wrong := [family for family in each if not isinstance(family, (str, type, Family))]) != []:
             raise TypeError(f"emission: expected a family by its name, got {checks.shown(wrong[0])}")
+        levels = levels_of(each, num_levels)
         self.parts: list[tuple[str, Family, list[int]]] = []  # prefix of names, family, its columns
         for family in dict.fromkeys(each):
             columns = [column for column, own in enumerate(each) if own == family]
             prefix = "" if len(set(each)) == 1 else (family if isinstance(family, str) else f"family{columns[0]}") + "_"
-            self.parts.append((prefix, family_of(family), columns))
+            if columns[0] not in levels:
+                self.parts.append((prefix, family_of(family), columns))
+                continue
+            for column in columns:  # each is a table of its own
+                prefix = "" if len(each) == 1 else f"categorical{column}_"
+                self.parts.append((prefix, categorical(levels[column]), [column]))
+        self.declared: dict[str, Parameter] = {}
         for prefix, family, columns in self.parts:
-            for name in family.parameters:
-                start = SPREAD * torch.randn(num_states, len(columns), dtype=dtype)
+            for name, parameter in family.parameters.items():
+                self.declared[f"{prefix}{name}"] = parameter
+                start = SPREAD * torch.randn(parameter.shape(num_states, len(columns)), dtype=dtype)
                 setattr(self, f"raw_{prefix}{name}", nn.Parameter(start))
+        self.trials = None if trials is None else checks.count("trials", trials)
+        if trials is not None and not self.sized("trials"):
+            raise ValueError(f"trials: they are of 'binomial' emissions, and there are none; got {trials}")
+        self.has_em = all(family.has_em for _, family, _ in self.parts)
 
     @property
-    def has_em(self) -> bool:
-        return all(family.has_em for _, family, _ in self.parts)
+    def levels(self) -> dict[int, int]:
+        return {columns[0]: family.num_levels for _, family, columns in self.parts if family.num_levels is not None}
 
-    @property
-    def slots(self) -> dict[str, Slot]:
-        return {
-            f"{prefix}{name}": Slot(
-                getattr(self, f"raw_{prefix}{name}"), raw_of=parameter.unconstrained, support=parameter.support,
-                clips=parameter.prior is not None,  # what is nearest on a circle is another matter
-            )
-            for prefix, family, _ in self.parts for name, parameter in family.parameters.items()
-        }  # fmt: skip
+    def sized(self, name: str) -> list[int]:
+        """Columns whose families take "trials" or "exposure" beside their parameters."""
+        return [column for _, family, columns in self.parts if family.sized == name for column in columns]
 
     def check_held(self, method: str) -> None:
         """Raises ValueError where a method cannot hold what is held, or would have to learn what it cannot."""
         for prefix, family, _ in self.parts:
-            whole = [name for name in family.parameters if not getattr(self, f"raw_{prefix}{name}").requires_grad]
+            whole = [name for name in family.parameters if not self.raw(f"{prefix}{name}").requires_grad]
             if free := [f"{prefix}{name}" for name in family.moving if name not in whole]:
                 raise ValueError(
                     f"emission: the support of {name_of(family)} ends at its {' and '.join(free)}, of which there is no "
                     f"gradient: set them, set_parameters({free[0]}=...), and hold them, fit(..., fixed={free})"
                 )
-            bound = any(is_bound(getattr(self, f"raw_{prefix}{name}")) for name in family.parameters)
+            bound = any(is_bound(self.raw(f"{prefix}{name}")) for name in family.parameters)
             partly = len(whole) < len(family.parameters) and bound
-            if method == "em" and partly and family not in FAMILIES.values():
+            if method == "em" and partly and not is_known(family):
                 raise ValueError("fixed, bounds: the M-step of a Family of your own knows of none; use method 'lbfgs' or 'sgd'")
-
-    @property
-    def num_free(self) -> int:
-        return self.num_states * sum(len(family.parameters) * len(columns) for _, family, columns in self.parts)
 
     def check(self, x: Tensor) -> None:
         check_vectors(x, self.num_features, "NaN marks what is missing")
@@ -111,18 +127,26 @@ class FamilyTable(PyroModule):
             own = x[..., columns]
             if family.holds is not None:
                 holds, what = family.holds
-                bad = ~(holds(own) | own.isnan())
-                if bool(bad.any()):
-                    row, step, column = bad.nonzero()[0].tolist()
-                    raise ValueError(
-                        f"x: column {columns[column]} must hold {what} ({name_of(family)}); row {row}, "
-                        f"step {step} holds {float(own[row, step, column]):g}"
-                    )
+                refuse(x, columns, ~(holds(own) | own.isnan()), f"{what} ({name_of(family)})")
             if family.unusual is not None and bool(family.unusual[0](own).any()):
                 largest = float(own.nan_to_num(0.0).abs().max())
                 warnings.warn(f"x: {family.unusual[1]}; got {largest:g}", UserWarning, stacklevel=2)
             if family.histogram:
                 self._largest = max(self._largest, int(own.nan_to_num(0.0).max()))
+
+            if family.sized == "trials" and self.trials is not None:
+                self.check_trials(x, torch.full_like(x, float(self.trials)))
+
+    def check_trials(self, x: Tensor, trials: Tensor) -> None:
+        """Raises ValueError where a binomial column of x (B, T, D) counts more than there were trials, of the same shape."""
+        bad = x[..., self.sized("trials")] > trials[..., self.sized("trials")]
+        if bool(bad.any()):
+            row, step, place = bad.nonzero()[0].tolist()
+            column = self.sized("trials")[place]
+            raise ValueError(
+                f"x: column {column} counts successes, at most as many as there are trials; row {row}, step {step} holds "
+                f"{float(x[row, step, column]):g} of {float(trials[row, step, column]):g}"
+            )
 
     def observed(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """x with NaN only where the rest of the vector was seen, and which steps (B, T) were seen at all."""
@@ -133,14 +157,6 @@ class FamilyTable(PyroModule):
         return torch.where(seen.unsqueeze(-1), x, fill.to(x)).to(like(self).dtype), seen
 
     # ---------------------------------------------------------------- parameters
-    def values(self) -> dict[str, Tensor]:
-        """Name -> (Z, d) parameters, constrained."""
-        return {
-            f"{prefix}{name}": parameter.value(getattr(self, f"raw_{prefix}{name}"))
-            for prefix, family, _ in self.parts
-            for name, parameter in family.parameters.items()
-        }
-
     def units(self) -> dict[str, Tensor]:
         """By raw name how much a location varies."""
         values, found = self.values(), {}
@@ -151,69 +167,70 @@ class FamilyTable(PyroModule):
                 found |= {f"raw_{prefix}{name}": scale for name in real}
         return found
 
-    def sites(self) -> dict[str, Tensor]:
-        return self.values()
-
-    def from_sites(self, **values: Tensor) -> dict[str, Tensor]:
-        return values
-
-    @torch.no_grad()
-    def set_values(self, **values: Tensor) -> None:
-        """Sets parameters by their names: (Z, d), (Z,) of one column, or one number, (Z, 1) or (1, d) for all.
-
-        Raises:
-            ValueError: for an unknown name, or values that the family does not take.
-        """
-        known = {f"{prefix}{n}": p for prefix, family, _ in self.parts for n, p in family.parameters.items()}
-        for name, value in values.items():
-            if name not in known:
-                raise ValueError(f"no parameter {name!r} of these emissions; there are: {', '.join(known)}")
-            raw = getattr(self, f"raw_{name}")
-            value = torch.as_tensor(value, dtype=torch.float64).to(raw)
-            value = in_shape(name, value, tuple(raw.shape), spread=True)
-            if not bool(known[name].constraint.check(value).all()):
-                raise ValueError(f"{name}: outside of {known[name].constraint}; got {value.flatten()[:3].tolist()}, ...")
-            raw.copy_(known[name].unconstrained(value).expand(raw.shape))
-
     def _make(self, values: Mapping[str, Tensor]) -> Columns:
-        return Columns([
-            (columns, family.make(**{n: values[f"{prefix}{n}"] for n in family.parameters}), family.fill)
-            for prefix, family, columns in self.parts
-        ])  # fmt: skip
+        sizes, parts = values.get("sizes"), []
+        for prefix, family, columns in self.parts:
+            own = {name: values[f"{prefix}{name}"] for name in family.parameters}
+            if family.sized is not None and sizes is not None:
+                own[family.sized] = sizes[..., columns]
+            elif family.sized == "trials":
+                own["trials"] = self._all_trials(like(self))
+            parts.append((columns, family.make(**own), family.fill))
+        return Columns(parts)
 
-    def spec(self) -> ColumnEmission:
-        return ColumnEmission(self._make, self.values())
+    def _all_trials(self, reference: Tensor) -> Tensor:
+        """Of every step; NaN where each step has its own, which a model asks for before it comes here."""
+        return reference.new_tensor(math.nan if self.trials is None else float(self.trials))
+
+    def spec(self, known: Tensor | None = None) -> ColumnEmission:
+        """The emission; known: (*B, D) numbers of trials and exposures of its steps, 1 of other columns, or None."""
+        return self._with(self.values(), known)
+
+    def _with(self, values: Mapping[str, Tensor], known: Tensor | None) -> ColumnEmission:
+        if known is None:
+            return ColumnEmission(self._make, values)
+        sizes = known.unsqueeze(-2).expand(*known.shape[:-1], self.num_states, -1)
+        return ColumnEmission(self._make, {**values, "sizes": sizes})
+
+    def conditional(self, emission: Emission) -> ConditionalEmission:
+        """An emission of this table given (*B, D) numbers of trials and exposures."""
+        rows = emission.rows if isinstance(emission, SharedEmission) else None
+        base: Any = emission.base if isinstance(emission, SharedEmission) else emission
+
+        def build(sizes: Tensor) -> Emission:
+            own = self._with(base.parameters, sizes)
+            return own if rows is None else SharedEmission(own, rows)
+
+        return ConditionalEmission(
+            build, emission.num_states, event_shape=base.event_shape, batch_shape=tuple(base.batch_shape)
+        )
 
     def drawn_spec(self, priors: Priors) -> ColumnEmission:
-        drawn = {}
-        for prefix, family, columns in self.parts:
-            for name, parameter in family.parameters.items():
-                prior = priors.of_parameter(f"{prefix}{name}", parameter)
-                shape = (self.num_states, len(columns))
-                drawn[f"{prefix}{name}"] = pyro.sample(f"{prefix}{name}", prior.distribution(shape, like(self)))
-        return ColumnEmission(self._make, drawn)
+        priors_ = {name: priors.of_parameter(name, own) for name, own in self.declared.items()}
+        return ColumnEmission(self._make, {
+            name: pyro.sample(name, own.distribution(tuple(self.raw(name).shape), like(self))) for name, own in priors_.items()
+        })  # fmt: skip
 
     def log_prior(self, priors: Priors) -> Tensor:
         """Of the parameters whose priors were given; the others' are flat, but for "svi" and "nuts"."""
-        total, values = like(self).new_zeros(()), self.values()
-        for prefix, family, _ in self.parts:
-            for name, parameter in family.parameters.items():
-                if f"{prefix}{name}" not in (priors.parameters or {}):
-                    continue
-                value = values[f"{prefix}{name}"]
-                prior = priors.of_parameter(f"{prefix}{name}", parameter).distribution(tuple(value.shape), value)
-                total = total + prior.log_prob(value)
+        total = like(self).new_zeros(())
+        for name, value in self.values().items():
+            if name in (priors.parameters or {}):
+                prior = priors.of_parameter(name, self.declared[name])
+                total = total + prior.distribution(tuple(value.shape), value).log_prob(value)
         return total
 
-    def moments(self) -> tuple[Tensor, Tensor]:
-        """(Z, D) means and (Z, D, D) covariances of what the states emit.
+    def moments(self, known: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """(*B, Z, K) means and (*B, Z, K, K) covariances of what the states emit at steps of which sizes (*B, D) are known, or
+        at any; a level of a column of levels is a number 0 or 1 there, and behind those of the column before.
 
         Raises:
             ValueError: for a distribution that does not tell them.
         """
-        made = self._make({name: value.detach() for name, value in self.values().items()})
+        values = {name: value.detach() for name, value in self.values().items()}
         try:
-            return made.mean, torch.diag_embed(made.variance)
+            emission = self._with(values, known)
+            return self._make(emission.parameters).moments()
         except NotImplementedError:
             raise ValueError(
                 "emission: forecasts are made of means and variances, which a distribution of this model does not tell; ask "
@@ -223,11 +240,13 @@ class FamilyTable(PyroModule):
     def why_no_number(self, x: Tensor, seen: Tensor) -> str:
         """Of which column a density, or its gradient, is no number at the parameters as they are, in words; "" of none."""
         for prefix, family, columns in self.parts:
+            if family.num_levels is not None or family.sized == "trials":
+                continue  # any probability is a number
             for place, column in enumerate(columns):
                 own = x[..., column][seen]
                 own = own[~own.isnan()].unsqueeze(-1)
                 with torch.enable_grad():  # with parameters of each number's own, so that it is known which one it is
-                    raws = [getattr(self, f"raw_{prefix}{name}").detach()[:, place] for name in family.parameters]
+                    raws = [self.raw(f"{prefix}{name}").detach()[:, place] for name in family.parameters]
                     raws = [raw.expand(len(own), -1).clone().requires_grad_() for raw in raws]
                     values = {n: p.value(raw) for raw, (n, p) in zip(raws, family.parameters.items(), strict=True)}
                     density = family.make(**values).log_prob(own)
@@ -254,14 +273,19 @@ class FamilyTable(PyroModule):
         origin = self.origin[columns].to(own["loc"].device)
         return own | {"loc": own["loc"].double() - origin, "origin": origin}
 
-    def statistics(self, obs: Tensor, weight: Tensor) -> Statistics:
-        """Expected statistics of vectors obs (N, D), in part NaN, seen in states with weight (N, Z)."""
+    def statistics(self, obs: Tensor, weight: Tensor, known: Tensor | None = None) -> Statistics:
+        """Expected statistics of vectors obs (N, D), in part NaN, seen in states with weight (N, Z); known: (N, D), see
+        :meth:`spec`."""
         result, values = {}, {name: value.detach() for name, value in self.values().items()}
         for prefix, family, columns in self.parts:
             own = obs[:, columns].double()
-            seen = ~own.isnan()
+            seen = ~own.isnan() & (weight > 0).any(-1, keepdim=True)  # padded steps hold anything
             weights = weight.double().unsqueeze(-1) * seen.unsqueeze(1)
             parameters = self._own(prefix, family, columns, values)
+            if family.sized is not None and known is not None:
+                parameters[family.sized] = known[:, columns].unsqueeze(1).double()
+            elif family.sized == "trials":
+                parameters["trials"] = self._all_trials(weights)
             own = torch.where(seen, own - parameters.get("origin", 0.0), family.fill)
             if family.histogram:
                 found = histogram(own, weights, self._largest)
@@ -285,13 +309,13 @@ class FamilyTable(PyroModule):
             empty = weight < NOTHING
             within: Any = {
                 f"within {name}": partial(self._within, f"{prefix}{name}", parameter, before)
-                for name, parameter in family.parameters.items() if is_bound(getattr(self, f"raw_{prefix}{name}"))
+                for name, parameter in family.parameters.items() if is_bound(self.raw(f"{prefix}{name}"))
             }  # fmt: skip
             after = family.update(own, before | within)
             for name, value in after.items():
                 value = torch.where(empty, before[name].to(value), value)
                 value = value + before["origin"] if name == "loc" and family.about_origin else value
-                raw = getattr(self, f"raw_{prefix}{name}")
+                raw = self.raw(f"{prefix}{name}")
                 raw.copy_(kept(raw, family.parameters[name].unconstrained(value)))
             if bool(empty.any()):
                 states = empty.any(-1).nonzero().flatten().tolist()
@@ -302,12 +326,14 @@ class FamilyTable(PyroModule):
         """New values, seen from the origin where there is one, where they may lie."""
         origin = before.get("origin", torch.zeros(())) if name.endswith("loc") else torch.zeros(())
         origin = origin.to(new)
-        return parameter.value(kept(getattr(self, f"raw_{name}"), parameter.unconstrained(new + origin))) - origin
+        return parameter.value(kept(self.raw(name), parameter.unconstrained(new + origin))) - origin
 
     @torch.no_grad()
-    def initialize(self, x: Tensor, seen: Tensor, which: list[int] | None = None, *, over_time: bool = False) -> None:
+    def initialize(
+        self, x: Tensor, seen: Tensor, which: list[int] | None = None, *, over_time: bool = False, known: Tensor | None = None
+    ) -> None:
         """Parameters around the data, spread over their quantiles, or those of clusters, of values or ``over_time`` of what
-        they are like over a few steps; of some states, or of all for None."""
+        they are like over a few steps; of some states, or of all for None. known: (B, T, D), see :meth:`spec`."""
         rows, states = x[seen].double(), list(range(self.num_states)) if which is None else which
         if which is None and len(rows) < self.num_states:
             raise ValueError(f"x: {self.num_states} states need at least as many observations, got {len(rows)}")
@@ -315,6 +341,8 @@ class FamilyTable(PyroModule):
         for prefix, family, columns in self.parts:
             for place, column in enumerate(columns):
                 own = rows[:, column]
+                if family.sized == "exposure" and known is not None:  # rates, of which a few are as good as counts
+                    own = own / known[seen][:, column]
                 own = own[~own.isnan()]
                 if not len(own) and which is not None:
                     continue
@@ -328,7 +356,7 @@ class FamilyTable(PyroModule):
                     )  # fmt: skip
                 if family.start is not None:
                     for name, value in family.start(own, len(states)).items():
-                        getattr(self, f"raw_{prefix}{name}")[states, place] = family.parameters[name].unconstrained(value)
+                        self._put(f"{prefix}{name}", states, place, value)
                     continue
                 if cluster is None:
                     there = filled_at_random(rows[:, ~rows.isnan().all(0)])
@@ -337,17 +365,21 @@ class FamilyTable(PyroModule):
                     part = rows[cluster == number, column]
                     part = part[~part.isnan()]
                     for name, value in fit_family(family, part if len(part) > FEW else own).items():
-                        getattr(self, f"raw_{prefix}{name}")[state, place] = family.parameters[name].unconstrained(value)
+                        self._put(f"{prefix}{name}", [state], place, value)
+
+    def _put(self, name: str, states: list[int], column: int, value: Tensor) -> None:
+        """Sets a parameter of one column, of some states."""
+        raw, own = self.raw(name), self.declared[name]
+        where = (states,) if isinstance(own, Probabilities) else (states, column)
+        raw[where] = own.unconstrained(value).to(raw)
 
 
-class MixtureTable(PyroModule):
+class MixtureTable(Table):
     """p(x | state) = sum_m weight[state, m] Normal(loc[state, m], covariance[state, m]).
 
-    Its Gaussians are a :class:`~pplseq.models.hmm.emissions.GaussianTable` of Z * M states, those of a state behind each
+    Its Gaussians are a :class:`~pplseq.models.parts.emissions.GaussianTable` of Z * M states, those of a state behind each
     other, with all kinds of covariances.
     """
-
-    has_em = True
 
     def __init__(
         self, num_states: int, num_features: int, num_components: int, covariance: str, floor: float | None,
@@ -357,14 +389,18 @@ class MixtureTable(PyroModule):
         self.num_states, self.num_components = num_states, num_components
         self.gaussians = GaussianTable(num_states * num_components, num_features, covariance, floor, dtype)
         self.weight_logits = nn.Parameter(torch.zeros(num_states, num_components, dtype=dtype))
+        self.declared = {"weights": Probabilities(num_levels=num_components)}
+
+    def raw(self, name: str) -> nn.Parameter:
+        return self.weight_logits
 
     @property
     def num_free(self) -> int:
-        return self.gaussians.num_free + self.num_states * (self.num_components - 1)
+        return self.gaussians.num_free + super().num_free
 
     @property
     def slots(self) -> dict[str, Slot]:
-        return {"weights": Slot(self.weight_logits, True), **self.gaussians.slots}
+        return super().slots | self.gaussians.slots
 
     def check(self, x: Tensor) -> None:
         self.gaussians.check(x)
@@ -379,7 +415,7 @@ class MixtureTable(PyroModule):
     def units(self) -> dict[str, Tensor]:
         return {f"gaussians.{name}": unit for name, unit in self.gaussians.units().items()}
 
-    def spec(self) -> MixtureEmission:
+    def spec(self, known: Tensor | None = None) -> MixtureEmission:
         return MixtureEmission(self.log_weights, self.gaussians.spec())
 
     def drawn_spec(self, priors: Priors) -> MixtureEmission:
@@ -388,10 +424,10 @@ class MixtureTable(PyroModule):
         return MixtureEmission(safe_log(weights), self.gaussians.drawn_spec(priors))
 
     def values(self) -> dict[str, Tensor]:
-        return {"weights": self.log_weights.exp(), **self.gaussians.values()}
+        return super().values() | self.gaussians.values()
 
     def sites(self) -> dict[str, Tensor]:
-        return {"weights": inside_simplex(self.log_weights.exp()), **self.gaussians.sites()}
+        return super().sites() | self.gaussians.sites()
 
     def from_sites(self, weights: Tensor, **rest: Tensor) -> dict[str, Tensor]:
         return {"weights": weights, **self.gaussians.from_sites(**rest)}
@@ -399,7 +435,7 @@ class MixtureTable(PyroModule):
     @torch.no_grad()
     def set_values(self, weights: Tensor | None = None, **rest: Tensor) -> None:
         if weights is not None:
-            self.weight_logits.copy_(weights.log())
+            super().set_values(weights=weights)
         if rest:
             self.gaussians.set_values(**({"loc": self.gaussians.loc} | rest))
 
@@ -419,7 +455,7 @@ class MixtureTable(PyroModule):
     def set_origin(self, x: Tensor, seen: Tensor) -> None:
         self.gaussians.set_origin(x, seen)
 
-    def statistics(self, obs: Tensor, weight: Tensor) -> Statistics:
+    def statistics(self, obs: Tensor, weight: Tensor, known: Tensor | None = None) -> Statistics:
         with torch.no_grad():
             shares = weight.unsqueeze(-1) * torch.softmax(self.spec().joint(obs), -1)
         return self.gaussians.statistics(obs, shares.flatten(1)) | {"components": shares.double().sum(0)}
@@ -447,14 +483,33 @@ class MixtureTable(PyroModule):
 
 def table_of(
     emission: Any, num_states: int, num_features: int, covariance: str, floor: float | None, dtype: torch.dtype,
-    num_components: int | None,
+    num_components: int | None, num_levels: Any = None, trials: int | None = None,
 ) -> GaussianTable | FamilyTable | MixtureTable:  # fmt: skip
     """The emissions of vectors that a name, a family, or one for each column asks for."""
+    for name, given in (("num_levels", num_levels), ("trials", trials)):
+        if given is not None and spelled(emission) in ("mixture", "gaussian"):
+            raise ValueError(f"{name}: emission={checks.shown(emission)} has none; leave it out")
     if spelled(emission) == "mixture":
         return MixtureTable(num_states, num_features, num_components or 2, covariance, floor, dtype)
     if spelled(emission) == "gaussian":
         return GaussianTable(num_states, num_features, covariance, floor, dtype)
-    return FamilyTable(num_states, num_features, emission, dtype)
+    return FamilyTable(num_states, num_features, emission, dtype, num_levels, trials)
+
+
+def levels_of(families: Sequence[Any], num_levels: Any) -> dict[int, int]:
+    """Column -> number of its levels, of those that are "categorical"; raises ValueError for what does not fit together."""
+    own = [column for column, family in enumerate(families) if spelled(family) == "categorical"]
+    listed = isinstance(num_levels, (list, tuple))
+    each = list(num_levels) if listed else [num_levels if column in own else None for column in range(len(families))]
+    if len(each) != len(families):
+        raise ValueError(f"num_levels: one for each of the {len(families)} columns, None at others, got {len(each)}")
+    if num_levels is not None and not own:
+        raise ValueError(f"num_levels: it is of 'categorical' columns, and there are none; got {checks.shown(num_levels)}")
+    for column, number in enumerate(each):
+        if (number is not None) != (column in own):
+            says = "is 'categorical': say how many levels it has" if column in own else "is not 'categorical': None there"
+            raise ValueError(f"num_levels: column {column} {says}; got {checks.shown(number)}")
+    return {column: checks.count("num_levels", each[column], 2) for column in own}
 
 
 def as_config(emission: Any) -> Any:
@@ -468,6 +523,10 @@ def as_config(emission: Any) -> Any:
     if isinstance(emission, type):
         return emission.__name__
     return emission
+
+
+def is_list(given: Any) -> bool:
+    return isinstance(given, (list, tuple))
 
 
 def as_list(given: Any, value: list) -> list:

@@ -75,7 +75,7 @@ class Priors(PriorOptions):
         precision_shape, precision_rate: rate / shape is about the expected variance.
         weights: concentration of the weights of a mixture.
         parameters: of emissions by families: name of a parameter -> mean and standard deviation of its prior; see
-            :class:`~pplseq.models.hmm.families.Parameter`. Those that are not named have wide priors under "svi" and "nuts",
+            :class:`~pplseq.models.parts.families.Parameter`. Those that are not named have wide priors under "svi" and "nuts",
             and flat ones elsewhere; "em" takes none.
 
     Raises:

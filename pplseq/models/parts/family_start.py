@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 from torch.distributions import constraints
 
-from pplseq.models.hmm.emissions import kmeans
-from pplseq.models.hmm.families import Family
+from pplseq.models.parts.emissions import kmeans
+from pplseq.models.parts.families import Family
 
 TRIALS, STEPS = 1 << 14, 40  # starts of a fit, of which the best is climbed from, and steps
 ROWS = 500  # of a cluster, which say enough of where to begin
@@ -22,7 +22,7 @@ SMALLEST = 1e-6  # of the steepest direction: along flatter ones nothing is know
 
 
 def clusters(columns: Sequence[Tensor], num_states: int, seen: Tensor | None = None) -> Tensor:
-    """(N,) which of Z clusters each row is in, by :func:`~pplseq.models.hmm.emissions.kmeans`.
+    """(N,) which of Z clusters each row is in, by :func:`~pplseq.models.parts.emissions.kmeans`.
 
     Args:
         columns: numbers (N,) without gaps, of each column. seen: (B, T) the N steps that they are of: clusters are then of the

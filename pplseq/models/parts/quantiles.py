@@ -11,46 +11,66 @@ import torch
 from pyro.distributions.torch_distribution import TorchDistribution
 from torch import Tensor
 
+from pplseq.distributions.columns import Columns
+from pplseq.distributions.zeros import WithZeros
 from pplseq.infer.discrete.mixtures import Quantiles, StateMixture, gaussian_cdf
-from pplseq.models.hmm.emissions import CategoricalTable, GaussianTable, mixture_moments
-from pplseq.models.hmm.family_table import MixtureTable
+from pplseq.models.parts.emissions import GaussianTable, mixture_moments
+from pplseq.models.parts.family_table import FamilyTable, MixtureTable
 
 Function = Callable[[Tensor], Tensor]
 
 
-def state_quantiles(emissions: Any, weights: Tensor, noises: Tensor | None = None) -> Quantiles | None:
-    """What knows the distribution of each number of vectors whose states have weights (B, K, Z); None for words, and for
-    columns that are angles or whose distribution function torch does not know.
+def state_moments(
+    emissions: Any, weights: Tensor, known: Tensor | None = None
+) -> tuple[Tensor, Tensor, Quantiles | None]:
+    """Means (B, K, D) and covariances (B, K, D, D) of vectors whose states have weights (B, K, Z), and what knows the
+    distribution of each of their numbers: None for columns that are angles or whose distribution function is not known.
 
     Args:
-        noises: (B, K, D, D) known covariances that are added to those of Gaussians, or None.
+        known: (B, K, D, D) covariances that are added to those of Gaussians, or (B, K, D) numbers of trials and exposures of
+            families, of each step; None for none.
 
     Raises:
-        ImportError: without scipy, where a column is Student's t or negative binomial.
+        ImportError: without scipy, where a column is Student's t, binomial or negative binomial.
     """
-    if isinstance(emissions, CategoricalTable):
-        return None
-    means, covariances = mixture_moments(weights, *emissions.moments())
-    variances = covariances.diagonal(dim1=-2, dim2=-1)
+    moments = emissions.moments(known) if isinstance(emissions, FamilyTable) else emissions.moments()
+    means, covariances = mixture_moments(weights, *moments)
+    if known is not None and isinstance(emissions, GaussianTable):
+        covariances = covariances + known
+    return means, covariances, _quantiles(emissions, weights, known, means, covariances.diagonal(dim1=-2, dim2=-1))
+
+
+def _quantiles(
+    emissions: Any, weights: Tensor, known: Tensor | None, means: Tensor, variances: Tensor
+) -> Quantiles | None:
     if isinstance(emissions, GaussianTable):
         each = emissions.covariances().detach().diagonal(dim1=-2, dim2=-1)
-        if noises is not None:
-            added = noises.diagonal(dim1=-2, dim2=-1)
-            variances, each = variances + added, each + added.unsqueeze(-2)
+        if known is not None:
+            each = each + known.diagonal(dim1=-2, dim2=-1).unsqueeze(-2)
         return StateMixture(weights, gaussian_cdf(emissions.loc.detach(), each.sqrt()), means, variances)
     if isinstance(emissions, MixtureTable):
         shares = emissions.log_weights.detach().double().softmax(-1)
         parts = emissions.gaussians
         each = gaussian_cdf(parts.loc.detach(), parts.covariances().detach().diagonal(dim1=-2, dim2=-1).sqrt())
         return StateMixture(weights, partial(_mixed, each, shares), means, variances)
-    columns = emissions.spec().distribution(torch.arange(emissions.num_states, device=weights.device)).parts
-    functions = [(list(which), distribution_function(part)) for which, part, _ in columns]
-    if any(function is None for _, function in functions):
-        return None
-    whole = torch.zeros(emissions.num_features, dtype=torch.bool, device=weights.device)
-    for which, part, _ in columns:
-        whole[list(which)] = bool(getattr(part.support, "is_discrete", False))
-    return StateMixture(weights, partial(_by_column, functions, emissions.num_states), means, variances, whole)
+    emission = emissions.spec(known)
+    found = column_functions(emission.make(emission.parameters), weights.device)
+    return None if found is None else StateMixture(weights, found[0], means, variances, found[1])
+
+
+def column_functions(made: Columns, device: torch.device) -> tuple[Function, Tensor] | None:
+    """Distribution functions (..., K) -> (..., Z, K) of columns, each level of a column of levels a number 0 or 1; and (K,)
+    which are whole numbers. None where one is not known."""
+    functions, places = [], made.places
+    whole = torch.zeros(sum(map(len, places)), dtype=torch.bool, device=device)
+    for (_, part, _), place in zip(made.parts, places, strict=True):
+        levels = isinstance(part, dist.Categorical)
+        function = partial(_bernoulli, part.probs.detach().double().squeeze(-2)) if levels else distribution_function(part)
+        if function is None:
+            return None
+        functions.append((place, function))
+        whole[place] = bool(getattr(part.support, "is_discrete", False))
+    return partial(_by_column, functions, made.batch_shape[-1]), whole
 
 
 def _mixed(each: Function, shares: Tensor, x: Tensor) -> Tensor:
@@ -69,6 +89,10 @@ def distribution_function(part: TorchDistribution) -> Function | None:
     values = {name: getattr(part, name).detach().double() for name in part.arg_constraints if name in vars(part)}
     if isinstance(part, dist.VonMises):
         return None
+    if isinstance(part, WithZeros):
+        base = distribution_function(part.base)
+        numbers = (each.detach().double() for each in (part.gate, part.share(), part.log_none.exp()))
+        return None if base is None else partial(_with_zeros, base, part.hurdle, *numbers)
     if isinstance(part, dist.Poisson):
         return partial(_poisson, values["rate"])
     if isinstance(part, dist.Bernoulli):
@@ -113,6 +137,11 @@ def _binomial(trials: Tensor, chance: Tensor, x: Tensor) -> Tensor:
 def _student(values: dict[str, Tensor], x: Tensor) -> Tensor:
     units = ((x - values["loc"]) / values["scale"]).numpy(force=True)
     return torch.as_tensor(_special().stdtr(values["df"].numpy(force=True), units)).to(x)
+
+
+def _with_zeros(base: Function, hurdle: bool, gate: Tensor, share: Tensor, none: Tensor, x: Tensor) -> Tensor:
+    below = (base(x) - none).clamp_min(0.0) if hurdle else base(x)
+    return share * below + torch.where(x >= 0, gate, 0.0)
 
 
 def _given(part: TorchDistribution, lowest: Tensor, x: Tensor) -> Tensor:

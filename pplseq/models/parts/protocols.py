@@ -1,0 +1,118 @@
+"""What the parts of a model offer, so that any of them fits in any model."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from pplseq.distributions.state import Emission
+from pplseq.infer.fit.em import Statistics
+from pplseq.infer.fit.held import Slot
+from pplseq.models.parts.priors import Priors
+
+
+class Emissions(Protocol):
+    """What the Z states of a model emit, as it is learned: a table of parameters, which is a torch module.
+
+    Observations x are (B, T) words, or (B, T, D) vectors; N of them, out of their rows, are (N,) or (N, D).
+    """
+
+    num_states: int
+    has_em: bool  # whether `statistics` and `maximize` are there
+
+    # ---------------------------------------------------------------- data
+    def check(self, x: Tensor) -> None:
+        """Raises TypeError or ValueError unless x holds what may be emitted, or marks of what is missing."""
+        ...
+
+    def observed(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """x without gaps (NaN may stay at coordinates that are missing beside others), and which steps (B, T) were seen."""
+        ...
+
+    # ---------------------------------------------------------------- the program
+    def spec(self, known: Tensor | None = None) -> Emission:
+        """The emission at the parameters as they are; differentiable. known: (*B, D) trials and exposures of steps."""
+        ...
+
+    def drawn_spec(self, priors: Priors) -> Emission:
+        """The emission with its parameters drawn from their priors, at sites of the program that runs."""
+        ...
+
+    @property
+    def levels(self) -> dict[int, int]:
+        """Columns of levels, and how many each has."""
+        ...
+
+    def sized(self, name: str) -> list[int]:
+        """Columns that take "trials" or "exposure" of each step."""
+        ...
+
+    def conditional(self, emission: Emission) -> Emission:
+        """An emission of these given what is known of a step: (*B, D, D) noises, or (*B, D) trials and exposures."""
+        ...
+
+    # ---------------------------------------------------------------- parameters
+    def values(self) -> dict[str, Tensor]:
+        """Parameters as users know them, by name, (Z, ...) each; differentiable."""
+        ...
+
+    def set_values(self, *args: Any, **values: Any) -> None:
+        """Sets parameters by the names of :meth:`values`; raises ValueError for others, other shapes, and other ranges."""
+        ...
+
+    def sites(self) -> dict[str, Tensor]:
+        """The values as those of the program's sites, inside their supports: where SVI and NUTS start."""
+        ...
+
+    def from_sites(self, *args: Any, **sites: Any) -> dict[str, Tensor]:
+        """(A batch of) :meth:`values` from those of the sites."""
+        ...
+
+    def log_prior(self, priors: Priors) -> Tensor:
+        """() log density of the parameters, nats."""
+        ...
+
+    @property
+    def num_free(self) -> int:
+        """Numbers that are learned."""
+        ...
+
+    @property
+    def slots(self) -> dict[str, Slot]:
+        """What can be held in a fit, by the names of :meth:`values`."""
+        ...
+
+    def check_held(self, method: str) -> None:
+        """Raises ValueError where a method cannot hold what is held, or would have to learn what it cannot."""
+        ...
+
+    def units(self) -> dict[str, Tensor]:
+        """By name of a raw parameter how much it varies, in the units of the data; none of those without units."""
+        ...
+
+    # ---------------------------------------------------------------- answers
+    def moments(self) -> tuple[Tensor, Tensor]:
+        """(Z, D) means and (Z, D, D) covariances of vectors; ValueError where there are none."""
+        ...
+
+    # ---------------------------------------------------------------- EM
+    def set_origin(self, x: Tensor, seen: Tensor) -> None:
+        """Takes a point near vectors x (B, T, D) at steps (B, T), about which moments lose no digits."""
+        ...
+
+    def statistics(self, obs: Tensor, weight: Tensor, known: Tensor | None = None) -> Statistics:
+        """Expected sufficient statistics of N observations in states with weight (N, Z); known: (N, ...) of their steps."""
+        ...
+
+    def implied(self, visits: Tensor) -> Statistics:
+        """Statistics that the parameters expect of visits (Z,) to the states: what stepwise EM begins with."""
+        ...
+
+    def maximize(self, statistics: Statistics, priors: Priors | None) -> list[str]:
+        """The M-step; returns remarks about states that were empty or collapsed."""
+        ...
+
+    def initialize(self, x: Tensor, seen: Tensor, *args: Any, **how: Any) -> None:
+        """Parameters around data x (B, T[, D]) where seen (B, T); ``which``: the states, None for all."""
+        ...
