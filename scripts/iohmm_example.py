@@ -95,8 +95,8 @@ for name, states in answers.items():
 # %% Outputs: production knows the inputs only (open loop), prediction also all past outputs (closed loop).
 x = torch.cat(complete)
 for name, expected in (
-    ("production", model.production(inputs)),
-    ("prediction", model.predictive(outputs, inputs=inputs)),
+    ("production", model.open_loop(inputs)),
+    ("prediction", model.one_step(outputs, inputs=inputs)),
 ):
     error = float((torch.cat(expected.outputs) - x).square().mean().sqrt())
     print(f"{name}: root mean squared error {error:.3f}; deviation of the outputs {float(x.std()):.3f}")

@@ -183,7 +183,7 @@ MUTANTS = [
     ),
     Mutant(
         "parts: forecasts forget exposures to come", "pplseq/models/hmm/program.py",
-        "self.observations_of(states, emission, known)", "self.observations_of(states, emission)", (EMISSIONS,),
+        "self._observations_of(states, emission, known)", "self._observations_of(states, emission)", (EMISSIONS,),
     ),
     Mutant(
         "parts: a regression counts by no size", "pplseq/models/iohmm/restarts/responses.py",
@@ -241,11 +241,11 @@ MUTANTS = [
         "    return lengths[n] if len(lengths) else index.shape[1]", "    return index.shape[1]", (WAYS,),
     ),
     Mutant(
-        "hmm: EM on arrays in spite of priors", "pplseq/models/hmm/short_ways.py",
+        "hmm: EM on arrays in spite of priors", "pplseq/models/hmm/by_loops.py",
         "        if self.priors is not None or self._buffers.get(\"rows\") is not None:\n            return False\n", "", (WAYS,),
     ),
     Mutant(
-        "hmm: ties forgotten in log_joint", "pplseq/models/hmm/short_ways.py",
+        "hmm: ties forgotten in log_joint", "pplseq/models/hmm/by_loops.py",
         '        if self._buffers.get("rows") is not None or not are_rows(batch):', "        if not are_rows(batch):",
         (WAYS,),
     ),

@@ -13,7 +13,7 @@ from pathlib import Path
 import pyro
 
 from pplseq import VLHMM, load, load_corpus
-from pplseq.models.texts import make_batches, validation
+from pplseq.models.texts import make_batches, validator
 from pplseq.models.vlhmm.fit import lay_out, make_clusters
 from pplseq.runs.evaluation import score_text
 from pplseq.runs.settings import TrainSettings
@@ -45,7 +45,7 @@ def main() -> None:
     history = train(
         model,
         make_batches(corpus.train, "carried", batch_size=16, segment_length=32),
-        evaluate=validation(model, corpus.valid, "carried"),
+        evaluate=validator(model, corpus.valid, "carried"),
         settings=TrainSettings(max_time=60 * options.minutes, epochs=options.epochs),
         folder=options.folder,
         on_record=lambda record: print(f"step {record['step']:5d}  {record['kind']:<10}  {record['perplexity']:9.2f}"),

@@ -37,7 +37,7 @@ class Adapter(Tagger):
     def fit(
         self,
         x: Sequence[TaggedSentence],
-        dev: Sequence[TaggedSentence] | None = None,
+        validation: Sequence[TaggedSentence] | None = None,
         *,
         progress: bool = False,
     ):
@@ -51,7 +51,7 @@ class Adapter(Tagger):
         return self
 
     def tag(self, x: Sequence[Words]) -> list[tuple[str, ...]]:
-        self.check_fitted()
+        self._check_fitted()
         check_words(x)
         some = [list(words) for words in x if len(words)]
         found = iter(self._tag(some) if some else ())

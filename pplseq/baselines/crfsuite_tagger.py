@@ -96,7 +96,7 @@ class CRFSuiteTagger(FeatureAdapter):
 
     def log_prob(self, x: Sequence[TaggedSentence]) -> np.ndarray:
         """(N,) log p(tags | words) of tagged sentences, nats."""
-        self.check_fitted()
+        self._check_fitted()
         values = []
         for features, (_, tags) in zip(self._strings([s.words for s in x]), x, strict=True):
             if features:

@@ -81,7 +81,7 @@ class MaxEntTagger(FeatureAdapter):
 
     def smooth(self, x: Sequence[Words]) -> list[np.ndarray]:
         """Of each sentence the (T, tags) probabilities of its words' tags."""
-        self.check_fitted()
+        self._check_fitted()
         check_words(x)
         if not any(map(len, x)):
             return [np.zeros((0, len(self.tags))) for _ in x]

@@ -160,7 +160,7 @@ class BrillTagger(NLTKTagger):
     @property
     def rules(self) -> list[str]:
         """The rules learned, in words, in the order in which they are applied."""
-        self.check_fitted()
+        self._check_fitted()
         return [rule.format("verbose") for rule in self.nltk.rules()]
 
     def _train_nltk(self, pairs):

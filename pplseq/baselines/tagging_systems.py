@@ -181,7 +181,7 @@ def _members(members: Sequence[str | Any] = MEMBERS, **shared: Any) -> list[Any]
 def train_tagger(
     system: str,
     sentences: Sequence[TaggedSentence],
-    dev: Sequence[TaggedSentence] | None = None,
+    validation: Sequence[TaggedSentence] | None = None,
     *,
     folder: str | Path | None = None,
     progress: bool = False,
@@ -191,12 +191,12 @@ def train_tagger(
 
     Args:
         system: in :data:`SYSTEMS`. sentences: tagged ones; with those of `read_tagged` the column of their tags is kept too.
-        dev: to tune or stop by, where the system does; its accuracy is told in any case.
+        validation: to tune or stop by, where the system does; its accuracy is told in any case.
         folder: a new one, or that of a tagger, which is replaced.
         **settings: of :func:`make_tagger`.
 
     Returns:
-        the tagger, and "system", "sentences", "tokens", "words", "tags", "seconds" and, with `dev`, "dev_accuracy".
+        the tagger, and "system", "sentences", "tokens", "words", "tags", "seconds" and, with `validation`, "dev_accuracy".
 
     Raises:
         ValueError, ImportError: as :func:`make_tagger`, and for text that the system cannot learn from.
@@ -204,11 +204,11 @@ def train_tagger(
     if folder is not None:
         check_out(Path(folder))
     tagger, began = make_tagger(system, **settings), time.perf_counter()
-    tagger.fit(list(sentences), None if dev is None else list(dev), progress=progress)
+    tagger.fit(list(sentences), None if validation is None else list(validation), progress=progress)
     saved = trained(tagger, system, sentences)
     if folder is not None:
         save_tagger(saved, folder)
-    return saved, summary_of(saved, sentences, dev, time.perf_counter() - began)
+    return saved, summary_of(saved, sentences, validation, time.perf_counter() - began)
 
 
 def trained(tagger: Any, system: str, sentences: Sequence[TaggedSentence]) -> SavedTagger:
@@ -221,7 +221,7 @@ def trained(tagger: Any, system: str, sentences: Sequence[TaggedSentence]) -> Sa
 
 
 def summary_of(
-    saved: SavedTagger, sentences: Sequence[TaggedSentence], dev: Sequence[TaggedSentence] | None, seconds: float
+    saved: SavedTagger, sentences: Sequence[TaggedSentence], validation: Sequence[TaggedSentence] | None, seconds: float
 ) -> dict[str, Any]:
     """What :func:`train_tagger` tells of a training."""
     from pplseq.models.taggers.scores import score_tags, training_words
@@ -236,9 +236,9 @@ def summary_of(
         "tags": len(saved.tagger.tags),
         "seconds": round(seconds, 3),
     }
-    if dev is not None and any(len(s.words) for s in dev) and saved.system != "unsupervised":
+    if validation is not None and any(len(s.words) for s in validation) and saved.system != "unsupervised":
         summary["dev_accuracy"] = score_tags(
-            in_scheme(saved.tagger, dev), saved.tagger.tag([s.words for s in dev]), words
+            in_scheme(saved.tagger, validation), saved.tagger.tag([s.words for s in validation]), words
         ).accuracy
     return summary
 
@@ -272,7 +272,7 @@ def compare(
     systems: Iterable[str],
     train: Sequence[TaggedSentence],
     test: Sequence[TaggedSentence],
-    dev: Sequence[TaggedSentence] | None = None,
+    validation: Sequence[TaggedSentence] | None = None,
     *,
     fractions: Sequence[float] = (),
     seed: int = 0,
@@ -306,13 +306,13 @@ def compare(
             tell(f"{result.name:<16} {'not there' if result.missing else 'failed'}: {result.error}")
 
     results = compare_taggers(
-        makers, train, test, dev=dev, on_start=lambda name: tell(f"{name:<16} training"), on_result=told
+        makers, train, test, validation=validation, on_start=lambda name: tell(f"{name:<16} training"), on_result=told
     )
     curves = {}
     for result in results:
         if fractions and result.scores is not None:
             tell(f"{result.name:<16} learning curve")
-            curves[result.name] = learning_curve(makers[result.name], train, test, fractions, dev=dev, seed=seed)
+            curves[result.name] = learning_curve(makers[result.name], train, test, fractions, validation=validation, seed=seed)
     return Comparison(results, curves)
 
 

@@ -51,7 +51,7 @@ class Questions(click.Group):
         )
         params = [
             *file,
-            click.Option(["--text", "as_text"], is_flag=True, help="Print for people instead of JSON."),
+            click.Option(["--text", "_as_text"], is_flag=True, help="Print for people instead of JSON."),
             CONFIG,
             *options_for(recipe.asking, asked(recipe, name)),
         ]
@@ -75,7 +75,7 @@ def _ask(ctx: click.Context, recipe: Recipe, run: str, question: str) -> None:
     failed = False
     for answer in answers(run, question, ctx.params.get("file", ()), watch=Remarks(), **given(ctx, recipe.asking)):
         failed |= "error" in answer
-        if ctx.params["as_text"]:
+        if ctx.params["_as_text"]:
             click.echo(printable(recipe.readable(answer)))
         else:
             click.echo(json_line(answer))

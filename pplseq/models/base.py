@@ -222,7 +222,7 @@ def in_training(module: nn.Module) -> list[nn.Module]:
 
 
 def _looks_at_mode(part: nn.Module) -> bool:
-    """Whether a part may do something else in training: parts of this library ask :attr:`SequenceModel.is_learning`."""
+    """Whether a part may do something else in training: parts of this library ask :attr:`SequenceModel._is_learning`."""
     kind, forward = type(part), getattr(type(part).forward, "__code__", None)
     if kind.__module__.startswith("pplseq."):
         return False
@@ -278,12 +278,12 @@ class SequenceModel(checks.NamedArguments, PyroModule):
         raise NotImplementedError
 
     # ---------------------------------------------------------------- what a program is given
-    def check_observations(self, x: Tensor) -> None:
+    def _check_observations(self, x: Tensor) -> None:
         """Raises unless x holds observations of the model's kind, or marks of missing ones; here: words."""
         checks.words(x, self.num_words or 0)
 
-    def check_rows(self, x: Tensor, lengths: Tensor | None) -> None:
-        """:meth:`check_observations` of padded rows, whose vectors behind their ends may be anything; and of lengths."""
+    def _check_rows(self, x: Tensor, lengths: Tensor | None) -> None:
+        """:meth:`_check_observations` of padded rows, whose vectors behind their ends may be anything; and of lengths."""
         inside = x
         padded = isinstance(x, Tensor) and x.is_floating_point() and x.dim() == 3
         if padded and isinstance(lengths, Tensor) and lengths.shape == x.shape[:1] and bool((lengths > 0).any()):
@@ -291,11 +291,11 @@ class SequenceModel(checks.NamedArguments, PyroModule):
             first = torch.where((lengths > 0)[:, None, None], x[:, :1], some[:1])
             ended = torch.arange(x.shape[1], device=x.device) >= lengths.unsqueeze(-1)
             inside = torch.where(ended.unsqueeze(-1), first, x)
-        self.check_observations(inside)
+        self._check_observations(inside)
         checks.lengths(lengths, x)
 
     @property
-    def num_observable_states(self) -> int:
+    def _num_observable_states(self) -> int:
         """How many states ``states`` tells apart: those of the chain, or its regimes, of which a chain has several states."""
         return self.num_states
 
@@ -303,7 +303,7 @@ class SequenceModel(checks.NamedArguments, PyroModule):
         """x with something harmless where it is missing, and where it is not: (B, T), or (B, T, n) of vectors seen in part."""
         return x.clamp_min(0), x != MISSING
 
-    def check_start(self, start, num_rows: int) -> None:
+    def _check_start(self, start, num_rows: int) -> None:
         """Raises unless start is None or a belief over the model's states."""
         checks.start(start, num_rows, self.num_states)
 
@@ -338,12 +338,12 @@ class SequenceModel(checks.NamedArguments, PyroModule):
                 for name, value in (("x", x), ("lengths", lengths), ("states", states)):
                     if isinstance(value, Tensor):
                         checks.dense(name, value)
-                self.check_rows(x, lengths)
-                checks.states(states, x, self.num_observable_states)
+                self._check_rows(x, lengths)
+                checks.states(states, x, self._num_observable_states)
             shape = x.shape[0], x.shape[1]
             values, observed = self.observed(x)
         if not checks.TRUSTED.get():
-            self.check_start(start, shape[0])
+            self._check_start(start, shape[0])
         return Given(shape, x, values, observed, lengths=lengths, states=states, num_total=num_total)
 
     if TYPE_CHECKING:  # without this a checker takes any name at all for a parameter
@@ -397,7 +397,7 @@ class SequenceModel(checks.NamedArguments, PyroModule):
         return next(iter(chains.values()))
 
     @property
-    def is_learning(self) -> bool:
+    def _is_learning(self) -> bool:
         """Whether it is in training, and this is no question: what is left out in training is left out."""
         return self.training and not AT_TEST.get()
 
@@ -415,7 +415,7 @@ class SequenceModel(checks.NamedArguments, PyroModule):
         at = x, lengths, start
         with said(AT_POINT, AT_TEST), torch.no_grad(), exact_products():
             others = _looks_at_mode(self) or self.training and any(map(_looks_at_mode, in_training(self)))
-            chain: Any = None if others else self.direct_chain(*at, **known)  # a Chain, but where a model says otherwise
+            chain: Any = None if others else self._direct_chain(*at, **known)  # a Chain, but where a model says otherwise
             if chain is None:
                 return alone(lambda: self._chain_at_test(others, *at, **known))
             chain.prepare()  # parameters are read here, without their gradients
@@ -428,7 +428,7 @@ class SequenceModel(checks.NamedArguments, PyroModule):
         try:
             for part in parts:
                 _set_mode(part, False)
-            chain: Any = self.direct_chain(*at, **known) if others else None
+            chain: Any = self._direct_chain(*at, **known) if others else None
             if chain is not None:
                 chain.prepare()
                 return chain
@@ -440,7 +440,7 @@ class SequenceModel(checks.NamedArguments, PyroModule):
                 _set_mode(part, True)
 
     @property
-    def is_one_chain(self) -> bool:
+    def _is_one_chain(self) -> bool:
         """Whether a call would run a program that is marked with :func:`one_chain`, and nothing beside it."""
         program = getattr(self.model, "__func__", None)
         if not self.vectorize or program is None or getattr(program, "one_chain", None) is not program:
@@ -453,7 +453,7 @@ class SequenceModel(checks.NamedArguments, PyroModule):
         owner = next(kind for kind in type(self).__mro__ if vars(kind).get("model") is program)
         return type(self).forward is owner.forward and self.messenger is owner.messenger
 
-    def direct_chain(self, x: Tensor, lengths: Tensor | None = None, start=None, **known) -> Chain | GaussianChain | None:
+    def _direct_chain(self, x: Tensor, lengths: Tensor | None = None, start=None, **known) -> Chain | GaussianChain | None:
         """The chain that :attr:`chain` is after a call, gradients included, without running the program.
 
         Training, EM, evaluation and all questions take this way where there is one.
@@ -464,41 +464,41 @@ class SequenceModel(checks.NamedArguments, PyroModule):
         Returns:
             None for a program that is not marked with :func:`one_chain`, and without ``vectorize``: run it.
         """
-        if not self.is_one_chain:
+        if not self._is_one_chain:
             return None
         given = self.given(x, lengths, start, **known)
-        return given.chain(*self.specs_given(given), start, given.before(slice(None)), given.inputs)
+        return given.chain(*self._specs_given(given), start, given.before(slice(None)), given.inputs)
 
-    def direct_draw(self, **known) -> tuple[Tensor, Tensor] | None:
+    def _direct_draw(self, **known) -> tuple[Tensor, Tensor] | None:
         """States and observations (B, T, ...) as the program draws them, without running it; None where it has to be run.
 
         Args:
             **known: as the program takes them, among them how much is drawn.
         """
-        if not self.is_one_chain:
+        if not self._is_one_chain:
             return None
         given = self.given(None, **known)
-        transition, emission = self.specs_given(given)
+        transition, emission = self._specs_given(given)
         return given.draw(
             lambda z, t, x: transition(z, inputs=given.before(t, x)), lambda z, t, x: emission(z, inputs=given.input(t))
         )
 
-    def short_chain(self, batch: Batch) -> Any:
+    def _chain_of_rows(self, batch: Batch) -> Any:
         """What :meth:`posterior` returns for a batch that was checked, by a shorter way; None where there is none."""
         return None
 
-    def chain_at_once(self, x: Any) -> Any:
-        """:meth:`short_chain` of data as they come, which are looked at here; None where anything is out of the ordinary."""
+    def _chain_by_loops(self, x: Any) -> Any:
+        """:meth:`_chain_of_rows` of data as they come, which are looked at here; None where anything is out of the ordinary."""
         return None
 
-    def specs_given(self, given: Given) -> tuple[Transition, Emission]:
+    def _specs_given(self, given: Given) -> tuple[Transition, Emission]:
         """:meth:`specs`, for a model in which they depend on what the program was called with."""
         return self.specs()
 
     def chain_of(self, batch: Batch) -> Any:
         """The chain of a batch that was checked, for EM; a model may have a shorter way to it than running its program."""
         with checks.trusted():
-            chain = self.short_chain(batch)
+            chain = self._chain_of_rows(batch)
             return self.posterior(batch.x, batch.lengths, **batch.known) if chain is None else chain
 
     def log_prob(self, x: Tensor, lengths: Tensor | None = None, start: Belief | None = None, **known) -> Tensor:

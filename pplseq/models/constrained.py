@@ -82,7 +82,7 @@ class Constrainable(Estimator):
 
         Source: H. Zhang et al., Adaptable logical control for large language models (2024).
         """
-        self.check_fitted()
+        self._check_fitted()
         if self.num_words is None or self.num_features is not None:
             raise TypeError("constrained: constraints are about words, and this model is about vectors")
         bounds, vocabulary = Bounds.of(length), words_of(self)
@@ -136,7 +136,7 @@ class Constrainable(Estimator):
         if constraint is None and prefix is None and length is None:
             if num_steps is None:
                 raise TypeError("sample: say how many steps by num_steps, or by length beside a constraint or a prefix")
-            self.check_fitted()
+            self._check_fitted()
             if (self.num_words is None or self.num_features is not None) and end not in (None, FROM_VOCABULARY):
                 raise TypeError(
                     f"end: no vector ends a sequence, and this model is about vectors; leave it out, got {checks.shown(end)}"

@@ -97,8 +97,8 @@ class Estimator(HeldParameters, SequenceModel):
 
     starts: ClassVar[tuple[str, ...]] = ()  # ways to initialize, where there are several
     turns: ClassVar[tuple[str, ...]] = ()  # ways that several starts take in turn; none: all start in the first way
-    least_starts: ClassVar[int] = 1  # that a fit races, where it is not asked for more
-    finalists: ClassVar[int] = 1  # of several starts those that are fitted to the end, where they do not end alike
+    _least_starts: ClassVar[int] = 1  # that a fit races, where it is not asked for more
+    _finalists: ClassVar[int] = 1  # of several starts those that are fitted to the end, where they do not end alike
     history: Any = None  # of the last fit: a FitHistory, or the History of a training run
 
     # ---------------------------------------------------------------- data
@@ -108,23 +108,23 @@ class Estimator(HeldParameters, SequenceModel):
         own = first_parameter(self)
         return (torch.empty(0) if own is None else own).detach().new_empty(0)
 
-    def as_batch(self, x, lengths=None, *, states=None) -> Batch:
+    def _as_batch(self, x, lengths=None, *, states=None) -> Batch:
         """x, its lengths and observed states as tensors of the model's type and device.
 
         Raises:
             TypeError, ValueError: for what is no such data; says where and what to do.
         """
         if lengths is states is None and is_batch(x, self.num_features is None, first_parameter(self)):
-            self.check_observations(x)
+            self._check_observations(x)
             return Batch(x)
-        states = self.states_in_form(states, x, lengths)
-        x, lengths = self.in_form(x, lengths)
+        states = self._states_in_form(states, x, lengths)
+        x, lengths = self._in_form(x, lengths)
         x = in_ids(x, self.vocabulary)
         batch = to_batch(x, lengths, words=self.num_features is None, reference=self.reference)
-        self.check_rows(batch.x, batch.lengths)
-        return batch if states is None else batch._replace(states=padded_states(states, x, batch, self.num_observable_states))
+        self._check_rows(batch.x, batch.lengths)
+        return batch if states is None else batch._replace(states=padded_states(states, x, batch, self._num_observable_states))
 
-    def as_text(self, x, lengths, known: Mapping[str, Any]) -> tuple[Any, Any]:
+    def _as_text(self, x, lengths, known: Mapping[str, Any]) -> tuple[Any, Any]:
         """Sentences as the lines of a corpus, which end in ``<eos>``, where a text is learned from or scored; else as it came.
 
         What is known of single steps is about the words that are there: beside it no step is added.
@@ -132,12 +132,12 @@ class Estimator(HeldParameters, SequenceModel):
         vocabulary = self.vocabulary
         if known or vocabulary is None or vocabulary.eos_id is None or isinstance(x, (Tensor, Text)):
             return x, lengths
-        rows, ends = self.in_form(x, lengths)
+        rows, ends = self._in_form(x, lengths)
         return (with_ends(rows, vocabulary), None) if holds_words(rows) else (x, lengths)
 
-    def results_like(self, x, **known) -> Any:
+    def _results_like(self, x, **known) -> Any:
         """The data in whose form results come back."""
-        return self.in_form(x)[0] if isinstance(x, (list, tuple, Text)) else x
+        return self._in_form(x)[0] if isinstance(x, (list, tuple, Text)) else x
 
     # ---------------------------------------------------------------- fit
     @undisturbed
@@ -198,10 +198,10 @@ class Estimator(HeldParameters, SequenceModel):
             ValueError, TypeError: for bad data or options.
         """
         method = self.methods[0] if method is None else checks.choice("method", method, self.methods)
-        drawn = self.random_parameters
+        drawn = self._random_parameters
         if "device" in options:
             self.to(checks.device(options.pop("device")))
-        known = {name: options.pop(name) for name in checks.signature(type(self).as_batch).parameters if name in options}
+        known = {name: options.pop(name) for name in checks.signature(type(self)._as_batch).parameters if name in options}
         check_options(self, method, options)
         checks.count("num_restarts", num_restarts)
         if initialization is not None and not self.starts:
@@ -209,15 +209,15 @@ class Estimator(HeldParameters, SequenceModel):
                 f"initialization: {type(self).__name__} starts in one way; leave it out, got {checks.shown(initialization)}"
             )
         how = () if initialization is None else (checks.choice("initialization", initialization, self.starts),)
-        self.check_method(method)
+        self._check_method(method)
         warm_start, resume = checks.flag("warm_start", warm_start), checks.flag("resume", resume)
         if num_restarts > 1 and warm_start:
             raise ValueError(f"num_restarts: a warm start has one starting point; got {num_restarts}")
         beside = [known.get("trials"), known.get("exposure")]
-        with self.naming(x, warm_start or resume, known.get("inputs"), known.get("states"), beside):
-            batch = None if isinstance(x, TextFiles) else self.as_batch(*self.as_text(x, lengths, known), **known)
+        with self._naming(x, warm_start or resume, known.get("inputs"), known.get("states"), beside):
+            batch = None if isinstance(x, TextFiles) else self._as_batch(*self._as_text(x, lengths, known), **known)
         if batch is not None:
-            self.check_data(batch)
+            self._check_data(batch)
         if method != "em" or in_training(self):  # a model that was fitted or loaded before is at test, without dropout
             self.train(method != "em")
         with seeded(seed), on_cluster(options) as options, contextlib.ExitStack() as stack:
@@ -230,13 +230,13 @@ class Estimator(HeldParameters, SequenceModel):
                 size = max(1, PART_STEPS // batch.x.shape[1]) if batch_size is None and cluster is not None else batch_size
                 batches = split_rows(batch, size)
             alone, starts = folder is None and max_time is None and not resume, []
-            holds = self.held_by(fixed)
-            self.take_units(batch, warm_start or resume, holds)
+            holds = self._held_by(fixed)
+            self._take_units(batch, warm_start or resume, holds)
             boxes = self.bounds_by({} if bounds is None else bounds, method)
             stack.enter_context(self.keeping(holds, method, () if resume else drawn, boxes))  # a run that goes on sets all
             stack.enter_context(self._saying_why(batch))
             if not (warm_start or resume):
-                finalists, num_starts = self.finalists if alone else 1, max(num_restarts, self.least_starts)
+                finalists, num_starts = self._finalists if alone else 1, max(num_restarts, self._least_starts)
                 ways = [how or self.turns[k % len(self.turns) :][:1] if self.turns else how for k in range(num_starts)]
                 begin = [partial(self._begin, batch, *way) for way in ways]
                 starts = start_anew(self, batches, begin, cluster, finalists)
@@ -275,17 +275,17 @@ class Estimator(HeldParameters, SequenceModel):
             about = about_data(batch)
         return {**about, "fixed": told_held(holds) | dict.fromkeys(frozen(self), "requires_grad = False")}
 
-    def check_method(self, method: str) -> None:
+    def _check_method(self, method: str) -> None:
         """Raises ValueError where this model cannot be fitted by a method."""
 
-    def check_data(self, batch: Batch) -> None:
+    def _check_data(self, batch: Batch) -> None:
         """Raises ValueError for data of which nothing can be learned."""
 
     def why_no_number(self, batch: Batch) -> str:
         """What to say of data at which a likelihood, or its gradient, is no number with these parameters; "" for nothing."""
         return ""
 
-    def take_units(self, batch: Batch, warm: bool, holds: Mapping[str, Any]) -> None:
+    def _take_units(self, batch: Batch, warm: bool, holds: Mapping[str, Any]) -> None:
         """What a model takes from data before it starts, warm or anew, or anything is held."""
 
     def initialize(self, batch: Batch, how: str = "") -> None:
@@ -310,7 +310,7 @@ class Estimator(HeldParameters, SequenceModel):
             return vars(self).pop("_chains").popitem()[1]
 
         with said(AT_POINT):
-            chain: Any = self.direct_chain(x, lengths, **known)
+            chain: Any = self._direct_chain(x, lengths, **known)
             chain = alone(by_program) if chain is None else chain
         return chain.log_prob().sum() + float(share) * self.log_prior()
 
@@ -323,29 +323,29 @@ class Estimator(HeldParameters, SequenceModel):
             start: the belief that the previous segment ended with, or None.
         """
         if isinstance(x, (list, tuple, np.ndarray, Text)) or is_table(x):
-            batch = self.as_batch(x, lengths, **known)
+            batch = self._as_batch(x, lengths, **known)
             x, lengths, known = batch.x, batch.lengths, batch.known
         return super().posterior(x, lengths, start, **known)
 
     def _posterior(self, x, lengths, **known) -> tuple[Batch, Any]:
-        self.check_fitted()
-        if lengths is None and not known and (chain := self.chain_at_once(x)) is not None:
+        self._check_fitted()
+        if lengths is None and not known and (chain := self._chain_by_loops(x)) is not None:
             return Batch(x), chain
-        self.check_names(known)
-        batch = self.as_batch(x, lengths, **known)
-        chain = self.short_chain(batch)
+        self._check_names(known)
+        batch = self._as_batch(x, lengths, **known)
+        chain = self._chain_of_rows(batch)
         if chain is not None:
             return batch, chain
         # a batch made here was looked at; those of subclasses have parts that only their programs look at
-        looked = checks.TRUSTED.set(checks.TRUSTED.get() or type(self).as_batch is Estimator.as_batch)
+        looked = checks.TRUSTED.set(checks.TRUSTED.get() or type(self)._as_batch is Estimator._as_batch)
         try:
             return batch, self.posterior(batch.x, batch.lengths, **batch.known)
         finally:
             checks.TRUSTED.reset(looked)
 
-    def check_names(self, known: dict[str, Any]) -> None:
+    def _check_names(self, known: dict[str, Any]) -> None:
         """Raises TypeError for arguments by names that this model does not know; says which it knows."""
-        names = list(checks.signature(type(self).as_batch).parameters)[3:] if known else []
+        names = list(checks.signature(type(self)._as_batch).parameters)[3:] if known else []
         for name in known:
             if name not in names:
                 takes = checks.nearest(name, ["x", "lengths", *names])
@@ -362,7 +362,7 @@ class Estimator(HeldParameters, SequenceModel):
             ValueError: where nothing at all was observed, whose 0 nats would say nothing of the model.
         """
         per_token = checks.flag("per_token", per_token)
-        x, lengths = self.as_text(x, lengths, known)
+        x, lengths = self._as_text(x, lengths, known)
         batch, chain = self._posterior(x, lengths, **known)
         if batch.states is None and not getattr(chain, "is_whole", False) and not observed_tokens(self, batch):
             raise ValueError("x: every observation is missing (NaN, or -1), so there is nothing to score")
@@ -393,9 +393,9 @@ class Estimator(HeldParameters, SequenceModel):
     @property
     def num_free_parameters(self) -> int:
         """Of the criteria below; models whose parameters are tied by constraints count fewer than they store."""
-        return sum(parameter.numel() for parameter in self.parameters()) - self.num_held
+        return sum(parameter.numel() for parameter in self.parameters()) - self._num_held
 
-    def criterion_terms(self, batch: Batch, log_prob: float) -> tuple[float, int]:
+    def _criterion_terms(self, batch: Batch, log_prob: float) -> tuple[float, int]:
         """What the criteria below are made of, given log p(x): a log-likelihood, and how many parameters were learned."""
         return log_prob, self.num_free_parameters
 
@@ -411,7 +411,7 @@ class Estimator(HeldParameters, SequenceModel):
         """The parameters that :meth:`summary` is about, by name, as functions of those that are learned."""
         return dict(self.named_parameters())
 
-    def at_bounds(self, batch: Batch) -> dict[str, float]:
+    def _at_bounds(self, batch: Batch) -> dict[str, float]:
         """Which of :meth:`estimates` stand at a bound of what they may be, and the bound: they have no standard error."""
         return {}
 
@@ -421,18 +421,18 @@ class Estimator(HeldParameters, SequenceModel):
         Args:
             x, lengths, **known: what the model was fitted to; see :func:`~pplseq.models.information.summarize`.
         """
-        self.check_names(known)
-        self.check_fitted()
-        return summarize(self, self.as_batch(*self.as_text(x, lengths, known), **known))
+        self._check_names(known)
+        self._check_fitted()
+        return summarize(self, self._as_batch(*self._as_text(x, lengths, known), **known))
 
     # ---------------------------------------------------------------- states
     def filter(self, x, lengths=None, **known) -> StateMarginals:
         """p(z_t | x_1..x_t) at each step, (B, T, K) probabilities of the states in ``ids``, None for all; 0 at padded steps."""
-        return self._by_state(self._posterior(x, lengths, **known)[1].filtered_states(), self.results_like(x, **known))
+        return self._by_state(self._posterior(x, lengths, **known)[1].filtered_states(), self._results_like(x, **known))
 
     def smooth(self, x, lengths=None, **known) -> StateMarginals:
         """p(z_t | x_1..x_T) at each step; see :meth:`filter`."""
-        return self._by_state(self._posterior(x, lengths, **known)[1].marginals(), self.results_like(x, **known))
+        return self._by_state(self._posterior(x, lengths, **known)[1].marginals(), self._results_like(x, **known))
 
     @staticmethod
     def _by_state(states: StateMarginals, x) -> StateMarginals:
@@ -444,7 +444,7 @@ class Estimator(HeldParameters, SequenceModel):
 
         Of states that have names (``state_names``) arrays of these, None at padded steps.
         """
-        path = as_given(self._posterior(x, lengths, **known)[1].viterbi()[0], self.results_like(x, **known))
+        path = as_given(self._posterior(x, lengths, **known)[1].viterbi()[0], self._results_like(x, **known))
         return named(path, self.state_names)
 
     def n_best(self, x, n: int, lengths=None, **known) -> Paths:
@@ -463,7 +463,7 @@ class Estimator(HeldParameters, SequenceModel):
         chain = self._posterior(x, lengths, **known)[1]
         states, log_probs = chain.k_best(n)
         states = states.masked_fill(torch.isneginf(log_probs).unsqueeze(-1), MISSING)  # there are no more
-        given = as_given(states.movedim(0, -1), self.results_like(x, **known))
+        given = as_given(states.movedim(0, -1), self._results_like(x, **known))
         paths = [row.mT for row in given] if isinstance(given, list) else given.mT
         return paths, (log_probs - chain.log_prob()).mT
 
@@ -474,7 +474,7 @@ class Estimator(HeldParameters, SequenceModel):
     def token_log_probs(self, x, lengths=None, **known):
         """log p(x_t | x_1..x_{t-1}) of each step, (B, T) nats, or a list of (T_i,); 0 at padded and missing steps, so that a
         row adds up to its log-probability. Sentences get no ``<eos>`` here, as :meth:`score` gives them."""
-        return as_given(self._posterior(x, lengths, **known)[1].token_log_probs(), self.results_like(x, **known))
+        return as_given(self._posterior(x, lengths, **known)[1].token_log_probs(), self._results_like(x, **known))
 
     def sample_states(self, x, num_samples: int = 1, lengths=None, *, seed: int | None = None, **known) -> Tensor:
         """(S, B, T) paths of states drawn from their exact posterior, -1 at padded steps; lists are padded."""
@@ -503,12 +503,12 @@ class Estimator(HeldParameters, SequenceModel):
             (B, K, D, D) and ``intervals(level)``, two of (B, K, D).
         """
         num_steps = checks.steps_ahead(x, num_steps)
-        return self.labelled(self.observations_of(*self.states_ahead(x, num_steps, lengths, **known)), x, lengths, num_steps)
+        return self._labelled(self._observations_of(*self.states_ahead(x, num_steps, lengths, **known)), x, lengths, num_steps)
 
     def states_ahead(self, x, num_steps: int, lengths=None, **known) -> tuple[Tensor, Any]:
         """(B, K, Z) log p(z_{T+k} | x), k = 1..K, and the emission of the chain behind x."""
-        known |= {name: self.states_in_form(value, x, lengths) for name, value in known.items() if name == "states"}
-        x, lengths = self.in_form(x, lengths)
+        known |= {name: self._states_in_form(value, x, lengths) for name, value in known.items() if name == "states"}
+        x, lengths = self._in_form(x, lengths)
         x, lengths, empty = without_empty_rows(in_ids(x, self.vocabulary), lengths, num_features=self.num_features)
         chain = self._posterior(x, lengths, **known)[1]
         belief = chain.filtered()
@@ -521,7 +521,7 @@ class Estimator(HeldParameters, SequenceModel):
             states.append(chain.next_after(Belief(None, states[-1], unseen)).state_log_probs)
         return torch.stack(states, 1), chain.emission
 
-    def observations_of(self, states: Tensor, emission) -> NextDistribution:
+    def _observations_of(self, states: Tensor, emission) -> NextDistribution:
         """What is observed of states distributed as given, (..., Z) nats."""
         return NextDistribution(states, emission.word_log_prob(states))
 
@@ -542,16 +542,16 @@ class Estimator(HeldParameters, SequenceModel):
         Args:
             num_steps, num_sequences: T and B. seed: makes the draw repeatable; None draws from torch's generator.
         """
-        self.check_fitted()
+        self._check_fitted()
         with seeded(seed):
             states, x = self.draws(num_sequences=num_sequences, num_steps=num_steps, **known)
         known = None if self.vocabulary is None else self.vocabulary.words
         return Sample(x, states, None if known is None else [[known[word] for word in row] for row in x.tolist()])
 
     def draws(self, **known) -> tuple[Tensor, Tensor]:
-        """States and observations (B, T, ...), as :meth:`direct_draw`; by running the program where that has to be."""
+        """States and observations (B, T, ...), as :meth:`_direct_draw`; by running the program where that has to be."""
         with said(AT_POINT, AT_TEST):
-            found = self.direct_draw(**known)
+            found = self._direct_draw(**known)
             return alone(lambda: self._by_program(**known)) if found is None else found
 
     def _by_program(self, **known) -> tuple[Tensor, Tensor]:
@@ -606,10 +606,10 @@ class Estimator(HeldParameters, SequenceModel):
         if same:
             built.load_state_dict(kept)
             vars(built)["history"], built.is_fitted = self.history, self.is_fitted
-            built.fixed_parameters, built.fixed_entries = self.fixed_parameters, self.fixed_entries
+            built.fixed_parameters, built._fixed_entries = self.fixed_parameters, self._fixed_entries
             for name in frozen(self):
                 built.get_parameter(name).requires_grad_(False)
-        built.take_names(self)
+        built._take_names(self)
         built.train(self.training)
         vars(self).clear()
         vars(self).update(vars(built))

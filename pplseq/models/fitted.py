@@ -47,14 +47,14 @@ class FittedState(SequenceModel):
     _is_named = False  # by the constructor
     sized_by: tuple[str, ...] | None = None  # "exposure", "trials": what the data it was fitted to came with
     fixed_parameters: frozenset[str] = frozenset()  # names of those that the last fit was told to keep
-    fixed_entries: Mapping[str, Tensor] = {}  # noqa: RUF012  (of others, which entries it was)
+    _fixed_entries: Mapping[str, Tensor] = {}  # noqa: RUF012  (of others, which entries it was)
 
     @property
-    def has_columns(self) -> bool:
+    def _has_columns(self) -> bool:
         """Whether a step of its observations is a vector, whose columns a frame names."""
         return self.num_features is not None
 
-    def in_form(self, x: Any, lengths: Any = None) -> Form:
+    def _in_form(self, x: Any, lengths: Any = None) -> Form:
         """Observations as :func:`pplseq.models.forms.in_form` reads them, a frame's columns by the names of the fit, and
         sentences as lists of words, in the units of the vocabulary."""
         x = rows_of(x)
@@ -73,7 +73,7 @@ class FittedState(SequenceModel):
     def _split(self, text: str) -> list[str]:
         return splitting(getattr(self, "vocabulary", None))(text)
 
-    def states_in_form(self, states: Any, x: Any, lengths: Any = None) -> Any:
+    def _states_in_form(self, states: Any, x: Any, lengths: Any = None) -> Any:
         """Observed states beside x, both as they came, as numbers, -1 where unknown; of one sequence as a row."""
         if states is None:
             return None
@@ -81,20 +81,20 @@ class FittedState(SequenceModel):
         states, lengths = in_steps(states, lengths, "states")
         return states_in_form(numbers_of_states(states, self.state_names), lengths)
 
-    def inputs_in_form(self, inputs: Any, lengths: Any = None, *, size: int, beside: Any = None) -> Any:
+    def _inputs_in_form(self, inputs: Any, lengths: Any = None, *, size: int, beside: Any = None) -> Any:
         """Inputs (N, U) of that size as :func:`pplseq.models.forms.in_form` reads them, a frame's columns by those names;
         ``beside``: x as it came, whose rows are those of the inputs."""
         check_rows_together(beside, inputs)
         if not size:
             raise ValueError("inputs: this model takes none; make it with num_inputs=..., or leave them out")
         in_steps(inputs, lengths, "inputs", fill=False)
-        return in_form(self.inputs_by_name(inputs), lengths, num_features=size, name="inputs")[0]
+        return in_form(self._inputs_by_name(inputs), lengths, num_features=size, name="inputs")[0]
 
-    def inputs_by_name(self, inputs: Any, name: str = "inputs") -> Any:
+    def _inputs_by_name(self, inputs: Any, name: str = "inputs") -> Any:
         """Inputs as they come, the columns of a frame in the order of the fit."""
         return by_names(inputs, self.input_column_names, name)
 
-    def labelled(
+    def _labelled(
         self, found: Any, x: Any, lengths: Any, num_steps: int, names: Sequence[str] | None = None, ahead: Any = None
     ) -> Any:
         """A forecast of the steps behind x with the names of the columns (or others), of the sequences where x knows them, and
@@ -112,13 +112,13 @@ class FittedState(SequenceModel):
         """Columns of levels, and how many each has."""
         return {}
 
-    def take_names(self, other: FittedState) -> None:
+    def _take_names(self, other: FittedState) -> None:
         """Words, their clusters and the names of columns of another model."""
         for name in ("vocabulary", "clusters", "column_names", "input_column_names", "state_names", "sized_by"):
             setattr(self, name, getattr(other, name))
 
     @contextlib.contextmanager
-    def naming(self, x: Any, keep: bool, inputs: Any = None, states: Any = None, beside: Sequence[Any] = ()) -> Iterator[None]:
+    def _naming(self, x: Any, keep: bool, inputs: Any = None, states: Any = None, beside: Sequence[Any] = ()) -> Iterator[None]:
         """Takes the names of frames' columns, and of observed states, for the fit; an error inside leaves those of the fit
         before. ``beside``: names of columns of x that are no observations, as those of exposures; what is no name counts not.
 
@@ -127,23 +127,23 @@ class FittedState(SequenceModel):
         """
         before = self.column_names, self.input_column_names, self.state_names
         if not keep or before[0] is None:
-            names = column_names(x) if self.has_columns else None
+            names = column_names(x) if self._has_columns else None
             told = [each for each in beside if isinstance(each, str)]
             self.column_names = tuple(name for name in names if name not in told) if names and told else names
         if not keep or before[1] is None:
             self.input_column_names = column_names(inputs, "inputs")
         if (not keep or before[2] is None) and not self._is_named:
-            self.state_names = names_of_states(states, self.num_observable_states)
+            self.state_names = names_of_states(states, self._num_observable_states)
         try:
-            if self.state_names is not None and len(self.state_names) > self.num_observable_states:
+            if self.state_names is not None and len(self.state_names) > self._num_observable_states:
                 names = ", ".join(self.state_names[:8])
-                raise ValueError(f"states: {len(self.state_names)} names ({names}) for {self.num_observable_states} states")
+                raise ValueError(f"states: {len(self.state_names)} names ({names}) for {self._num_observable_states} states")
             yield
         except BaseException:
             self.column_names, self.input_column_names, self.state_names = before
             raise
 
-    def entry_name(self, name: str, place: Sequence[int], shape: Sequence[int]) -> str:
+    def _entry_name(self, name: str, place: Sequence[int], shape: Sequence[int]) -> str:
         """What one number of a parameter is called in a summary."""
         return name + "".join(f"[{k}]" for k in place)
 
@@ -172,12 +172,12 @@ class FittedState(SequenceModel):
         return {name: (id(parameter), parameter._version, _some_of(parameter)) for name, parameter in self.named_parameters()}
 
     @property
-    def random_parameters(self) -> tuple[str, ...]:
+    def _random_parameters(self) -> tuple[str, ...]:
         """Names of those that are as the constructor drew them, of a model that is not fitted."""
         return () if self.__sklearn_is_fitted__() else tuple(vars(self)["_drawn"])
 
-    def check_set(self, held: Iterable[tuple[str, Tensor]], drawn: Iterable[str]) -> None:
-        """Raises ValueError where a fit is asked to keep some (names, tensors) of the :attr:`random_parameters`."""
+    def _check_set(self, held: Iterable[tuple[str, Tensor]], drawn: Iterable[str]) -> None:
+        """Raises ValueError where a fit is asked to keep some (names, tensors) of the :attr:`_random_parameters`."""
         named = dict(self.named_parameters())
         left = {id(named[name]) for name in drawn}
         if names := [name.removeprefix("raw_") for name, raw in held if id(raw) in left]:
@@ -189,7 +189,7 @@ class FittedState(SequenceModel):
             )
 
     def __getstate__(self) -> dict[str, Any]:
-        state = {**super().__getstate__(), "_drawn": list(self.random_parameters) or None}
+        state = {**super().__getstate__(), "_drawn": list(self._random_parameters) or None}
         state.pop("_chains", None)  # which follow from this model's parameters
         return state
 
@@ -221,11 +221,11 @@ class FittedState(SequenceModel):
         built.vocabulary, built.clusters = self.vocabulary, self.clusters
         return built
 
-    def check_fitted(self) -> None:
+    def _check_fitted(self) -> None:
         """Raises NotFittedError while the parameters are those that the constructor drew: neither fitted, nor set or loaded."""
         if self.__sklearn_is_fitted__():
             return
-        left = ", ".join(dict.fromkeys(map(_written, self.random_parameters)))
+        left = ", ".join(dict.fromkeys(map(_written, self._random_parameters)))
         raise checks.NotFittedError(
             f"this {type(self).__name__} has random parameters ({left}): fit it, or give it parameters (set_parameters, "
             "load_state_dict, an optimizer of your own)"
@@ -303,7 +303,7 @@ class HeldParameters(FittedState):
         """What is learned, by the names of :meth:`estimates`."""
         return {name: Slot(parameter) for name, parameter in self.named_parameters()}
 
-    def held_by(self, fixed: str | Sequence[str] | Mapping[str, Any]) -> dict[str, Tensor | None]:
+    def _held_by(self, fixed: str | Sequence[str] | Mapping[str, Any]) -> dict[str, Tensor | None]:
         """What a fit shall hold: None for all of a parameter, or the mask of its entries.
 
         Raises:
@@ -371,17 +371,17 @@ class HeldParameters(FittedState):
     def keeping(
         self, holds: Mapping[str, Tensor | None], method: str, drawn: Sequence[str], boxes: Mapping[str, Entries] | None = None
     ) -> Iterator[None]:
-        """Holds what :meth:`held_by` found while a fit lasts, and remembers it; and keeps to :meth:`bounds_by`.
+        """Holds what :meth:`_held_by` found while a fit lasts, and remembers it; and keeps to :meth:`bounds_by`.
 
         Args:
-            drawn: the :attr:`random_parameters`, which nobody has set.
+            drawn: the :attr:`_random_parameters`, which nobody has set.
 
         Raises:
             ValueError: where some of these were to be held, or the method cannot.
         """
         slots = self.slots
         self.fixed_parameters = frozenset(name for name, mask in holds.items() if mask is None)
-        self.fixed_entries = {name: mask for name, mask in holds.items() if mask is not None}
+        self._fixed_entries = {name: mask for name, mask in holds.items() if mask is not None}
         what: dict[str, Any] = {**holds}
         for name, box in (boxes or {}).items():
             if name in what:
@@ -389,31 +389,31 @@ class HeldParameters(FittedState):
                 box = slots[name].held_at(mask).within(name, box)
             what[name] = None if name in holds and holds[name] is None else box
         with holding([(slots[name], own) for name, own in what.items()]):
-            self.check_held(method)
-            self.check_set([(name, slots[name].raw) for name in holds if name not in self.replaced], drawn)
+            self._check_held(method)
+            self._check_set([(name, slots[name].raw) for name in holds if name not in self.replaced], drawn)
             yield
 
-    def check_held(self, method: str) -> None:
+    def _check_held(self, method: str) -> None:
         """Raises ValueError where a method cannot hold what is held."""
         if not any(parameter.requires_grad for parameter in self.parameters()):
             raise ValueError("fixed: every parameter is held, so there is nothing to fit")
 
     @property
-    def num_held(self) -> int:
+    def _num_held(self) -> int:
         """How many parameters are not free, as they are held or the last fit was told to keep them."""
         slots = self.slots
-        whole = {name: torch.ones_like(slots[name].raw, dtype=torch.bool) for name in self.not_free if name in slots}
-        return sum(slots[name].num_free(mask) for name, mask in ({**self.fixed_entries} | whole).items())
+        whole = {name: torch.ones_like(slots[name].raw, dtype=torch.bool) for name in self._not_free if name in slots}
+        return sum(slots[name].num_free(mask) for name, mask in ({**self._fixed_entries} | whole).items())
 
-    def held_estimate(self, name: str, value: Tensor) -> Tensor:
+    def _held_estimate(self, name: str, value: Tensor) -> Tensor:
         """Where one of :meth:`estimates` is what the last fit was told to keep."""
         own = name.partition("[")[0]
         own = "transition" if own == "eigenvalue" else own.partition(" ")[0]  # "transition a" of an entry with a name
-        mask, found = self.fixed_entries.get(own), torch.full_like(value, own in self.not_free, dtype=torch.bool)
+        mask, found = self._fixed_entries.get(own), torch.full_like(value, own in self._not_free, dtype=torch.bool)
         return found if mask is None or mask.shape != value.shape else mask | found
 
     @property
-    def not_free(self) -> frozenset[str]:
+    def _not_free(self) -> frozenset[str]:
         """Parameters that the last fit was told to keep whole, or whose ``requires_grad`` is False."""
         return self.fixed_parameters | {name for name, slot in self.slots.items() if not slot.raw.requires_grad}
 

@@ -58,7 +58,7 @@ def check_options(
         return
     known = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY and p.name not in ("initial", "on_iteration", *own)]
     if unknown := sorted(options.keys() - set(known)):
-        data = list(checks.signature(type(model).as_batch).parameters)[1:]  # what is known with the sequences
+        data = list(checks.signature(type(model)._as_batch).parameters)[1:]  # what is known with the sequences
         raise TypeError(
             f"{type(model).__name__}.fit with method {checks.shown(method)} has no option {', '.join(map(repr, unknown))}; it "
             "takes "
@@ -268,7 +268,7 @@ def start_anew(
     without, the worse half is out.
 
     Returns:
-        The starts that are left, ``finalists`` at most, best first.
+        The starts that are left, ``_finalists`` at most, best first.
     """
     starts = []
     for begin in initialize:
@@ -291,7 +291,7 @@ def _run(model: Any, batches: Sequence[Batch], cluster: Any) -> float:
     """What a start of a race comes to, nats; -inf where it comes to nothing."""
     by_em = "em" in model.methods
     try:
-        model.check_method("em")
+        model._check_method("em")
     except ValueError:  # priors that EM does not take
         by_em = False
     try:

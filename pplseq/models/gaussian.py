@@ -20,7 +20,7 @@ class GaussianEstimator(Estimator):
 
     messenger = KalmanCollapse
 
-    def check_start(self, start: GaussianBelief | None, num_rows: int) -> None:
+    def _check_start(self, start: GaussianBelief | None, num_rows: int) -> None:
         checks.gaussian_start(start, num_rows, self.num_states)
 
     def posterior(  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -32,15 +32,15 @@ class GaussianEstimator(Estimator):
 
     def filter(self, x, lengths=None, **known) -> StateMoments:  # pyright: ignore[reportIncompatibleMethodOverride]
         """p(z_t | x_1..x_t) at each step: means (B, T, h) and covariances (B, T, h, h), 0 at padded steps."""
-        return self._moments(self._posterior(x, lengths, **known)[1].filtered_states(), self.results_like(x, **known))
+        return self._moments(self._posterior(x, lengths, **known)[1].filtered_states(), self._results_like(x, **known))
 
     def smooth(self, x, lengths=None, **known) -> StateMoments:  # pyright: ignore[reportIncompatibleMethodOverride]
         """p(z_t | x_1..x_T) at each step; see :meth:`filter`."""
-        return self._moments(self._posterior(x, lengths, **known)[1].smoothed_states(), self.results_like(x, **known))
+        return self._moments(self._posterior(x, lengths, **known)[1].smoothed_states(), self._results_like(x, **known))
 
     def decode(self, x, lengths=None, **known):
         """The most probable path of each sequence, which is that of the smoothed means: (B, T, h), or a list of (T_i, h)."""
-        return as_given(self._posterior(x, lengths, **known)[1].smoothed_states().means, self.results_like(x, **known))
+        return as_given(self._posterior(x, lengths, **known)[1].smoothed_states().means, self._results_like(x, **known))
 
     def n_best(self, x, n: int, lengths=None, **known) -> Any:
         raise ValueError(

@@ -100,16 +100,16 @@ def summarize(model: Estimator, batch: Batch) -> Summary:
     free, note = model.unidentified()
     for name, value in model.estimates().items():
         places = itertools.product(*(range(size) for size in value.shape))
-        names += [model.entry_name(name, place, value.shape) for place in places]
+        names += [model._entry_name(name, place, value.shape) for place in places]
         hidden += [name.partition("[")[0] in free] * value.numel()
-        fixed += model.held_estimate(name, value).flatten().tolist()
+        fixed += model._held_estimate(name, value).flatten().tolist()
         flat.append(value.flatten())
     estimates = torch.cat(flat)
     slopes = [
         _flat(torch.autograd.grad(value, raw, retain_graph=True, allow_unused=True), raw)[used] for value in estimates
     ]
     jacobian = torch.stack(slopes).nan_to_num(0.0)
-    bounds = model.at_bounds(batch)
+    bounds = model._at_bounds(batch)
     stands = [out or name in bounds for name, out in zip(names, fixed, strict=True)]
     held = torch.tensor(stands, device=information.device)
     # the likelihood rises towards a bound, so that its curvature there says nothing, nor does it where the fit did not look for
@@ -149,7 +149,7 @@ def summarize(model: Estimator, batch: Batch) -> Summary:
     total = float(model.log_prob(batch.x, batch.lengths, **batch.known).sum())
     tokens, (comparable, count) = observed_tokens(model, batch), (math.nan, 0)
     with contextlib.suppress(ValueError):  # rows that say too little for criteria may say enough for estimates
-        comparable, count = model.criterion_terms(batch, total)
+        comparable, count = model._criterion_terms(batch, total)
     return Summary(
         names, estimates.detach(), errors, covariance, total, 2 * count - 2 * comparable,
         count * math.log(tokens) - 2 * comparable, tokens, repr(model), bounds,
@@ -160,9 +160,9 @@ def summarize(model: Estimator, batch: Batch) -> Summary:
 
 def criterion(model: Estimator, x: Any, lengths: Any, known: dict[str, Any], price: Callable[[int], float]) -> float:
     """-2 log p(x) and the price of each parameter, given the number of tokens."""
-    x, lengths = model.as_text(x, lengths, known)
-    own, batch = model.score(x, lengths, **known), model.as_batch(x, lengths, **known)
-    log_prob, count = model.criterion_terms(batch, own)
+    x, lengths = model._as_text(x, lengths, known)
+    own, batch = model.score(x, lengths, **known), model._as_batch(x, lengths, **known)
+    log_prob, count = model._criterion_terms(batch, own)
     return count * price(observed_tokens(model, batch)) - 2 * log_prob
 
 

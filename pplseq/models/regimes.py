@@ -25,7 +25,7 @@ class RegimeQueries(Estimator):
     regime_of: Tensor
 
     @property
-    def num_observable_states(self) -> int:
+    def _num_observable_states(self) -> int:
         return self.num_regimes
 
     def regimes(self, probs: Tensor) -> Tensor:
@@ -39,16 +39,16 @@ class RegimeQueries(Estimator):
 
     def filter(self, x, lengths=None, **known) -> StateMarginals:
         """p(regime_t | x_1..x_t) at each step, (B, T, R)."""
-        return self._of_regimes(self._posterior(x, lengths, **known)[1].filtered_states(), self.results_like(x, **known))
+        return self._of_regimes(self._posterior(x, lengths, **known)[1].filtered_states(), self._results_like(x, **known))
 
     def smooth(self, x, lengths=None, **known) -> StateMarginals:
         """p(regime_t | x_1..x_T) at each step, (B, T, R)."""
-        return self._of_regimes(self._posterior(x, lengths, **known)[1].marginals(), self.results_like(x, **known))
+        return self._of_regimes(self._posterior(x, lengths, **known)[1].marginals(), self._results_like(x, **known))
 
     def decode(self, x, lengths=None, **known):
         """The regimes of the most probable path of states, (B, T), -1 at padded steps."""
         path = self._posterior(x, lengths, **known)[1].viterbi()[0]
-        return named(as_given(self._regime(path), self.results_like(x, **known)), self.state_names)
+        return named(as_given(self._regime(path), self._results_like(x, **known)), self.state_names)
 
     def n_best(self, x, n: int, lengths=None, **known) -> Paths:
         """The regimes of the n most probable paths of states, some of which may be the same; see :class:`Estimator`."""

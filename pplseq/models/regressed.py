@@ -26,14 +26,14 @@ class RegressedSteps(Estimator):
         given = self.given(x, lengths, start, **known)
         return given, self.seen_before(given, check_inputs(inputs, given.shape, self.num_inputs, lengths)), self.specs()
 
-    def direct_chain(self, x, lengths=None, start=None, *, inputs=None, **known) -> Chain | None:
-        if not self.is_one_chain:
+    def _direct_chain(self, x, lengths=None, start=None, *, inputs=None, **known) -> Chain | None:
+        if not self._is_one_chain:
             return None
         given, see, specs = self._told(x, lengths, start, inputs, known)
         return given.chain(*specs, start, emission_inputs=see.values)  # pyright: ignore[reportCallIssue]
 
-    def direct_draw(self, *, start=None, inputs=None, **known) -> tuple[Tensor, Tensor] | None:
-        if not self.is_one_chain:
+    def _direct_draw(self, *, start=None, inputs=None, **known) -> tuple[Tensor, Tensor] | None:
+        if not self._is_one_chain:
             return None
         given, see, (transition, emission) = self._told(None, None, start, inputs, known)
 

@@ -138,7 +138,7 @@ class SequenceClassifier(ClassifierMixin, BaseEstimator):
         self.class_log_prior_, self.models_ = np.log(shares), []
         for place in range(len(self.classes_)):
             model: Any = clone(self.model)
-            model.take_names(self.model)
+            model._take_names(self.model)
             model.fit([row for row, own in zip(sequences, number, strict=True) if own == place], **(self.fit_options or {}))
             self.models_.append(model)
         words = {None if model.vocabulary is None else model.vocabulary.words for model in self.models_}
@@ -211,7 +211,7 @@ class TokenEmbeddings(_Features):
         vocabulary = Vocabulary.build(lines, min_count=self.min_count)
         if vocabulary.unknown_id is None:  # words that are new to it come later
             vocabulary = Vocabulary((*vocabulary.words, UNKNOWN))
-        self.model_ = TextLDS(len(vocabulary), self.num_states)
+        self.model_ = TextLDS(self.num_states, num_words=len(vocabulary))
         longest = max(map(len, lines)) + 1  # with its end: pairs of words as far apart as the longest sentence has them
         options = {"blocks": max(2, min(BLOCKS, longest // 2)), **(self.fit_options or {})}
         self.model_.fit(Text.from_lines(lines, vocabulary), **options)

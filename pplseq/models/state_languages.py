@@ -40,7 +40,7 @@ class StateLanguages(Estimator):
 
         Cost: of an automaton of D states, D^2 that of a chain without it.
         """
-        self.check_fitted()
+        self._check_fitted()
         return ConstrainedStates(self, self._language("constraint", constraint))
 
     @torch.no_grad()
@@ -77,14 +77,14 @@ class ConstrainedStates:
     @torch.no_grad()
     def decode(self, x, lengths=None, **known):
         """The most probable path that satisfies it, as :meth:`~pplseq.models.estimator.Estimator.decode`."""
-        path = as_given(self._chains(x, lengths, known)[1].viterbi()[0], self.model.results_like(x, **known))
+        path = as_given(self._chains(x, lengths, known)[1].viterbi()[0], self.model._results_like(x, **known))
         return named(path, self.model.state_names)
 
     @torch.no_grad()
     def smooth(self, x, lengths=None, **known):
         """p(z_t | x, the path satisfies it), (B, T, Z), or a list of (T_i, Z)."""
         found: StateMarginals = self._chains(x, lengths, known)[1].marginals()
-        return as_given(found.dense(self.model.num_states), self.model.results_like(x, **known))
+        return as_given(found.dense(self.model.num_states), self.model._results_like(x, **known))
 
     @torch.no_grad()
     def sample_states(self, x, num_samples: int = 1, lengths=None, *, seed: int | None = None, **known) -> Tensor:

@@ -53,7 +53,7 @@ def save_model(model, folder) -> Path:
             header[name] = list(getattr(model, name))
     still = {"fixed": sorted(getattr(model, "fixed_parameters", ())), "frozen": frozen(model)}
     header |= {name: value for name, value in still.items() if value}
-    masks = {f"{MASK}{name}": mask for name, mask in getattr(model, "fixed_entries", {}).items()}
+    masks = {f"{MASK}{name}": mask for name, mask in getattr(model, "_fixed_entries", {}).items()}
     if vocabulary is not None:
         header["special_words"] = vocabulary.special_words
     return MODEL.write(folder, header, tensors={**model.state_dict(), **masks}, more=more)
@@ -110,7 +110,7 @@ def read_model(folder, device: str | torch.device = "cpu"):
         for name, mask in masks.items():
             if model.slots[name].raw.shape != mask.shape:
                 raise ValueError(f"{name}: another shape than its mask's")
-    model.fixed_parameters, model.fixed_entries = frozenset(header.get("fixed", ())), masks
+    model.fixed_parameters, model._fixed_entries = frozenset(header.get("fixed", ())), masks
     vocabulary, clusters = words
     num_words = getattr(model, "num_words", None)
     if vocabulary is not None and num_words is not None and num_words != len(vocabulary):

@@ -30,14 +30,14 @@ class Texts(NamedTuple):
     """Text to learn from and held-out text; ``has_words`` is False for ids, whose "words" are their digits."""
 
     train: Text
-    valid: Text | None
+    validation: Text | None
     has_words: bool
 
 
 def as_texts(
     x: Any,
     lengths: Any = None,
-    valid: Any = None,
+    validation: Any = None,
     *,
     vocabulary: Vocabulary | None = None,
     num_words: int | None = None,
@@ -49,7 +49,7 @@ def as_texts(
         x: a ``Corpus``, whose validation text is taken where ``valid`` is None; a ``Text``; sentences, each a string or a list
             of words, also as a column of a frame; or word ids in any form of :func:`~pplseq.models.forms.in_form`: a list of
             sequences, an array (B, T) with ``lengths`` (B,), ...
-        valid: held-out text, of the same kind; of a ``Corpus`` its validation text.
+        validation: held-out text, of the same kind; of a ``Corpus`` its validation text.
         vocabulary: that the model has already; words are encoded with it. Default: all words of x and ``<eos>``.
         num_words: V of ids; default: one more than the largest.
         min_count: words rarer than this become ``<unk>``; default: 2 where held-out text has words that x has not, else 1. From
@@ -59,42 +59,42 @@ def as_texts(
         TypeError, ValueError: for what is no text; says where and what to do.
     """
     if isinstance(x, Corpus):
-        x, valid = x.train, x.valid if valid is None else valid
-    valid = held_out_text("valid", valid)
+        x, validation = x.train, x.valid if validation is None else validation
+    validation = held_out_text("validation", validation)
     if isinstance(x, str):
         raise TypeError("x must be a list of sentences, got one string; for a file: pplseq.load_corpus(path)")
-    known = x if isinstance(x, Text) else valid if isinstance(valid, Text) else None
+    known = x if isinstance(x, Text) else validation if isinstance(validation, Text) else None
     known = known.vocabulary if vocabulary is None and known is not None else vocabulary
     split = splitting(known)
     x, lengths = _in_form(x, lengths, "x", split)
-    valid, _ = _in_form(valid, None, "valid", split)
+    validation, _ = _in_form(validation, None, "validation", split)
     if isinstance(x, Text):
-        if valid is not None and not isinstance(valid, Text):
-            valid = Text.from_lines(_lines(valid, "valid", split), x.vocabulary, name="valid")
-        for name, text in (("x", x), ("valid", valid)):
+        if validation is not None and not isinstance(validation, Text):
+            validation = Text.from_lines(_lines(validation, "validation", split), x.vocabulary, name="valid")
+        for name, text in (("x", x), ("validation", validation)):
             _check_same_words(name, text, vocabulary or x.vocabulary)
-        return Texts(x, valid, True)
+        return Texts(x, validation, True)
     if holds_words(x):
         lines = _lines(x, "x", split)
         units = "words" if known is not None else _units(lines)
         coded = CodedLines(lines if units == "words" else (tokens_of("".join(line), units) for line in lines), "x", units=units)
-        held_out = None if valid is None or isinstance(valid, Text) else _lines(valid, "valid", split)
+        held_out = None if validation is None or isinstance(validation, Text) else _lines(validation, "validation", split)
         if known is None:
             coded.warn()
-        if isinstance(valid, Text):
-            vocabulary = vocabulary or valid.vocabulary
-            _check_same_words("valid", valid, vocabulary)
+        if isinstance(validation, Text):
+            vocabulary = vocabulary or validation.vocabulary
+            _check_same_words("validation", validation, vocabulary)
         words = vocabulary or _vocabulary(coded, held_out, min_count)
         text = Text.from_coded(coded, words, "x", with_unknown=vocabulary is None)
-        return Texts(text, valid if held_out is None else Text.from_lines(held_out, words, name="valid"), True)
+        return Texts(text, validation if held_out is None else Text.from_lines(held_out, words, name="valid"), True)
     rows = _id_rows(x, lengths, "x")
-    held_out = None if valid is None else _id_rows(valid, None, "valid")
+    held_out = None if validation is None else _id_rows(validation, None, "validation")
     largest = max(int(row.max()) for row in [*rows, *(held_out or [])])
     words = Vocabulary(tuple(map(str, range(largest + 1 if num_words is None else num_words))), unknown=None)
     if largest >= len(words):
         raise ValueError(f"x must hold ids 0..{len(words) - 1}, got {largest}")
-    valid = None if held_out is None else _text_of_ids(held_out, words, "valid")
-    return Texts(_text_of_ids(rows, words, "x"), valid, False)
+    validation = None if held_out is None else _text_of_ids(held_out, words, "validation")
+    return Texts(_text_of_ids(rows, words, "x"), validation, False)
 
 
 def held_out_text(name: str, x: Any) -> Any:
@@ -130,7 +130,7 @@ def make_batches(
     return StreamBatches(text, batch_size, segment_length, shuffle=None if shuffle == "none" else shuffle, seed=seed)
 
 
-def validation(model: Any, text: Text | None, protocol: str) -> Callable[[], Mapping[str, Any]] | None:
+def validator(model: Any, text: Text | None, protocol: str) -> Callable[[], Mapping[str, Any]] | None:
     """What a training loop calls on its schedule: the perplexity of held-out text; None where there is none."""
     return None if text is None else lambda: score_text(model, text, protocol).summary()
 
@@ -177,11 +177,11 @@ def _units(lines: list[list[str]]) -> str:
     return "characters" if " " in words and all(isinstance(word, str) and len(word) == 1 for word in words) else "words"
 
 
-def _vocabulary(coded: CodedLines, valid: list[list[str]] | None, min_count: int | None) -> Vocabulary:
+def _vocabulary(coded: CodedLines, validation: list[list[str]] | None, min_count: int | None) -> Vocabulary:
     vocabulary = coded.vocabulary(min_count=1 if min_count is None else checks.count("min_count", min_count))
-    if min_count is not None or valid is None or vocabulary.unknown_id is not None:
+    if min_count is not None or validation is None or vocabulary.unknown_id is not None:
         return vocabulary
-    has_new = any(vocabulary.number(word, -1) < 0 for line in valid for word in line)
+    has_new = any(vocabulary.number(word, -1) < 0 for line in validation for word in line)
     return coded.vocabulary(min_count=2) if has_new else vocabulary
 
 

@@ -266,13 +266,12 @@ def _held_out(run: Path, watch: Watch | None) -> str | None:
     record = record_of(run)
     if record is None:
         return None
-    for option in ("validation", "dev"):
-        path = getattr(record.settings, option, None)
-        if path is not None and Path(path).is_file():
-            if watch is not None:
-                watch.say(f"on {Path(path).name}, the held-out data by which the training chose; DATA names others")
-            return str(path)
-    return None
+    path = getattr(record.settings, "validation", None)
+    if path is None or not Path(path).is_file():
+        return None
+    if watch is not None:
+        watch.say(f"on {Path(path).name}, the held-out data by which the training chose; DATA names others")
+    return str(path)
 
 
 def _check_shared(recipe: Recipe, data: str | Path | None) -> None:

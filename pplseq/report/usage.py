@@ -65,7 +65,7 @@ def state_usage(model: Any, text: Text, *, protocol: str | None = None) -> Usage
     check_vocabulary(model, text)
     device, num_states = model_device(model), model.num_states
     reset_id = getattr(model, "reset_id", None)
-    tokens_at_once = max(8, CELLS_AT_ONCE // max(getattr(model, "cells_per_token", 1), num_states))
+    tokens_at_once = max(8, CELLS_AT_ONCE // max(getattr(model, "_cells_per_token", 1), num_states))
     tokens_at_once = min(tokens_at_once, 2048)
     if protocol is None:
         protocol = "carried" if reset_id is None else "sentence"

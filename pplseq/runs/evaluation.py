@@ -84,7 +84,7 @@ CELLS_AT_ONCE = 1 << 23  # transition cells held at once: 32 MB in float32
 
 def _tokens_at_once(model: Any) -> int:
     """How many tokens to take at once: 512, or fewer where each costs many transition cells."""
-    return max(1, min(512, CELLS_AT_ONCE // getattr(model, "cells_per_token", 1)))
+    return max(1, min(512, CELLS_AT_ONCE // getattr(model, "_cells_per_token", 1)))
 
 
 def score_carried(model: Any, text: Text, *, num_streams: int | None = None, segment_length: int | None = None) -> TextScore:

@@ -88,7 +88,7 @@ class GradientTraining(Training):
         # where the states are all that is latent the loss is that of the chain, which a model may have a shorter way to
         # (without priors: the parameters' own density is in the program alone)
         alone = guide is None and elbo is None and getattr(model, "priors", None) is None
-        self.direct_chain = getattr(model, "direct_chain", None) if alone else None
+        self._direct_chain = getattr(model, "_direct_chain", None) if alone else None
         if elbo is None:
             from pplseq.infer import TraceBlockedEnum_ELBO
 
@@ -96,7 +96,7 @@ class GradientTraining(Training):
         # the program, unvalidated, does not look at its data; batches of an encoded text need no look
         of_text = type(batches) in (StreamBatches, SentenceBatches)
         self.of_text = of_text
-        self.check_observations = None if of_text else getattr(model, "check_observations", None)
+        self._check_observations = None if of_text else getattr(model, "_check_observations", None)
         self.device = model_device(model)
         self.elbo = elbo(model, guide or (lambda *args, **kwargs: None))  # pyright: ignore[reportArgumentType]
         if guide is not None:
@@ -107,7 +107,7 @@ class GradientTraining(Training):
             checkpoint.restore_random_states(before, self.device)
         self.parameters = list(self.elbo.parameters())
         self.together = processes.current()
-        self.loss: torch.nn.Module = _Loss(self.elbo, model, self.direct_chain)
+        self.loss: torch.nn.Module = _Loss(self.elbo, model, self._direct_chain)
         if self.together.several:
             self._check_shares()
             devices = [self.device] if self.device.type == "cuda" else None
@@ -150,7 +150,7 @@ class GradientTraining(Training):
         assert self.epoch is not None
         batch = next(self.epoch)
         # what a model with a chain of its own leaves out of a step it draws in blocks of their own
-        quiet = nullcontext() if self.direct_chain is None else undrawn(self.model)
+        quiet = nullcontext() if self._direct_chain is None else undrawn(self.model)
         with matmul_precision(settings.matmul_precision), quiet:
             self._learn(batch)
         records = [self._window()] if p.step % settings.log_interval == 0 else []
@@ -160,8 +160,8 @@ class GradientTraining(Training):
 
     def _learn(self, batch: Any) -> None:
         p = self.progress
-        if self.check_observations is not None:
-            self.check_observations(batch.x)
+        if self._check_observations is not None:
+            self._check_observations(batch.x)
         num_tokens = batch.x.numel() if batch.lengths is None else int(batch.lengths.sum())
         own = self.together.share(len(batch.x)) if self.together.several else slice(None)  # rows of this process
         x, lengths = batch.x[own].to(self.device, non_blocking=True), _to(batch.lengths, self.device)

@@ -52,7 +52,7 @@ def vlhmm_step():
 
     torch.manual_seed(0)
     x = torch.randint(1000, (32, 128))
-    model = VLHMM(1000, 512, torch.arange(1000) % 32, hidden_size=64, state_dropout=0.5, reset_id=0)
+    model = VLHMM(512, num_words=1000, blocks=torch.arange(1000) % 32, hidden_size=64, state_dropout=0.5, reset_id=0)
     path = CallPath()
 
     def on_step(progress, _):

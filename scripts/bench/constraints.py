@@ -47,7 +47,7 @@ class Clock:
 def model_of(states: int, transition: str, hidden: int):
     torch.manual_seed(0)
     blocks = torch.arange(WORDS) % (states // 32)
-    return VLHMM(WORDS, states, blocks, hidden_size=hidden, transition=transition).eval()
+    return VLHMM(states, num_words=WORDS, blocks=blocks, hidden_size=hidden, transition=transition).eval()
 
 
 def automaton(size: int) -> WordMoves:

@@ -26,7 +26,7 @@ def make(transition: str, states: int, blocks: int, hidden: int, dtype: str, dev
     torch.manual_seed(0)
     words = torch.arange(10000 if device == "cuda" else 50) % blocks
     model = VLHMM(
-        len(words), states, words, hidden_size=hidden, transition=transition, reset_id=0, shared_layer=True,
+        states, num_words=len(words), blocks=words, hidden_size=hidden, transition=transition, reset_id=0, shared_layer=True,
         normalizer_dtype=dtype,
     )  # fmt: skip
     return model.to(device).train()
@@ -34,7 +34,7 @@ def make(transition: str, states: int, blocks: int, hidden: int, dtype: str, dev
 
 def loss_of(model: VLHMM, x: torch.Tensor) -> torch.Tensor:
     with checks.trusted(), checks.whole_text():
-        chain = model.direct_chain(x)
+        chain = model._direct_chain(x)
         assert chain is not None
         return -chain.log_prob().sum() / x.numel()
 

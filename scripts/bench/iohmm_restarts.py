@@ -73,15 +73,15 @@ def problem(task: str, grammar: int | None = None):
     if task == "symbols":
         model = IOHMM(STATES, num_symbols={"transition": 1}, num_outputs=2)
         x = torch.from_numpy(symbols_of_one_length())
-        batch = model.as_batch(x, inputs={"transition": torch.zeros_like(x)})
+        batch = model._as_batch(x, inputs={"transition": torch.zeros_like(x)})
     else:
         x, labels, prefixes = strings(grammar, shortest=2 if task == "prefixes" else 1)
         if task == "labels":
             model = IOHMM(STATES, num_symbols=2, num_outputs=2, initial="transition")
-            batch = model.as_batch(labels, inputs=x)
+            batch = model._as_batch(labels, inputs=x)
         else:
             model = IOHMM(STATES, num_inputs=1, num_outputs=2)
-            batch = model.as_batch(prefixes, inputs=[[[float(c)] for c in s] for s in x])
+            batch = model._as_batch(prefixes, inputs=[[[float(c)] for c in s] for s in x])
     return restart_problem(model, batch)
 
 

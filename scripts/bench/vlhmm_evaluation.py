@@ -32,7 +32,10 @@ def main() -> None:
     for protocol, score in (("carried", score_carried), ("sentence", score_sentences)):
         torch.manual_seed(0)
         # a fresh model each time, so that each figure includes the normalisers
-        model = VLHMM(len(corpus.vocabulary), options.num_states, blocks, reset_id=corpus.vocabulary.eos_id, init_scale=0.3)
+        model = VLHMM(
+            options.num_states, num_words=len(corpus.vocabulary), blocks=blocks, reset_id=corpus.vocabulary.eos_id,
+            init_scale=0.3
+        )
         start = time.perf_counter()
         perplexity = score(model, corpus.test).perplexity
         result[f"{protocol}_seconds"] = time.perf_counter() - start

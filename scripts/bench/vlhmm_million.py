@@ -41,7 +41,8 @@ def main() -> None:
     counts = np.bincount(corpus.train.tokens, minlength=len(vocabulary))
     clusters = uniform_clusters(counts, options.blocks, 0)
     model = VLHMM(
-        len(vocabulary), options.num_states, torch.as_tensor(clusters.block_of_word), hidden_size=options.hidden_size,
+        options.num_states, num_words=len(vocabulary), blocks=torch.as_tensor(clusters.block_of_word),
+        hidden_size=options.hidden_size,
         transition="hierarchical", shared_layer=True, state_dropout=0.5, reset_id=vocabulary.eos_id,
     )  # fmt: skip
     model.vocabulary, model.is_fitted = vocabulary, True
@@ -65,7 +66,7 @@ def main() -> None:
     def step():
         optimizer = torch.optim.AdamW(model.parameters(), lr=0.003, weight_decay=0.0, fused=True)
         with matmul_precision("auto"):
-            loss = -model.direct_chain(batch.x).log_prob().sum() / batch.x.numel()
+            loss = -model._direct_chain(batch.x).log_prob().sum() / batch.x.numel()
             loss.backward()
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)

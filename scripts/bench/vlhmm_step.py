@@ -81,9 +81,7 @@ def main() -> None:
     keep_freed_memory()
     clusters = brown_clusters(corpus.train.tokens, len(corpus.vocabulary), options.blocks)
     model = VLHMM(
-        len(corpus.vocabulary),
-        options.num_states,
-        torch.as_tensor(clusters.block_of_word),
+        options.num_states, num_words=len(corpus.vocabulary), blocks=torch.as_tensor(clusters.block_of_word),
         state_dropout=0.5,
         normalizer_dtype=options.normalizer_dtype,
         transition=options.transition,

@@ -139,7 +139,7 @@ def distilled(network: Network, vocabulary, options) -> tuple[VLHMM, dict]:
     train, valid = (Text.from_lines(part, vocabulary) for part in (ended[held_out:], ended[:held_out]))
     began = time.process_time()
     model = VLHMM(num_states=options.states, hidden_size=64)
-    model.fit(train, valid=valid, num_blocks=options.blocks, max_time=options.seconds, seed=0)
+    model.fit(train, validation=valid, num_blocks=options.blocks, max_time=options.seconds, seed=0)
     perplexity = math.exp(-model.score(valid, per_token=True))
     return model, {
         "states": options.states, "blocks": options.blocks, "samples": len(ended), "sample_tokens": len(train.tokens),

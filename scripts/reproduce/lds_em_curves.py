@@ -40,20 +40,20 @@ def covariances(options):
     from pplseq.data.lag_files import load_counts
     from pplseq.models.text_lds.lag_covariances import LagCovariances
 
-    held_out = None
+    validation = None
     if options.counts:
         counts = load_counts(options.counts)
     else:
         corpus = load_corpus(data_folder() / options.corpus)
         counts = LagCounts.from_text(corpus.train, options.max_lag)
-        held_out = None if corpus.valid is None else LagCounts.from_text(corpus.valid, options.max_lag)
+        validation = None if corpus.valid is None else LagCounts.from_text(corpus.valid, options.max_lag)
     cov = LagCovariances.from_counts(
         counts, options.pseudo_counts, dtype=np.dtype(options.dtype), num_threads=options.threads
     )
-    return cov, None if held_out is None else LagCovariances.from_counts(held_out, probs_from=cov)
+    return cov, None if validation is None else LagCovariances.from_counts(validation, probs_from=cov)
 
 
-def curve(how: str, identification, cov, held_out, options) -> dict:
+def curve(how: str, identification, cov, validation, options) -> dict:
     """EM from one start."""
     from lds_starts import start_parameters
 
@@ -70,7 +70,7 @@ def curve(how: str, identification, cov, held_out, options) -> dict:
         max_iterations=options.iterations,
         tolerance=0.0,
         update_state_noise=not options.keep_state_noise,
-        evaluate=held_out,
+        evaluate=validation,
         patience=None,
     )
     seconds = time.process_time() - started
@@ -82,7 +82,7 @@ def curve(how: str, identification, cov, held_out, options) -> dict:
         "stop_reason": fit.stop_reason,
         "remarks": fit.remarks,
         "gain": [round(row.gain, 5) for row in fit.history],
-        "held_out_gain": None if held_out is None else [round(row.held_out, 5) for row in fit.history],
+        "held_out_gain": None if validation is None else [round(row.validation, 5) for row in fit.history],
     }
 
 
@@ -126,11 +126,11 @@ def main() -> None:
 
     from pplseq.models.text_lds.subspace import subspace_identification
 
-    cov, held_out = covariances(options)
+    cov, validation = covariances(options)
     started = time.process_time()
     identification = subspace_identification(cov, options.num_states, blocks=options.blocks, seed=options.seed)
     identified = time.process_time() - started
-    results = [curve(how, identification, cov, held_out, options) for how in options.starts]
+    results = [curve(how, identification, cov, validation, options) for how in options.starts]
     settings = {k: str(v) if isinstance(v, Path) else v for k, v in vars(options).items()}
     path = record(
         f"lds_em_curves{options.label}",

@@ -44,7 +44,8 @@ def curve(options) -> list[list[float]]:
     clusters = brown_clusters(corpus.train.tokens, len(vocabulary), BLOCKS, own_block=[eos])
     torch.manual_seed(0)
     model = VLHMM(
-        len(vocabulary), 8192, torch.as_tensor(clusters.block_of_word), hidden_size=128, transition="hierarchical",
+        8192, num_words=len(vocabulary), blocks=torch.as_tensor(clusters.block_of_word), hidden_size=128,
+        transition="hierarchical",
         shared_layer=True, reset_id=eos, state_dropout=options.dropout, feature_dropout=options.feature_dropout,
     )  # fmt: skip
     model.vocabulary = vocabulary

@@ -25,7 +25,7 @@ def learner():
 
 
 MAKERS = {
-    "vlhmm": lambda: VLHMM(4, 4, [0, 0, 1, 1], hidden_size=4),
+    "vlhmm": lambda: VLHMM(4, num_words=4, blocks=[0, 0, 1, 1], hidden_size=4),
     "hmm": lambda: HMM(2, num_words=4),
     "lds": lambda: LDS(2, 3),
     "iohmm": lambda: IOHMM(2, num_inputs=2, outputs="gaussian", num_outputs=2),

@@ -76,7 +76,7 @@ def saved(request, tmp_path):
 
     torch.manual_seed(0)
     if request.param == "vlhmm":
-        model = VLHMM(len(VOCABULARY), 8, torch.arange(len(VOCABULARY)) % 2, hidden_size=4, reset_id=0).eval()
+        model = VLHMM(8, num_words=len(VOCABULARY), blocks=torch.arange(len(VOCABULARY)) % 2, hidden_size=4, reset_id=0).eval()
         model.vocabulary = VOCABULARY
     else:
         model = LSTM(VOCABULARY, 5).eval()

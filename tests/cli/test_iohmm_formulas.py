@@ -46,7 +46,7 @@ def test_questions_are_those_of_the_model(tmp_path):
     model = saved(folder, "power + road ~ speed", "~ load", ("normal", "categorical"))
     table.to_csv(tmp_path / "steps.csv", index=False)
     found = answers("query", folder, "predict", tmp_path / "steps.csv")
-    told = model.predictive(table)
+    told = model.one_step(table)
     assert [answer["id"] for answer in found] == ["a", "b"] and list(found[0]["outputs"][0]) == ["power", "road=r", "road=s"]
     for answer, rows in zip(found, told.outputs, strict=True):
         np.testing.assert_allclose([list(step.values()) for step in answer["outputs"]], rows, rtol=1e-9)
@@ -77,7 +77,7 @@ def test_it_is_evaluated_on_a_table(tmp_path):
     assert found["log_likelihood"] == pytest.approx(model.score(table))
     assert found["nats_per_target"] == pytest.approx(-model.score(table) / 30)
     inputs = table[["trip", "speed", "load"]]
-    for name, told in (("prediction", model.predictive(table)), ("production", model.production(inputs))):
+    for name, told in (("prediction", model.one_step(table)), ("production", model.open_loop(inputs))):
         rows = np.concatenate(told.outputs)
         root = np.sqrt(np.nanmean((rows[:, 0] - table["power"]) ** 2))
         assert found[name]["root_mean_squared_error"] == {"power": pytest.approx(root)}

@@ -191,7 +191,7 @@ def test_tables_of_which_nothing_can_be_learned(tmp_path, rows, message):
 @pytest.mark.filterwarnings("ignore:emission_noise met its floor")
 def test_a_column_that_stands_still_beside_another(tmp_path):
     x = np.stack([np.zeros(60), np.sin(np.arange(60))], 1)
-    LDS(2, 2).initialize(LDS(2, 2).as_batch(0 * x[None]))  # a start is found of nothing, too
+    LDS(2, 2).initialize(LDS(2, 2)._as_batch(0 * x[None]))  # a start is found of nothing, too
     assert np.isfinite(LDS(2, 2).fit(x, max_iterations=1, seed=0, tolerance=1e9).score(x))
 
 

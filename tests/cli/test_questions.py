@@ -290,7 +290,7 @@ def test_infill_without_a_gap(run):
 def test_a_vocabulary_without_an_unknown_word(run, tmp_path):
     from pplseq.data.vocabulary import Vocabulary
 
-    model = VLHMM(4, 4, hidden_size=4)
+    model = VLHMM(4, num_words=4, hidden_size=4)
     model.vocabulary = Vocabulary(("<eos>", "a", "b", "c"))
     model.save(tmp_path / "model")
     answers = ask(tmp_path / "model", "score", input="a b\na zebra\n", code=1)

@@ -147,7 +147,7 @@ def test_unknown_words_where_the_vocabulary_has_none_for_them(tmp_path):
     from pplseq.data.vocabulary import Vocabulary
     from pplseq.models import VLHMM
 
-    model = VLHMM(4, 4, hidden_size=4, reset_id=0)
+    model = VLHMM(4, num_words=4, hidden_size=4, reset_id=0)
     model.vocabulary = Vocabulary(("<eos>", "a", "b", "c"))
     model.save(tmp_path / "model")
     assert (

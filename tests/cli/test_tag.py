@@ -59,7 +59,7 @@ def model(files):
 
 
 def test_train(files):
-    arguments = ("--out", files / "new" / "model", "--dev", files / "test.conllu", "--set", "weight=0.25")
+    arguments = ("--out", files / "new" / "model", "--validation", files / "test.conllu", "--set", "weight=0.25")
     (summary,) = lines_of(pplseq("train", "tagger", files / "train.conllu", "--system", "hmm", *arguments))
     assert summary.pop("seconds") >= 0
     assert summary == {

@@ -42,7 +42,7 @@ FIT = ["--num-states", 6, "--pseudo-counts", 20, "--max-iterations", 6, "--restr
 
 @pytest.fixture(scope="module")
 def run(folder):
-    pplseq("train", "text-lds", folder / "train", *FIT, "--held-out", folder / "valid", "--out", folder / "run")
+    pplseq("train", "text-lds", folder / "train", *FIT, "--validation", folder / "valid", "--out", folder / "run")
     return folder / "run"
 
 
@@ -94,7 +94,7 @@ def test_an_interrupted_fit_resumes_exactly(run, folder, tmp_path, monkeypatch, 
             os.kill(os.getpid(), signal.SIGINT)
         return found
 
-    options = [*FIT, "--held-out", folder / "valid"]
+    options = [*FIT, "--validation", folder / "valid"]
     with monkeypatch.context() as patch:
         patch.setattr(text_fitting._CountTraining, "measure", interrupted)
         result = pplseq("train", "text-lds", folder / "train", *options, "--out", tmp_path / "run", code=130)
@@ -125,7 +125,7 @@ def test_fit_stops_in_time_and_by_patience(folder, tmp_path):
     (text,) = texts("train")
     reverse = Text(text.tokens[::-1].copy(), text.line_starts, text.article_starts, text.vocabulary)
     save_counts(LagCounts.from_text(reverse, 7), tmp_path / "reverse")
-    options = ["--held-out", tmp_path / "reverse", "--patience", 1, "--max-iterations", 50, "--start", "line_search"]
+    options = ["--validation", tmp_path / "reverse", "--patience", 1, "--max-iterations", 50, "--start", "line_search"]
     summary = json.loads(pplseq("train", "text-lds", folder / "train", *FIT, *options, "--out", tmp_path / "b").stdout)
     assert summary["stop_reason"] in ("patience", "iterations")
     found = records(tmp_path / "b")
@@ -135,7 +135,7 @@ def test_fit_stops_in_time_and_by_patience(folder, tmp_path):
 def test_from_counts_in_python(folder, run):
     counts = load_counts(folder / "train")
     settings = dict(pseudo_counts=20.0, max_iterations=6, restricted_iterations=30)
-    model = TextLDS.from_counts(counts, 6, held_out=load_counts(folder / "valid"), **settings)
+    model = TextLDS.from_counts(counts, 6, validation=load_counts(folder / "valid"), **settings)
     best = TextLDS.load(run / "best")
     for name, value in best.state_dict().items():
         assert torch.equal(model.state_dict()[name], value), name
@@ -150,7 +150,7 @@ def test_fit_errors(folder, tmp_path, run):
 
     assert "give the new run a folder with --out" in message(folder / "train")
     assert "counts: " in message(tmp_path / "nothing", "--out", tmp_path / "x")
-    assert "held_out: " in message(folder / "train", "--held-out", tmp_path / "no", "--out", tmp_path / "x")
+    assert "validation: " in message(folder / "train", "--validation", tmp_path / "no", "--out", tmp_path / "x")
     assert "already holds a run; continue it with --resume" in message(folder / "train", "--out", run)
     assert "is not empty and holds no run" in message(folder / "train", "--out", folder)
     assert "states cannot change" in message("--resume", run, "--num-states", 3)
@@ -159,7 +159,7 @@ def test_fit_errors(folder, tmp_path, run):
     other = Text.from_lines([["a", "b", "a"], ["b", "a"]] * 5)
     save_counts(LagCounts.from_text(other, 2), tmp_path / "other")
     assert "its vocabulary (" in message(
-        folder / "train", "--held-out", tmp_path / "other", "--out", tmp_path / "x", *FIT
+        folder / "train", "--validation", tmp_path / "other", "--out", tmp_path / "x", *FIT
     )
     assert "blocks: 2 blocks need lags 1..3" in message(
         tmp_path / "other", *FIT, "--num-states", 1, "--out", tmp_path / "z"

@@ -33,7 +33,7 @@ def device(monkeypatch):
 
 def model():
     torch.manual_seed(0)
-    return moved(VLHMM(8, 8, torch.arange(8) % 2, hidden_size=4, reset_id=1))
+    return moved(VLHMM(8, num_words=8, blocks=torch.arange(8) % 2, hidden_size=4, reset_id=1))
 
 
 def there(tensor):
@@ -103,12 +103,13 @@ def test_queries(query, family):
 def test_steps_ask_the_device_nothing(transition, sizes):
     """A training step and a batch of an evaluation: with resets, state dropout, a carried belief, by a GPU's kernels."""
     pytest.importorskip("triton")
-    trained = VLHMM(6, 9 if sizes is None else 8, [0, 1, 1, 0, 2, 2], hidden_size=4, transition=transition, reset_id=3,
+    trained = VLHMM(9 if sizes is None else 8, num_words=6, blocks=[0, 1, 1, 0, 2, 2], hidden_size=4, transition=transition,
+                    reset_id=3,
                     state_dropout=0.4, states_per_block=sizes)  # fmt: skip
     trained, x = moved(trained).train(), there(torch.randint(6, (2, 3)))
 
     def step(start):
-        chain = trained.direct_chain(x, None, start)
+        chain = trained._direct_chain(x, None, start)
         chain.log_prob().sum().backward()
         return chain.filtered()
 

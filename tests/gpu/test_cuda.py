@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(),
 
 def make(device, **options):
     torch.manual_seed(0)
-    model = VLHMM(60, 48, torch.arange(60) % 6, hidden_size=16, init_scale=1.0, reset_id=3, **options).double()
+    model = VLHMM(48, num_words=60, blocks=torch.arange(60) % 6, hidden_size=16, init_scale=1.0, reset_id=3, **options).double()
     return model.to(device)
 
 
@@ -100,7 +100,7 @@ def test_input_output_hmm(options):
         answers = [
             loss.detach(),
             model.smooth(x, lengths, inputs=inputs).probs,
-            model.predictive(x, lengths, inputs=inputs).outputs,
+            model.one_step(x, lengths, inputs=inputs).outputs,
         ]
         answers += [model.decode(x, lengths, inputs=inputs), model.filter(x, lengths, inputs=inputs).probs]
         assert model.sample(inputs=inputs)[0].device.type == device
@@ -118,7 +118,7 @@ def test_kernels_give_what_their_twins_give(transition):
     for place in (launch.twins_only, contextlib.nullcontext):
         model = make("cuda", transition=transition)
         with place():
-            loss = -model.direct_chain(x, LENGTHS.cuda()).log_prob().sum()
+            loss = -model._direct_chain(x, LENGTHS.cuda()).log_prob().sum()
             loss.backward()
             chain = model.posterior(x, LENGTHS.cuda())
             answers = [chain.viterbi()[0], chain.marginals().dense(48)]
@@ -136,7 +136,7 @@ def test_a_step_is_captured_in_a_graph():
     def step():
         optimizer.zero_grad(set_to_none=True)
         with checks.trusted(), checks.whole_text():
-            loss = -model.direct_chain(x).log_prob().sum()
+            loss = -model._direct_chain(x).log_prob().sum()
             loss.backward()
         optimizer.step()
         return loss

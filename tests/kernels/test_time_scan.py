@@ -98,7 +98,7 @@ def test_a_model_asked_in_parallel():
 def test_short_rows_are_asked_in_parallel_too(monkeypatch):
     model, x = HMM(3, 5), torch.tensor([[3, 1, 4, 1], [2, 0, 1, 2]])
     model.load_state_dict(model.state_dict())
-    wanted, short = model.score(x), model.short_chain(model.as_batch(x))
+    wanted, short = model.score(x), model._chain_of_rows(model._as_batch(x))
     assert short is not None and not short.in_parallel
     calls, forward_pass = [], time_scan.forward_pass
     monkeypatch.setattr(time_scan, "forward_pass", lambda *args: calls.append(1) or forward_pass(*args))
@@ -109,4 +109,4 @@ def test_short_rows_are_asked_in_parallel_too(monkeypatch):
 
 def test_other_chains_are_refused():
     with time_scan.parallel_in_time(), pytest.raises(TypeError, match="parallel_in_time: .*EmbeddingTransition"):
-        VLHMM(6, 4, blocks=[0, 0, 0, 1, 1, 1], hidden_size=4)(torch.tensor([[1, 2]]))
+        VLHMM(4, num_words=6, blocks=[0, 0, 0, 1, 1, 1], hidden_size=4)(torch.tensor([[1, 2]]))

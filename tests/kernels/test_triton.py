@@ -161,11 +161,12 @@ def test_a_model_finds_its_kernels(transition):
     results = []
     for place in (nullcontext, launch.interpreted):
         torch.manual_seed(1)
-        model = VLHMM(6, 8, [0, 1, 1, 0, 2, 2], hidden_size=4, init_scale=1.0, transition=transition, reset_id=3,
+        model = VLHMM(8, num_words=6, blocks=[0, 1, 1, 0, 2, 2], hidden_size=4, init_scale=1.0, transition=transition,
+                      reset_id=3,
                       state_dropout=0.4, states_per_block=[3, 4, 1]).double().train()  # fmt: skip
         x, lengths = torch.randint(6, (2, 4)), torch.tensor([4, 2])
         with place():
-            loss = -model.direct_chain(x, lengths).log_prob().sum()
+            loss = -model._direct_chain(x, lengths).log_prob().sum()
             loss.backward()
         results.append([loss.detach(), *(p.grad for p in model.parameters() if p.grad is not None)])
     close(results[1], results[0])

@@ -125,7 +125,7 @@ def test_by_adam_and_where_a_run_goes_on(name, tmp_path):
     with pytest.raises(ValueError, match="bounds: the run in .* is of another bounds"):
         make().fit(x, num_steps=8, folder=tmp_path / "run", resume=True, seed=0, method="sgd")
     assert min(room(make().fit(x, num_steps=8, folder=tmp_path / "run", resume=True, **run), bounds)) > -1e-9
-    other, batch = copy.deepcopy(model), model.as_batch(x)
+    other, batch = copy.deepcopy(model), model._as_batch(x)
     for one in (model, other):
         with one.keeping({}, "sgd", (), one.bounds_by(bounds, "sgd")):
             training = DescentTraining(one, [batch], num_steps=6)

@@ -87,8 +87,8 @@ def call(verb, case, model):
 @pytest.mark.parametrize(
     "make",
     [
-        lambda: pplseq.VLHMM(100, 10**9),
-        lambda: pplseq.VLHMM(100, 10**7, parameterization="scalar"),
+        lambda: pplseq.VLHMM(10**9, num_words=100),
+        lambda: pplseq.VLHMM(10**7, num_words=100, parameterization="scalar"),
         lambda: pplseq.HMM(10**7, num_words=5),
         lambda: pplseq.LDS(10**7, 2),
         lambda: pplseq.IOHMM(10**7, num_inputs=1, num_outputs=2),
@@ -132,7 +132,7 @@ def test_criteria_weigh_likelihood_and_parameters(name):
     model = case.model()
     score, number = model.score(x, **case.known), model.num_free_parameters
     if model.name == "structural":  # its criteria are those of a diffuse start
-        score, number = model.criterion_terms(model.as_batch(x, **case.known), score)
+        score, number = model._criterion_terms(model._as_batch(x, **case.known), score)
     assert number > 0 and model.aic(x, **case.known) == pytest.approx(-2 * score + 2 * number)
     assert model.bic(x, **case.known) == pytest.approx(-2 * score + number * math.log(ROWS * STEPS))
 
@@ -213,7 +213,7 @@ def test_entropy_is_that_of_all_paths(name):
         with pytest.raises(ValueError, match="n_best: states are real"):
             model.n_best(x, 2, lengths, **known)
         smoothed = model.smooth(x, lengths, **known).covariances
-        across = model.posterior(*model.as_batch(x, lengths, **known)[:2], **known).lag_one_covariances().dense()
+        across = model.posterior(*model._as_batch(x, lengths, **known)[:2], **known).lag_one_covariances().dense()
         for row, (length, value) in enumerate(zip(lengths.tolist(), found.tolist(), strict=True)):
             total = 0.0
             for t in range(length - 1):

@@ -13,7 +13,8 @@ from pplseq.infer.programs.blocked_enum import BlockedEnum
 from pplseq.models.base import AT_POINT, said
 
 close = torch.testing.assert_close
-CASES = {name: case for name, case in DISCRETE.items() if case.model().is_one_chain} | {"hmm, priors": DISCRETE["hmm, vectors"]}
+CASES = {name: case for name, case in DISCRETE.items() if case.model()._is_one_chain}
+CASES |= {"hmm, priors": DISCRETE["hmm, vectors"]}
 
 
 def both(model, *args, **known):
@@ -26,7 +27,7 @@ def both(model, *args, **known):
                 model(*args, **known)
                 found.append(model.chain)
             else:
-                found.append(model.direct_chain(*args, **known))
+                found.append(model._direct_chain(*args, **known))
     return found
 
 
@@ -76,7 +77,7 @@ def test_questions_take_the_shorter_way(name, monkeypatch):
     case, model, x = made(name)
     expected = model.posterior(x, LENGTHS, **case.part()).marginals().probs
     monkeypatch.setattr(type(model), "vectorize", False)  # step by step, as it is written
-    assert model.direct_chain(x, LENGTHS, **case.part()) is None
+    assert model._direct_chain(x, LENGTHS, **case.part()) is None
     close(model.posterior(x, LENGTHS, **case.part()).marginals().probs, expected)
     monkeypatch.undo()
     monkeypatch.setattr(type(model), "forward", None)
@@ -106,10 +107,10 @@ def test_a_program_of_ones_own_is_run():
     _, plain, x = made("hmm")
     own = Same(3, 6)
     own.load_state_dict(plain.state_dict())
-    assert own.direct_chain(x) is None and not own.is_one_chain
+    assert own._direct_chain(x) is None and not own._is_one_chain
     close(own.log_prob(x), plain.log_prob(x))
     vars(plain)["model"] = lambda *args, **known: own.model(*args, **known)  # of this one object
-    assert plain.direct_chain(x) is None
+    assert plain._direct_chain(x) is None
 
 
 class Wrapped(HMM):
@@ -136,7 +137,7 @@ def test_what_a_subclass_does_beside_the_program_is_done(kind):
     _, plain, x = made("hmm")
     own = kind(3, 6)
     own.load_state_dict(plain.state_dict())
-    assert own.direct_chain(x) is None
+    assert own._direct_chain(x) is None
     close(own.log_prob(x), plain.log_prob(x if kind is OwnMessenger else x.flip(1)))
 
 
@@ -151,7 +152,7 @@ def test_distributions_of_ones_own_are_those_of_an_lds_too():
     own.load_state_dict(plain.state_dict())
     expected = LDS(2, 3)
     expected.load_state_dict(plain.state_dict() | {"emission": 2 * plain.emission.detach()})
-    assert own.direct_chain(x) is None and plain.direct_chain(x) is not None
+    assert own._direct_chain(x) is None and plain._direct_chain(x) is not None
     close(own.log_prob(x), expected.log_prob(x))
 
 
@@ -161,15 +162,15 @@ def test_hooks_are_called_and_programs_of_other_objects_are_run():
     hook = plain.register_forward_pre_hook(lambda module, args: (args[0].flip(1), *args[1:]))
     close(plain.log_prob(x), expected)
     hook.remove()
-    assert plain.is_one_chain
+    assert plain._is_one_chain
     other = made("hmm")[1]
     with torch.no_grad():
         other.transition_logits.add_(torch.randn(3, 3))
     plain.model = other.model
-    assert not plain.is_one_chain
+    assert not plain._is_one_chain
     close(plain.log_prob(x), other.log_prob(x))
 
 
 def test_other_programs_have_none():
     for case in (case for name, case in DISCRETE.items() if name not in CASES):
-        assert case.model().direct_chain(case.data(), **case.part()) is None
+        assert case.model()._direct_chain(case.data(), **case.part()) is None

@@ -41,13 +41,13 @@ def test_paths_at_other_doors(models):
     with pytest.raises(TypeError, match="got the text 'returns.csv'; read a file first"):
         models["fed"].score("returns.csv")
     with pytest.raises(TypeError, match="got the text 'text.txt'; .*text by pplseq.load_corpus"):
-        TextLDS(20, 2).fit("text.txt")
+        TextLDS(2, num_words=20).fit("text.txt")
     with pytest.raises(ValueError, match=r"got the path 'train.conllu'; read it, fit\(pplseq.data.read_tagged\(path\)\)"):
         HMMTagger.enhanced().fit("train.conllu")
     with pytest.raises(TypeError, match="a list of TaggedSentence.*got NoneType"):
         HMMTagger.enhanced().fit(None)
     with pytest.raises(ValueError, match=r"the number of words comes first: TextLDS\(num_words, num_states\)"):
-        TextLDS(10, 50)
+        TextLDS(50, num_words=10)
 
 
 @pytest.mark.parametrize("kind", ["hmm", "lds", "switching", "arhmm"])

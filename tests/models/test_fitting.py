@@ -65,7 +65,7 @@ def test_a_smaller_tolerance_goes_on(tmp_path):
 @pytest.mark.parametrize("held_out", [False, True])
 def test_em_with_held_out_data_ends_where_a_fit_in_memory_does(held_out, tmp_path):
     whole, model = fitted(EM, max_iterations=60, tolerance=1e-3), HMM(3, 5)
-    batch = model.as_batch(X)
+    batch = model._as_batch(X)
     torch.manual_seed(4)
     model.initialize(batch)
     evaluate = (lambda: {"nats_per_token": -model.score(X, per_token=True)}) if held_out else None
@@ -185,7 +185,7 @@ def test_every_model_goes_on_with_its_own_data(tmp_path):
 
 def test_another_family_has_a_fit_by_default(tmp_path):
     """Any program is fitted by gradients: it need only be a program."""
-    model = VLHMM(5, 6, [0, 0, 1, 1, 2], hidden_size=4).double()
+    model = VLHMM(6, num_words=5, blocks=[0, 0, 1, 1, 2], hidden_size=4).double()
     before = model.score(X)
     super(VLHMM, model).fit(X, num_steps=30, seed=0, folder=tmp_path / "run")
     assert model.score(X) > before + 1 and len(model.history.losses) == 30
@@ -210,7 +210,7 @@ def test_the_better_half_of_several_starts_goes_on(order):
         )
         for stay, emission in ((0.5, even), (0.7, [[0.9, 0.1], [0.1, 0.9]]), (0.6, even), (0.6, [[0.2, 0.8], [0.7, 0.3]]))
     ][::order]
-    batches = [model.as_batch(text)]
+    batches = [model._as_batch(text)]
     for finalists in (1, 2):
         left = fitting.start_anew(model, batches, begin, finalists=finalists)
         assert len(left) == finalists
@@ -226,5 +226,5 @@ def test_the_best_of_several_fits_is_kept(order):
     for emission in ([[0.5, 0.5], [0.5, 0.5]], [[0.9, 0.1], [0.1, 0.9]]):  # EM does not leave the first
         model.set_parameters(initial=[0.5, 0.5], transition=[[0.6, 0.4], [0.4, 0.6]], emission=emission)
         starts.append({name: value.clone() for name, value in model.state_dict().items()})
-    history = fitting.fit_best(model, [model.as_batch(text)], "em", {"max_iterations": 30}, starts[::order])
+    history = fitting.fit_best(model, [model._as_batch(text)], "em", {"max_iterations": 30}, starts[::order])
     assert model.score(text) == pytest.approx(history.log_likelihoods[-1], rel=1e-3) and model.score(text) > -15

@@ -138,9 +138,9 @@ def test_arrays_of_objects():
     assert NUMBERS.score(some) == pytest.approx(NUMBERS.score(some.astype(float)))
     model = IOHMM(2, num_inputs=1, num_outputs=1, outputs="gaussian")
     y, u = np.zeros((1, 3, 1), dtype=object), np.zeros((1, 3, 1), dtype=object)
-    assert model.as_batch(y, inputs=u).x.dtype == torch.float64
+    assert model._as_batch(y, inputs=u).x.dtype == torch.float64
     y[0, 1, 0] = "a"
-    for call in (lambda: NUMBERS.score(np.array([1.0, object()])), lambda: model.as_batch(y, inputs=u)):
+    for call in (lambda: NUMBERS.score(np.array([1.0, object()])), lambda: model._as_batch(y, inputs=u)):
         with pytest.raises(TypeError, match="must hold numbers, None where one is missing, got"):
             call()
 
@@ -178,7 +178,7 @@ def test_masked_states_matrices_and_parameters():
     known = [0, 1, -1, 1, 2, 0, 0]
     for form in (states, states[None], [states]):
         x = [ids] if isinstance(form, list) else ids
-        assert WORDS.as_batch(x, states=form).states.tolist() == [known]
+        assert WORDS._as_batch(x, states=form).states.tolist() == [known]
     texts = np.ma.masked_array(["a", "b", "c"], [False, True, False])
     assert in_form([texts], num_features=None)[0][0].tolist() == ["a", None, "c"]
     noises = np.ma.masked_array(np.ones((7, 1, 1)), np.arange(7).reshape(7, 1, 1) == 3)
@@ -197,15 +197,15 @@ def test_outputs_and_inputs_of_an_iohmm(name, size):
     model = IOHMM(2, num_inputs=size, num_outputs=size, outputs="gaussian")
     y, u = (vectors, -vectors) if size == 2 else (values, -values)
     frame = (lambda x: library.DataFrame({"a": x[:, 0], "b": x[:, 1]})) if size == 2 else library.Series
-    whole = model.as_batch([y], inputs=[u])
+    whole = model._as_batch([y], inputs=[u])
     for x, inputs in [(y, u), (torch.as_tensor(y), torch.as_tensor(u)), (frame(y), frame(u)), ([frame(y)], [frame(u)])]:
-        batch = model.as_batch(x, inputs={"transition": inputs} if x is y else inputs)
+        batch = model._as_batch(x, inputs={"transition": inputs} if x is y else inputs)
         assert torch.equal(batch.x, whole.x) and torch.equal(batch.inputs, whole.inputs) and batch.lengths is None
-    parts = model.as_batch([y[:3], y[3:]], inputs=[u[:3], u[3:]], states=[[0] * 3, [1] * 4])
+    parts = model._as_batch([y[:3], y[3:]], inputs=[u[:3], u[3:]], states=[[0] * 3, [1] * 4])
     for x, inputs in [(y, u), (frame(y), frame(u)), (y.reshape(7, -1), u.reshape(7, -1))]:
-        batch = model.as_batch(x, [3, 4], inputs=inputs, states=np.repeat([0, 1], [3, 4]))
+        batch = model._as_batch(x, [3, 4], inputs=inputs, states=np.repeat([0, 1], [3, 4]))
         assert all(torch.equal(got, expected) for got, expected in zip(batch[:4], parts[:4], strict=True))
-    final = model.as_batch(y[:2], inputs=np.zeros((2, 4, size)))  # one target a sequence
+    final = model._as_batch(y[:2], inputs=np.zeros((2, 4, size)))  # one target a sequence
     assert final.x.shape == (2, 4, size) and bool(final.x[:, :3].isnan().all())
     first, second = model.fit(y, [3, 4], inputs=u, max_iterations=2, seed=0).decode([y[:3], y[3:]], inputs=[u[:3], u[3:]])
     assert torch.equal(model.decode(frame(y), [3, 4], inputs=frame(u))[1], second) and len(first) == 3
@@ -220,28 +220,28 @@ def test_symbols_and_words_of_an_iohmm():
     pandas = pytest.importorskip("pandas")
     model = IOHMM(2, num_symbols=2, num_outputs=6, outputs="categorical")
     symbols = ids % 2
-    whole = model.as_batch([ids], inputs=[symbols])
+    whole = model._as_batch([ids], inputs=[symbols])
     rows = [np.array([part, part[:2]], dtype=object) for part in (ids, symbols)]  # sequences as objects
     for x, inputs in [
         (ids, symbols), (pandas.Series(ids), pandas.Series(symbols)), (ids.tolist(), symbols.tolist()),
         (pandas.DataFrame({"x": ids}), pandas.DataFrame({"u": symbols})), (ids[:, None], symbols),
     ]:  # fmt: skip
-        batch = model.as_batch(x, inputs=inputs)
+        batch = model._as_batch(x, inputs=inputs)
         assert torch.equal(batch.x, whole.x) and torch.equal(batch.inputs, whole.inputs)
-    assert model.as_batch(rows[0], inputs=rows[1]).lengths.tolist() == [7, 2]
-    assert model.as_batch(ids, np.ones(7, int), inputs=symbols[:, None]).x.shape == (7, 1)
-    assert model.as_batch(pandas.Series([1, None, 5]), inputs=symbols[:3]).x.tolist() == [[1, -1, 5]]
+    assert model._as_batch(rows[0], inputs=rows[1]).lengths.tolist() == [7, 2]
+    assert model._as_batch(ids, np.ones(7, int), inputs=symbols[:, None]).x.shape == (7, 1)
+    assert model._as_batch(pandas.Series([1, None, 5]), inputs=symbols[:3]).x.tolist() == [[1, -1, 5]]
     alone = IOHMM(2, num_inputs=0, num_outputs=6, outputs="categorical")  # nothing but outputs
-    assert torch.equal(alone.as_batch(ids).x, whole.x) and alone.as_batch(ids, [3, 4]).x.shape == (2, 4)
+    assert torch.equal(alone._as_batch(ids).x, whole.x) and alone._as_batch(ids, [3, 4]).x.shape == (2, 4)
     for call, error, message in [
-        (lambda: model.as_batch(ids, inputs=symbols[:, None]), ValueError,
+        (lambda: model._as_batch(ids, inputs=symbols[:, None]), ValueError,
          r"7 sequences of one step: write inputs\[:, 0\]"),
-        (lambda: alone.as_batch(ids[:, None]), ValueError, r"one sequence of 7 or 7 sequences of one step: write x\[:, 0\]"),
-        (lambda: model.as_batch(pandas.Series(["a", "b"]), inputs=symbols[:2]), TypeError,
+        (lambda: alone._as_batch(ids[:, None]), ValueError, r"one sequence of 7 or 7 sequences of one step: write x\[:, 0\]"),
+        (lambda: model._as_batch(pandas.Series(["a", "b"]), inputs=symbols[:2]), TypeError,
          "x: expected the numbers 0, 1, .* of outputs, .* got the text 'a'"),
-        (lambda: model.as_batch({"x": ids}, inputs=symbols), TypeError, r"x: got columns in a dict; .* pandas.DataFrame\(x\)"),
-        (lambda: model.as_batch(ids, inputs={"speed": symbols}), ValueError, r"of a table .* pandas.DataFrame\(inputs\)"),
-        (lambda: model.as_batch(pandas.DataFrame([[1, 2]], columns=[0, 0]), inputs=symbols[:1]), ValueError,
+        (lambda: model._as_batch({"x": ids}, inputs=symbols), TypeError, r"x: got columns in a dict; .* pandas.DataFrame\(x\)"),
+        (lambda: model._as_batch(ids, inputs={"speed": symbols}), ValueError, r"of a table .* pandas.DataFrame\(inputs\)"),
+        (lambda: model._as_batch(pandas.DataFrame([[1, 2]], columns=[0, 0]), inputs=symbols[:1]), ValueError,
          "names of their own"),
     ]:  # fmt: skip
         with pytest.raises(error, match=message):
@@ -257,7 +257,7 @@ def test_texts_to_learn_from(name):
     split = [line.split() for line in lines]
     frame = library.DataFrame({"line": [1, 1, 1, 2, 3, 3], "word": [word for line in split for word in line]})
     for form in (library.Series(lines), np.array(lines), split, sequences_by(frame, "line", "word")):
-        assert np.array_equal(as_texts(form, valid=form).valid.tokens, expected)
+        assert np.array_equal(as_texts(form, validation=form).validation.tokens, expected)
     assert np.array_equal(as_texts(frame["word"], [3, 1, 2]).train.tokens, expected)  # words one behind the other
     for form, lengths in [(ids, [3, 4]), (library.Series(ids.tolist()), [3, 4]), ([ids[:3], ids[3:]], None)]:
         text = as_texts(form, lengths).train
@@ -274,17 +274,17 @@ def test_a_text_lds_learns_sentences():
     """Their words become its vocabulary, rewritten as the model says; of others the number is named."""
     lines = np.array(["the cat sat on 12 mats", "The dog sat", "a cat and a dog ran"] * 20)
     words = Vocabulary.build([line.lower().replace("12", "NUM").split() for line in lines])
-    model = TextLDS(len(words), 2, forms={"lower": True, "digits": "NUM"})
+    model = TextLDS(2, num_words=len(words), forms={"lower": True, "digits": "NUM"})
     settings = dict(max_iterations=2, blocks=2, pseudo_counts=1.0)
-    model.fit(lines, held_out=lines[:3], **settings)
+    model.fit(lines, validation=lines[:3], **settings)
     assert model.vocabulary.words == words.words and model.forms.lower
     by_hand = Text.from_lines([line.lower().replace("12", "NUM").split() for line in lines])
-    same = TextLDS(len(words), 2).fit(by_hand, **settings)
+    same = TextLDS(2, num_words=len(words)).fit(by_hand, **settings)
     assert torch.equal(model.emission, same.emission) and same.vocabulary.words == words.words
     assert model.score(["The cat ran"]) == pytest.approx(same.score(["the cat ran"]))
     with pytest.raises(ValueError, match=r"x: its vocabulary \(12 words\) is not that of the model, num_words=5"):
-        TextLDS(5, 2).fit(list(lines))
-    assert TextLDS(6, 2).fit([ids] * 9, **settings).vocabulary is None
+        TextLDS(2, num_words=5).fit(list(lines))
+    assert TextLDS(2, num_words=6).fit([ids] * 9, **settings).vocabulary is None
 
 
 def test_tables_of_other_libraries():

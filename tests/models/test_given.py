@@ -64,9 +64,9 @@ def test_the_observation_before():
     "model, x",
     [
         (HMM(3, 4), torch.tensor([[1, 3], [2, 0]])),
-        (VLHMM(4, 4, hidden_size=4), torch.tensor([[1, 3], [2, 0]])),
+        (VLHMM(4, num_words=4, hidden_size=4), torch.tensor([[1, 3], [2, 0]])),
         (LDS(2, 2), torch.randn(2, 2, 2).double()),
-        (TextLDS(4, 2), torch.tensor([[1, 3], [2, 0]])),
+        (TextLDS(2, num_words=4), torch.tensor([[1, 3], [2, 0]])),
     ],
 )
 def test_a_mini_batch_stands_for_all(model, x):

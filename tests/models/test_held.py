@@ -118,7 +118,7 @@ def test_what_was_held_is_saved_and_stays(name, tmp_path):
         loaded, load(loaded.save(tmp_path / "again")), load(tmp_path / "run" / "best"), copy.deepcopy(model),
         copy.deepcopy(model).set_params(**model.get_params()),
     ):  # fmt: skip
-        assert other.num_free_parameters == free and other.not_free == model.not_free
+        assert other.num_free_parameters == free and other._not_free == model._not_free
         assert all(parameter.requires_grad for parameter in other.parameters())
         assert other.bic(x) == pytest.approx(model.bic(x), rel=1e-6)
     frozen = [raw for raw, own in model.named_parameters() if own.numel() > 1][:1]
@@ -264,7 +264,7 @@ def test_entries_of_a_run_that_goes_on_in_another_model(method, steps, tmp_path)
 def test_a_vlhmm(warm, tmp_path):
     words = WORDS.reshape(4, 30).tolist()
     how = {"epochs": 1, "seed": 0, "warm_start": warm, "weight_decay": 0.1}
-    model = VLHMM(3, 4, blocks=[0, 1, 1], hidden_size=4)
+    model = VLHMM(4, num_words=3, blocks=[0, 1, 1], hidden_size=4)
     with pytest.raises(ValueError, match=r"word_score.bias of this VLHMM would stay as drawn.*load_state_dict"):
         model.fit(words, fixed="word_score.bias", **how)
     model.fit(words, epochs=1, seed=1)
@@ -289,7 +289,7 @@ def test_a_vlhmm(warm, tmp_path):
 
 
 def test_a_text_lds_holds_nothing():
-    model, words = TextLDS(3, 1), WORDS.reshape(4, 30)
+    model, words = TextLDS(1, num_words=3), WORDS.reshape(4, 30)
     with pytest.raises(ValueError, match="fixed: TextLDS.fit learns .* together, .* got 'transition'; go on from .* initial="):
         model.fit(words, fixed="transition")
     model.emission.requires_grad_(False)

@@ -19,7 +19,7 @@ def sure(model):
 MODELS = {
     "hmm": lambda: sure(HMM(2, 3)), "float32": lambda: sure(HMM(2, 3, dtype="float32")),
     "fitted": lambda: HMM(2, 3).fit(TRAIN, seed=0), "semi-Markov": lambda: sure(SemiMarkovHMM(2, 3, max_duration=2)),
-    "iohmm": lambda: IOHMM(2, num_inputs=0, outputs="categorical", num_outputs=3).set_tables(
+    "iohmm": lambda: IOHMM(2, num_inputs=0, outputs="categorical", num_outputs=3)._set_tables(
         emission=[[0.9, 0.1, 0.0], [0.2, 0.8, 0.0]]
     ),
 }  # fmt: skip
@@ -32,7 +32,7 @@ def test_it_is_of_that_row_alone(name, form):
     rows = {
         "list": ROWS, "tensor": torch.tensor(ROWS), "ragged": [ROWS[0], ROWS[1][:2], ROWS[2]], "gaps": [[0, -1, 1], *ROWS[1:]]
     }[form]  # fmt: skip
-    batch = model.as_batch(rows)
+    batch = model._as_batch(rows)
     found = model.log_prob(batch.x, batch.lengths)
     assert found.isneginf().tolist() == [False, True, False]
     for k in (0, 2):

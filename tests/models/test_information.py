@@ -106,7 +106,7 @@ def test_errors_are_those_of_finite_differences(case):
         if "lbfgs" in model.methods:
             model.fit(x, **known, method="lbfgs", warm_start=True, num_steps=30)
         found = model.summary(x, **known)
-        names, errors, lost, size = by_differences(model, model.as_batch(x, **known))
+        names, errors, lost, size = by_differences(model, model._as_batch(x, **known))
     assert len(names) == len(found.names)
     moved = size > 1e-9  # a probability of 0 or 1 does not move with its logits
     seen = (lost < 1e-8) & moved

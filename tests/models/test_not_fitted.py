@@ -40,14 +40,14 @@ def test_nothing_is_answered_from_a_random_start(name):
 
 
 @grid({
-    "make": [lambda: HMM(2, 4), lambda: VLHMM(4, 4, hidden_size=4), lambda: LDS(1, 2)],
+    "make": [lambda: HMM(2, 4), lambda: VLHMM(4, num_words=4, hidden_size=4), lambda: LDS(1, 2)],
     "fused": [False, True],  # which gives a tensor's numbers no new version
 })
 def test_parameters_may_come_from_anywhere(make, fused, tmp_path):
     x = X if make().name != "lds" else [torch.randn(6, 2)]
 
     def step(model):
-        batch = model.as_batch(x)
+        batch = model._as_batch(x)
         loss = -model.log_joint(batch.x, batch.lengths)
         optimizer = torch.optim.Adam(model.parameters(), lr=0.1, fused=fused)
         loss.backward()
@@ -105,4 +105,4 @@ def test_a_copy_is_no_more_fitted_than_its_model():
 ])  # fmt: skip
 def test_parameters_are_named_as_they_are_set(make, names):
     with pytest.raises(NotFittedError, match=rf"random parameters \({names}\)"):
-        make().check_fitted()
+        make()._check_fitted()

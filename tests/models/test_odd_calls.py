@@ -38,7 +38,7 @@ def test_many_odd_arguments_are_refused_in_words():
         (lambda: HMM(2, 3).sample(3, seed=1.5), "seed must be a whole number"),
         (lambda: HMM(10**200, 3), "num_states must be below"),
         (lambda: LDS(2, 2, dtype=torch.zeros(3)), r"dtype must be (str|one of)"),
-        (lambda: VLHMM(6, 6, feature_dropout=torch.zeros(2)), "feature_dropout must be float"),
+        (lambda: VLHMM(6, num_words=6, feature_dropout=torch.zeros(2)), "feature_dropout must be float"),
         (lambda: HMM(2, 3).score([[0, 1]], per_token=np.zeros(2)), "per_token must be True or False"),
         (lambda: HMM(2, 3).fit([[0, 1]], on_record=3, folder=None, max_time=5.0), "on_record|max_time"),
     ],

@@ -32,7 +32,7 @@ def test_strings_of_one_word_each():
         with pytest.raises(ValueError, match=r"could be one sentence or \d: write \[list\(x\)\] for the first, \[\[word\]"):
             model.score(strings)
         with pytest.raises(ValueError, match="one word each could be one sentence"):
-            TextLDS(5, 2).embed_tokens(strings)
+            TextLDS(2, num_words=5).embed_tokens(strings)
     for strings in (["the"], ["the cat", "sleeps"], [["the"], ["cat"]], [["the", "cat"]]):
         assert in_form(strings, num_features=None)[0] == strings
     tagger = HMMTagger().fit([TaggedSentence(("the", "cat"), ("D", "N"))])
@@ -88,7 +88,7 @@ def test_none_is_missing_in_lists():
     ],
 )
 def test_states_of_one_sequence_and_of_several(x, lengths, states):
-    batch = HMM(2, num_features=1).as_batch(x, lengths, states=states)
+    batch = HMM(2, num_features=1)._as_batch(x, lengths, states=states)
     assert torch.cat([row[row >= 0] for row in batch.states]).tolist() == STATES.tolist()
 
 
@@ -96,8 +96,8 @@ def test_states_that_are_none():
     model = HMM(2, num_features=1)
     for states in (np.where(STATES > 0, "a", "b"), [["a"] * 30], pandas.Series(["a"] * 30), ["a", "b"] * 15):
         with pytest.raises(ValueError, match=r"states: no state is called '[ab]'; the model's have numbers"):
-            model.as_batch(NUMBERS, states=states)  # a fit takes names
+            model._as_batch(NUMBERS, states=states)  # a fit takes names
     partly = pandas.Series(STATES.astype(float)).where(STATES > 0)
-    assert set(model.as_batch(NUMBERS, states=partly).states[0].tolist()) == {-1, 1}
+    assert set(model._as_batch(NUMBERS, states=partly).states[0].tolist()) == {-1, 1}
     with pytest.raises(ValueError, match=r"states must cover x, \(1, 30\), got \(1, 29\)"):
         model.fit(NUMBERS, states=STATES[1:])

@@ -32,7 +32,7 @@ def joint(model, x):
 
 def check(model, x):
     batch, short = model._posterior(x, None)
-    assert model.short_chain(batch) is not None
+    assert model._chain_of_rows(batch) is not None
     chain = long_way(model, x)
     torch.testing.assert_close(short.log_prob(), chain.log_prob(), rtol=1e-14, atol=1e-13)
     torch.testing.assert_close(short.marginals().probs, chain.marginals().probs)
@@ -56,7 +56,7 @@ def test_of_vectors(covariance):
     model.is_fitted = True
     x = torch.randn(2, 6, 2, dtype=torch.float64)
     batch, short = model._posterior(x, None)
-    assert model.short_chain(batch) is not None
+    assert model._chain_of_rows(batch) is not None
     torch.testing.assert_close(short.log_prob(), long_way(model, x).log_prob(), rtol=1e-14, atol=1e-13)
     torch.testing.assert_close(model.smooth(x).probs, long_way(model, x).marginals().probs)
 
@@ -65,7 +65,7 @@ def test_of_rows_parallel_in_time():
     model, x = words(), torch.randint(5, (2, 9))
     with parallel_in_time():
         batch, short = model._posterior(x, None)
-        assert model.short_chain(batch) is not None and short.in_parallel
+        assert model._chain_of_rows(batch) is not None and short.in_parallel
         torch.testing.assert_close(short.log_prob(), long_way(model, x).log_prob())
     assert not model._posterior(x, None)[1].in_parallel
 
@@ -93,8 +93,8 @@ def test_zeros_and_tiny_probabilities():
 @pytest.mark.parametrize("x", [torch.tensor([[0, -1, 2]]), [[0, 1], [2]]])
 def test_gaps_and_ragged_rows_are_remembered_too(x):
     model = words()
-    assert model.short_chain(model.as_batch(x)) is not None
-    batch = model.as_batch(x)
+    assert model._chain_of_rows(model._as_batch(x)) is not None
+    batch = model._as_batch(x)
     assert math.isclose(model.score(x), float(model.posterior(batch.x, batch.lengths).log_prob().sum()), rel_tol=1e-12)
 
 

@@ -225,8 +225,8 @@ def test_numbers_as_words_and_several_sequences_at_steps():
         assert [len(row) for row in model.decode([words[:3], words])] == [3, 6]
     targets = pd.Series([0.0, 1.0, 1.0], index=[2, 5, 3])  # one a sequence: its index says no steps
     driven = DRIVEN["iohmm"]()
-    assert driven.as_batch(targets, inputs=[np.zeros((2, 1))] * 3).x.shape[0] == 3
-    assert driven.as_batch(targets, inputs=np.zeros((3, 2, 1))).x.shape[0] == 3
+    assert driven._as_batch(targets, inputs=[np.zeros((2, 1))] * 3).x.shape[0] == 3
+    assert driven._as_batch(targets, inputs=np.zeros((3, 2, 1))).x.shape[0] == 3
 
 
 @pytest.mark.parametrize(
@@ -318,12 +318,12 @@ def test_every_model_takes_lacking_steps_for_missing(kind, frame):
                 model.score(some, inputs=inputs)
     else:
         states = pd.Series(np.arange(27) % 2, index=some.index)
-        batch = model.as_batch(some, states=states)
+        batch = model._as_batch(some, states=states)
         assert batch.states[0, [3, 7, 8]].tolist() == [-1, -1, -1] and batch.states[0, 4] == 1
         with pytest.raises(ValueError, match="states: the index of x lacks 3 of 30 steps"):
-            model.as_batch(some, states=states.to_numpy())
+            model._as_batch(some, states=states.to_numpy())
         with pytest.raises(ValueError, match="emission_noises: the index of x lacks"):
-            model.as_batch([some, whole], emission_noises=np.zeros((2, 30, 1, 1)))
+            model._as_batch([some, whole], emission_noises=np.zeros((2, 30, 1, 1)))
 
 
 def test_what_stands_beside_what():
@@ -390,5 +390,5 @@ def test_what_sources_say_of_other_steps():
     x, words = pd.Series([0, 1, 2], index=[4, 5, 6]), np.log(np.full((3, 1), 1 / 3))
     told = pd.DataFrame(words, index=x.index + 1)
     with pytest.raises(ValueError, match=r"source_log_probs\[0\]: rows are of other steps .*: row 0 is 5 beside 4"):
-        model.as_batch([x], source_log_probs=[told])
-    assert model.as_batch([x], source_log_probs=[told.set_axis(x.index)]).source_log_probs.shape[:2] == (1, 3)
+        model._as_batch([x], source_log_probs=[told])
+    assert model._as_batch([x], source_log_probs=[told.set_axis(x.index)]).source_log_probs.shape[:2] == (1, 3)

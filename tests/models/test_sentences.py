@@ -34,7 +34,8 @@ MODELS = {
     "hmm": lambda corpus: hmm(corpus.vocabulary).fit(corpus.train, **EM),
     "semi-markov": lambda corpus: hmm(corpus.vocabulary, SemiMarkovHMM, max_duration=2).fit(corpus.train, **EM),
     "vlhmm": lambda corpus: VLHMM(num_states=8, hidden_size=4).fit(corpus, num_blocks=2, epochs=1, seed=0),
-    "text lds": lambda corpus: TextLDS(len(corpus.vocabulary), 1).fit([line for line in LINES if line] * 3, max_iterations=1),
+    "text lds": lambda corpus: TextLDS(1, num_words=len(corpus.vocabulary)).fit([line for line in LINES if line] * 3,
+    max_iterations=1),
 }
 
 
@@ -80,10 +81,10 @@ def test_strings_in_the_units_of_the_vocabulary(kind, units, tmp_path):
         model.vocabulary = vocabulary
         model.fit(lines, seed=0, max_iterations=2)
     elif kind == "vlhmm":
-        model = VLHMM(size, 4, hidden_size=4)
+        model = VLHMM(4, num_words=size, hidden_size=4)
         model.vocabulary = vocabulary
     else:
-        model = TextLDS(size, 2)
+        model = TextLDS(2, num_words=size)
         model.fit(Text.from_lines(map(vocabulary.split, lines), vocabulary), max_iterations=1)
         model.vocabulary = vocabulary
     split = [vocabulary.split(line) for line in asked]

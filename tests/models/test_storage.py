@@ -20,7 +20,7 @@ X = torch.tensor([[0, 3, 2], [4, 4, -1]])
 def make(seed=0, **options):
     torch.manual_seed(seed)
     options = {"hidden_size": 4, "states_per_block": [1, 2, 3], **options}
-    return VLHMM(5, 6, torch.tensor([0, 1, 1, 2, 2]), **options)
+    return VLHMM(6, num_words=5, blocks=torch.tensor([0, 1, 1, 2, 2]), **options)
 
 
 @pytest.fixture

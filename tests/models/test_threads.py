@@ -102,7 +102,7 @@ def small_fits():
     torch.manual_seed(0)
     hmm, prior, own, dropping = HMM(3, 6), HMM(2, 6, priors=True), Own(2, 6), CASES["vlhmm, dropout"].model()
     lds, iohmm = LDS(2, 2), IOHMM(2, num_symbols=3, num_outputs=6)
-    nets = VLHMM(6, 6, [0, 0, 1, 1, 2, 2], hidden_size=8)
+    nets = VLHMM(6, num_words=6, blocks=[0, 0, 1, 1, 2, 2], hidden_size=8)
 
     def fitted(model, x, **options):
         return as_text(dict(copy.deepcopy(model).fit(x, seed=1, **options).state_dict()))

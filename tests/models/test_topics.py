@@ -21,7 +21,7 @@ close = torch.testing.assert_close
 def made(**options) -> VLHMM:
     torch.manual_seed(0)
     options = {"hidden_size": 4, "transition": "hierarchical", "num_topics": C, "reset_id": 0} | options
-    model = VLHMM(V, M * K, BLOCKS, **options).double()
+    model = VLHMM(M * K, num_words=V, blocks=BLOCKS, **options).double()
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.requires_grad:

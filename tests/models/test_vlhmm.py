@@ -99,8 +99,8 @@ def test_float32_is_near():
 def test_sizes_of_the_paper():
     # 2^15 states, 128 blocks, 10,000 words, h = 256
     blocks = torch.arange(10_000) % 128
-    factored = VLHMM(10_000, 2**15, blocks, parameterization="factored")
-    independent = VLHMM(10_000, 2**15, blocks)
+    factored = VLHMM(2**15, num_words=10_000, blocks=blocks, parameterization="factored")
+    independent = VLHMM(2**15, num_words=10_000, blocks=blocks)
     millions = [sum(p.numel() for p in model.parameters()) / 1e6 for model in (factored, independent)]
     assert millions == pytest.approx([7.2, 11.4], abs=0.06)
 

@@ -63,7 +63,9 @@ def test_tables_are_the_frequencies(option):
 def test_features_come_near_the_frequencies(more):
     torch.manual_seed(0)
     blocks = torch.arange(7) % 3
-    model = VLHMM(7, 12, blocks, hidden_size=24, transition="hierarchical", init_scale=0.1, **more).double().train()
+    model = VLHMM(
+        12, num_words=7, blocks=blocks, hidden_size=24, transition="hierarchical", init_scale=0.1, **more
+    ).double().train()
     _, pairs, first = frequencies(TEXT, blocks)
     of_state = torch.arange(12) // 4
 
@@ -98,7 +100,7 @@ def test_lines_without_an_end_follow_nothing():
 
 
 def test_it_is_ahead_of_a_random_start_and_repeatable():
-    options = dict(num_blocks=4, batch_size=4, segment_length=8, epochs=1, lr=1e-6, seed=0, valid=LINES)
+    options = dict(num_blocks=4, batch_size=4, segment_length=8, epochs=1, lr=1e-6, seed=0, validation=LINES)
     reached = [
         VLHMM(num_states=8, hidden_size=16, transition="hierarchical").fit(LINES, start=start, **options).history.progress.best
         for start in ("random", "counts", "counts")

@@ -73,15 +73,15 @@ def test_every_kind_of_text(kind):
 
 def test_held_out_sentences_with_new_words():
     sentences = [*SENTENCES, "the horse sleeps"]
-    texts = as_texts(sentences, valid=["the cow barks"])
-    assert texts.train.vocabulary.unknown_id is not None and texts.valid.num_unknown == 1
-    model = VLHMM(**SMALL).fit(sentences, valid=["the cow barks", "a cat sees"], seed=0, **QUICK)
+    texts = as_texts(sentences, validation=["the cow barks"])
+    assert texts.train.vocabulary.unknown_id is not None and texts.validation.num_unknown == 1
+    model = VLHMM(**SMALL).fit(sentences, validation=["the cow barks", "a cat sees"], seed=0, **QUICK)
     assert math.isfinite(model.history.progress.best)
 
 
 def test_a_model_with_words_keeps_them():
     vocabulary = Vocabulary.build([line.split() for line in SENTENCES])
-    model = VLHMM(len(vocabulary), 8, torch.arange(len(vocabulary)) % 2, hidden_size=8)
+    model = VLHMM(8, num_words=len(vocabulary), blocks=torch.arange(len(vocabulary)) % 2, hidden_size=8)
     model.vocabulary = vocabulary
     model.fit(SENTENCES, epochs=1, batch_size=4, seed=0)
     assert model.vocabulary is vocabulary and model.clusters is None and model.reset_id is None
@@ -123,7 +123,7 @@ def test_frequent_blocks_have_more_states():
 
 # ------------------------------------------------------------------------------------------------ a run
 def test_a_run_goes_on_to_the_same_numbers(tmp_path):
-    options = dict(seed=3, valid=SENTENCES[:5], **(QUICK | dict(epochs=4)))
+    options = dict(seed=3, validation=SENTENCES[:5], **(QUICK | dict(epochs=4)))
     whole = VLHMM(**SMALL).fit(SENTENCES, folder=tmp_path / "whole", **options)
     VLHMM(**SMALL).fit(SENTENCES, folder=tmp_path / "parts", **(options | dict(epochs=2)))
     with pytest.raises(ValueError, match="already holds a run; resume it"):
@@ -161,14 +161,14 @@ def test_ctrl_c_keeps_what_was_learned():
             os.kill(os.getpid(), signal.SIGINT)
 
     with pytest.raises(KeyboardInterrupt):
-        model.fit(SENTENCES, valid=SENTENCES[:5], seed=0, on_record=stop, **(QUICK | dict(epochs=1000)))
+        model.fit(SENTENCES, validation=SENTENCES[:5], seed=0, on_record=stop, **(QUICK | dict(epochs=1000)))
     best = min(record["nats_per_token"] for record in records if record["kind"] == "validation")
     text = Text.from_lines([line.split() for line in SENTENCES[:5]], model.vocabulary)
     assert score_text(model, text, "carried").nats_per_token == pytest.approx(best, rel=1e-5)
 
 
 def test_a_bar_if_wanted(capsys):
-    VLHMM(**SMALL).fit(SENTENCES, valid=SENTENCES[:5], progress=True, **QUICK)
+    VLHMM(**SMALL).fit(SENTENCES, validation=SENTENCES[:5], progress=True, **QUICK)
     assert "perplexity" in capsys.readouterr().err
     VLHMM(**SMALL).fit(SENTENCES, **QUICK)
     assert capsys.readouterr().err == ""
@@ -201,7 +201,7 @@ def test_a_model_without_words_says_so(tmp_path):
         ([[0, -1, 2]], {}, "sequence 0 has a missing word"),
         ([[0.5, 2.0]], {}, "sequence 0 must hold word ids"),
         (np.zeros((4, 1), dtype=int), {}, "one sequence of 4 or 4 sequences of one word"),
-        (SENTENCES, {"valid": [[1, 2]]}, "valid must be sentences like x"),
+        (SENTENCES, {"validation": [[1, 2]]}, "validation must be sentences like x"),
         (SENTENCES, {"num_blocks": 3}, "num_states = 8 is not divisible by num_blocks = 3: the nearest sizes are 6 and 9"),
         (SENTENCES, {"num_blocks": 1}, "num_blocks = 1, and <eos> has a block of its own: choose at least 2"),
         (SENTENCES, {"num_blocks": 64}, "num_blocks = 64 is more than the 8 words"),

@@ -45,7 +45,7 @@ def test_a_grown_model_learns_on(tmp_path):
     model = make("hierarchical, independent").float()
     large = model.split(2, state_dropout=0.5).train()
     assert large.config["state_dropout"] == 0.5 and large.training
-    loss = -large.direct_chain(X).log_prob().sum()
+    loss = -large._direct_chain(X).log_prob().sum()
     loss.backward()
     assert all(p.grad is not None for p in large.parameters())
     again = type(model).load(large.eval().save(tmp_path / "large"))

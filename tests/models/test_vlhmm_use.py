@@ -66,7 +66,9 @@ def test_a_cheap_normaliser_is_for_training_only():
 def test_a_cheap_normaliser_holds_for_the_next_block_too():
     """With a single state a block nothing else is left to be normalised."""
     options = dict(hidden_size=16, transition="hierarchical", state_dropout=0.0, init_scale=1.0)
-    exact, rough = (VLHMM(6, 3, torch.arange(6) % 3, normalizer_dtype=name, **options) for name in ("float32", "bfloat16"))
+    exact, rough = (VLHMM(
+        3, num_words=6, blocks=torch.arange(6) % 3, normalizer_dtype=name, **options
+    ) for name in ("float32", "bfloat16"))
     rough.load_state_dict(exact.state_dict())
     for model in (exact, rough):
         model.train()(X)

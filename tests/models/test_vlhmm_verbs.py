@@ -23,7 +23,7 @@ def model(request):
         "scalar": dict(parameterization="scalar", reset_id=0),
         "dropout": dict(num_states=12, state_dropout=0.5),
     }[request.param]
-    model = VLHMM(6, blocks=BLOCKS, **{"num_states": 6, "hidden_size": 8, "init_scale": 0.7, **options}).double()
+    model = VLHMM(num_words=6, blocks=BLOCKS, **{"num_states": 6, "hidden_size": 8, "init_scale": 0.7, **options}).double()
     model.vocabulary = Vocabulary(WORDS)
     return model
 
@@ -60,7 +60,7 @@ def test_sentences_of_words_are_as_good_as_ids(model):
     close(model.predict_next(SENTENCES).word_log_probs, model.predict_next(IDS).word_log_probs)
     close(model.infill(gaps).log_probs, model.infill([[1, -1], [2, -1, 4]]).log_probs)
     with pytest.raises(TypeError, match="x holds words, and the model has no vocabulary"):
-        VLHMM(6, 6, BLOCKS, hidden_size=8).score(["the cat"])
+        VLHMM(6, num_words=6, blocks=BLOCKS, hidden_size=8).score(["the cat"])
     with pytest.raises(ValueError, match="'zebra' is not in the vocabulary"):
         model.vocabulary = Vocabulary(WORDS[:5])
         model.score(SENTENCES)

@@ -43,7 +43,7 @@ def test_misspelt_arguments_of_constructors(kind, given, wrong, right):
         (LDS(1, 2), [[[1.0, 2.0], [np.nan, np.nan]]], [[[np.nan, np.nan]] * 3]),
         (HMM(2, num_features=2), [[[1.0, 2.0], [np.nan, np.nan]]], torch.full((2, 3, 2), torch.nan)),
         (HMM(2, 4), [[1, -1]], [[-1, -1], [-1]]),
-        (VLHMM(4, 4, hidden_size=4), [[1, -1]], [[-1]]),
+        (VLHMM(4, num_words=4, hidden_size=4), [[1, -1]], [[-1]]),
     ],
     ids=["lds", "vectors", "words", "vlhmm"],
 )
@@ -55,22 +55,22 @@ def test_nothing_is_no_score(model, seen, unseen):
 
 
 def corpus(valid=True):
-    train, held_out = Text.from_lines([["a", "b", "a"] * 4, ["b"] * 9] * 20), None
+    train, validation = Text.from_lines([["a", "b", "a"] * 4, ["b"] * 9] * 20), None
     if valid:
-        held_out = Text.from_lines([["b", "a", "b", "b"] * 3] * 3, train.vocabulary, name="held out")
-    return Corpus("toy", train.vocabulary, train, held_out)
+        validation = Text.from_lines([["b", "a", "b", "b"] * 3] * 3, train.vocabulary, name="held out")
+    return Corpus("toy", train.vocabulary, train, validation)
 
 
 def test_the_validation_text_of_a_corpus():
-    assert as_texts(corpus().train, valid=corpus()).valid.name == "held out"
-    with pytest.raises(ValueError, match="valid: the corpus 'toy' has no validation text"):
-        as_texts(corpus().train, valid=corpus(valid=False))
+    assert as_texts(corpus().train, validation=corpus()).validation.name == "held out"
+    with pytest.raises(ValueError, match="validation: the corpus 'toy' has no validation text"):
+        as_texts(corpus().train, validation=corpus(valid=False))
     text = pytest.importorskip("scipy") and corpus().train
-    model = TextLDS(len(text.vocabulary), 1).fit(text, held_out=corpus(), **QUICK)
-    other = TextLDS(len(text.vocabulary), 1).fit(text, held_out=corpus().valid, **QUICK)
+    model = TextLDS(1, num_words=len(text.vocabulary)).fit(text, validation=corpus(), **QUICK)
+    other = TextLDS(1, num_words=len(text.vocabulary)).fit(text, validation=corpus().valid, **QUICK)
     assert model.history.best == other.history.best
-    with pytest.raises(ValueError, match="held_out: the corpus 'toy' has no validation text"):
-        TextLDS(len(text.vocabulary), 1).fit(text, held_out=corpus(valid=False))
+    with pytest.raises(ValueError, match="validation: the corpus 'toy' has no validation text"):
+        TextLDS(1, num_words=len(text.vocabulary)).fit(text, validation=corpus(valid=False))
 
 
 @pytest.mark.parametrize("max_lag", [3, 5])
@@ -79,11 +79,11 @@ def test_blocks_fit_the_lags_that_were_counted(max_lag):
     rng = np.random.default_rng(0)
     lines = [["abcd"[k] for k in rng.integers(0, 4, size=30)] for _ in range(40)]
     counts = LagCounts.from_text(Text.from_lines(lines), max_lag)
-    model = TextLDS(counts.num_words, 1).fit(counts, **QUICK)
-    told = TextLDS(counts.num_words, 1).fit(counts, blocks=(max_lag + 1) // 2, **QUICK)
+    model = TextLDS(1, num_words=counts.num_words).fit(counts, **QUICK)
+    told = TextLDS(1, num_words=counts.num_words).fit(counts, blocks=(max_lag + 1) // 2, **QUICK)
     assert torch.equal(model.transition, told.transition)
     with pytest.raises(ValueError, match="blocks: 4 blocks need lags 1..7"):
-        TextLDS(counts.num_words, 1).fit(counts, blocks=4, **QUICK)
+        TextLDS(1, num_words=counts.num_words).fit(counts, blocks=4, **QUICK)
 
 
 def test_arrays_that_are_read_only_or_backward():

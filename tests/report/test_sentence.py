@@ -56,7 +56,7 @@ def test_an_end_that_is_there_is_not_added(model, vocabulary):
 
 
 def test_a_vocabulary_without_special_words():
-    model = tiny_model().__class__(3, 3, [0, 1, 1], hidden_size=2, states_per_block=[1, 2])
+    model = tiny_model().__class__(3, num_words=3, blocks=[0, 1, 1], hidden_size=2, states_per_block=[1, 2])
     posterior = sentence_posterior(model, Vocabulary(("a", "b", "c")), ["a"])
     assert len(posterior.tokens) == 1 and len(posterior.tokens[0].states) == 1
     with pytest.raises(ValueError, match="'zebra' is not in the vocabulary"):

@@ -98,7 +98,7 @@ def test_a_model_without_blocks_shows_its_most_used_states(monkeypatch, hmm, tex
 
 
 def test_one_block_counts_as_none(text):
-    model = tiny_model().__class__(len(WORDS), 6, None, hidden_size=4, reset_id=0).double().eval()
+    model = tiny_model().__class__(6, num_words=len(WORDS), hidden_size=4, reset_id=0).double().eval()
     usage, groups, transitions = measured(model, text)
     assert groups.kind == "state" and len(groups) == 6
     np.testing.assert_allclose(transitions.model, whole_matrix_map(model, usage, groups), atol=1e-7)

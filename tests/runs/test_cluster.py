@@ -142,7 +142,7 @@ def test_workers_that_die(tmp_path):
         assert cluster.each(dies_once, parts) == [n * n for n in range(8)]
         alone = pplseq.HMM(3, num_words=5)
         there, killed = copy.deepcopy(alone), []
-        batches = split_rows(alone.as_batch(rows()), 3)
+        batches = split_rows(alone._as_batch(rows()), 3)
         first = expectation_maximization(alone, batches, max_iterations=6, tolerance=0.0)
 
         def kill_one(history):

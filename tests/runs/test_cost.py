@@ -21,7 +21,7 @@ def test_weights_are_counted_right():
         dict(parameterization="scalar"), dict(transition="hierarchical", parameterization="scalar"),
     ]  # fmt: skip
     for more in options:
-        model = VLHMM(30, 24, torch.arange(30) % 6, hidden_size=8, **more)
+        model = VLHMM(24, num_words=30, blocks=torch.arange(30) % 6, hidden_size=8, **more)
         cost = vlhmm_cost(30, 24, 6, hidden_size=8, **more)
         assert cost.num_weights == sum(parameter.numel() for parameter in model.parameters())
 

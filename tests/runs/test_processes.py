@@ -102,7 +102,7 @@ def test_two_processes_evaluate_as_one(tmp_path):
 def test_several_processes_do_not_share_standard_input(tmp_path, monkeypatch):
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")
-    pplseq.VLHMM(3, 2).save(tmp_path / "model")
+    pplseq.VLHMM(2, num_words=3).save(tmp_path / "model")
     with pytest.raises(ValueError, match="DATA: several processes cannot share standard input"):
         pplseq.evaluate(tmp_path / "model", "-")
     pplseq.LDS(2, 1).save(tmp_path / "lds")

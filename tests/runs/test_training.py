@@ -329,7 +329,7 @@ def test_settings_are_checked(wrong):
 
 def test_words_that_are_none_are_refused_by_name(text, tmp_path):
     """Pyro's validation is off in the loop, so the loop itself looks at what it trains on."""
-    model = VLHMM(len(text.vocabulary), 4, hidden_size=4)
+    model = VLHMM(4, num_words=len(text.vocabulary), hidden_size=4)
 
     class Bad(StreamBatches):
         def __iter__(self):
@@ -350,7 +350,7 @@ def test_a_program_of_ones_own_is_run(text):
 
     def trained(kind):
         torch.manual_seed(0)
-        model = kind(len(text.vocabulary), 4, hidden_size=4)
+        model = kind(4, num_words=len(text.vocabulary), hidden_size=4)
         before = float(model.start_score.weight.detach().norm())
         train(model, StreamBatches(text, 2, 8), evaluate=None, settings=TrainSettings(lr=0.05, epochs=2), folder=None)
         return float(model.start_score.weight.detach().norm()) / before
@@ -371,7 +371,7 @@ def test_a_factor_beside_the_chain_counts(text):
 
     def trained(kind):
         torch.manual_seed(0)
-        model = kind(len(text.vocabulary), 4, hidden_size=4, state_dropout=0.5)
+        model = kind(4, num_words=len(text.vocabulary), hidden_size=4, state_dropout=0.5)
         before = float(model.start_score.weight.detach().norm())
         train(model, StreamBatches(text, 2, 8), evaluate=None, settings=TrainSettings(lr=0.05, epochs=2), folder=None)
         return model.start_score.weight.detach().norm() / before

@@ -52,7 +52,7 @@ def test_rows_of_a_table_are_added_to_a_file(script, tmp_path, monkeypatch, caps
     torch.manual_seed(0)
     vocabulary = Vocabulary.build([["the", "dog", "barks", "see", "N", "<unk>"]])
     blocks = torch.arange(len(vocabulary)) % 2
-    model = VLHMM(len(vocabulary), 6, blocks, hidden_size=8, reset_id=vocabulary.eos_id)
+    model = VLHMM(6, num_words=len(vocabulary), blocks=blocks, hidden_size=8, reset_id=vocabulary.eos_id)
     model.vocabulary = vocabulary
     model.save(tmp_path / "vlhmm")
     np.save(tmp_path / "vectors.npy", np.random.default_rng(0).normal(size=(len(vocabulary), 3)))

@@ -46,7 +46,7 @@ def forward(models, texts, eos, weights, stay):
 def test_it_is_an_hmm(script, weights, stay):
     torch.manual_seed(0)
     options = dict(hidden_size=4, reset_id=EOS, transition="hierarchical")
-    models = [VLHMM(WORDS, states, torch.arange(WORDS) % 2, **options).double().eval() for states in (4, 6)]
+    models = [VLHMM(states, num_words=WORDS, blocks=torch.arange(WORDS) % 2, **options).double().eval() for states in (4, 6)]
     texts = [torch.tensor([TEXT[: n + 1]]) for n in range(len(TEXT))]
     with torch.no_grad():
         alone = np.array([np.diff([0.0, *(float(model.log_prob(x)) for x in texts)]) for model in models])
@@ -76,7 +76,7 @@ def runs(tmp_path, monkeypatch, script):
     for name, words, states in (("first", "a b c <unk> <eos>", 4), ("second", "<eos> c <unk> b a", 6)):
         vocabulary = Vocabulary(tuple(words.split()))
         options = dict(hidden_size=4, reset_id=vocabulary.eos_id, transition="hierarchical", init_scale=1.0)
-        model = VLHMM(5, states, torch.arange(5) % 2, **options).eval()
+        model = VLHMM(states, num_words=5, blocks=torch.arange(5) % 2, **options).eval()
         model.vocabulary = vocabulary
         model.save(tmp_path / name / "best")
         folders.append(tmp_path / name)

@@ -61,7 +61,7 @@ class Logits(torch.nn.Module):
 def vlhmm(**options):
     torch.manual_seed(2)
     blocks = torch.tensor([0, 0, 1, 1, 2, 2, 2])
-    return VLHMM(NUM_WORDS, 9, blocks, hidden_size=4, init_scale=1.0, **options).double()
+    return VLHMM(9, num_words=NUM_WORDS, blocks=blocks, hidden_size=4, init_scale=1.0, **options).double()
 
 
 def hmm():

@@ -9,7 +9,7 @@ def values(model):
     """The parameters as numpy arrays; absent offsets and inputs are None."""
     names = ("transition", "emission", "transition_offset", "emission_offset", "transition_inputs", "emission_inputs")
     found = {name: getattr(model, name) for name in (*names, "state_noise", "emission_noise")}
-    mean, covariance = model.initial_belief
+    mean, covariance = model._initial_belief
     found |= {"initial_mean": mean, "initial_covariance": covariance}
     return {name: None if value is None else value.detach().double().numpy().copy() for name, value in found.items()}
 

@@ -97,29 +97,33 @@ LONG = {"fit": {"epochs": 30, "lr": 0.03}}
 EM = {"method": "em", "max_iterations": 3}
 
 DISCRETE = {
-    "vlhmm": Case(lambda: VLHMM(6, 6, BLOCKS, hidden_size=8, init_scale=0.5), **LONG),
+    "vlhmm": Case(lambda: VLHMM(6, num_words=6, blocks=BLOCKS, hidden_size=8, init_scale=0.5), **LONG),
     "vlhmm, uneven, factored": Case(
         lambda: VLHMM(
-            6, 6, BLOCKS, hidden_size=8, states_per_block=[1, 3, 2], parameterization="factored", init_scale=0.5
+            6, num_words=6, blocks=BLOCKS, hidden_size=8, states_per_block=[1, 3, 2], parameterization="factored",
+            init_scale=0.5
         ),
         **LONG,
     ),
-    "vlhmm, scalar, untied": Case(lambda: VLHMM(6, 6, BLOCKS, parameterization="scalar", init_scale=0.5), **LONG),
-    "vlhmm, reset": Case(lambda: VLHMM(6, 6, BLOCKS, hidden_size=8, reset_id=1, init_scale=0.5), **LONG),
+    "vlhmm, scalar, untied": Case(lambda: VLHMM(6, num_words=6, blocks=BLOCKS, parameterization="scalar", init_scale=0.5),
+    **LONG),
+    "vlhmm, reset": Case(lambda: VLHMM(6, num_words=6, blocks=BLOCKS, hidden_size=8, reset_id=1, init_scale=0.5), **LONG),
     "vlhmm, hierarchical": Case(
-        lambda: VLHMM(6, 6, BLOCKS, hidden_size=8, reset_id=1, init_scale=0.5, transition="hierarchical"), **LONG
+        lambda: VLHMM(6, num_words=6, blocks=BLOCKS, hidden_size=8, reset_id=1, init_scale=0.5, transition="hierarchical"),
+        **LONG
     ),
     "vlhmm, topics": Case(
         lambda: VLHMM(
-            6, 6, torch.tensor([0, 1, 0, 0, 2, 2]), hidden_size=8, reset_id=1, init_scale=0.5, transition="hierarchical",
+            6, num_words=6, blocks=torch.tensor([0, 1, 0, 0, 2, 2]), hidden_size=8, reset_id=1, init_scale=0.5,
+            transition="hierarchical",
             num_topics=2,
         ),
         **LONG,
     ),
     "vlhmm, dropout": Case(
-        lambda: VLHMM(6, 12, BLOCKS, hidden_size=8, state_dropout=0.5, init_scale=0.5), draws=True, **LONG
+        lambda: VLHMM(12, num_words=6, blocks=BLOCKS, hidden_size=8, state_dropout=0.5, init_scale=0.5), draws=True, **LONG
     ),
-    "vlhmm, no blocks": Case(lambda: VLHMM(6, 4, hidden_size=8, tied=False, init_scale=0.5), **LONG),
+    "vlhmm, no blocks": Case(lambda: VLHMM(4, num_words=6, hidden_size=8, tied=False, init_scale=0.5), **LONG),
     "hmm": Case(lambda: HMM(3, 6), fit=EM),
     "mixture of hmms": Case(lambda: MixtureHMM(2, 2, 6), fit=EM),
     "hmm, vectors": Case(lambda: HMM(3, num_features=2), vectors, fit=EM),
@@ -183,7 +187,7 @@ GAUSSIAN = {
         lambda: StructuralModel(trend="stochastic", seasonal=3, num_inputs=2).set_parameters(width=1.0), numbers, NUMBERS,
         EVERYTHING - {"fit"}, frozenset({"fit"}),
     ),
-    "text_lds": Case(lambda: TextLDS(6, 2), **TEXT),
-    "text_lds, steady": Case(lambda: TextLDS(6, 2, initial="steady"), **TEXT),
+    "text_lds": Case(lambda: TextLDS(2, num_words=6), **TEXT),
+    "text_lds, steady": Case(lambda: TextLDS(2, num_words=6, initial="steady"), **TEXT),
 }  # fmt: skip
 CASES = DISCRETE | GAUSSIAN

@@ -18,8 +18,8 @@ from support.model_cases import EVERYTHING as CASES_VERBS
 VERBS = (
     "aic", "bic", "classify", "components", "constrained", "decode", "diagnostics", "effect_curves", "embed_tokens",
     "entropy", "estimates", "filter", "fit", "fit_transform", "forecast",
-    "get_params", "infill", "log_joint", "log_prob", "n_best", "posterior", "predict",
-    "predict_next", "predict_proba", "predictive", "production", "reconstruct", "regimes", "sample", "sample_states", "score",
+    "get_params", "infill", "log_joint", "log_prob", "n_best", "one_step", "open_loop", "posterior", "predict",
+    "predict_next", "predict_proba", "reconstruct", "regimes", "sample", "sample_states", "score",
     "set_parameters", "set_params", "smooth", "split", "summary", "token_log_probs", "transform", "type_embeddings",
 )  # fmt: skip
 REFUSALS = (ValueError, TypeError, NotFittedError, ImportError)  # ImportError: an extra that is not there

@@ -48,7 +48,7 @@ def of_case(case: Case) -> tuple[Any, Questions]:
         gap = x.index_put((torch.tensor(0), torch.tensor(2)), torch.tensor(-1))
         found["infill"] = lambda: model.infill(gap, LENGTHS, **known)
     if isinstance(model, IOHMM) and model.num_words is None:
-        found["production"] = lambda: model.production(inputs, LENGTHS)
+        found["open_loop"] = lambda: model.open_loop(inputs, LENGTHS)
     if isinstance(model, LDS):
         found |= of_steps(model, x, known)
     if getattr(model, "feedback", False):  # averages of draws, whose seed is that of a block

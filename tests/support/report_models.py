@@ -13,7 +13,7 @@ def tiny_model(**options):
     """12 words in 4 blocks of 3 states, sharp enough that its posteriors are not flat."""
     torch.manual_seed(3)
     settings = dict(hidden_size=6, init_scale=1.5, state_dropout=0.3, reset_id=0) | options
-    return VLHMM(len(WORDS), 12, torch.tensor(BLOCKS), **settings).double().eval()
+    return VLHMM(12, num_words=len(WORDS), blocks=torch.tensor(BLOCKS), **settings).double().eval()
 
 
 def records(steps=(20, 40, 60), validation=True):

@@ -9,7 +9,7 @@ import torch
 from pplseq.data.batches import StreamBatches
 from pplseq.data.text import Text
 from pplseq.models import VLHMM
-from pplseq.models.texts import validation
+from pplseq.models.texts import validator
 from pplseq.runs import processes
 from pplseq.runs.settings import TrainSettings
 from pplseq.runs.training import train
@@ -26,7 +26,7 @@ def learn(folder: Path, epochs: int, *, resume: bool = False, dies_at: int | Non
     torch.manual_seed(5)
     data = text()
     num_words = len(data.vocabulary)
-    model = VLHMM(num_words, 12, [word % 3 for word in range(num_words)], hidden_size=4, init_scale=1.0,
+    model = VLHMM(12, num_words=num_words, blocks=[word % 3 for word in range(num_words)], hidden_size=4, init_scale=1.0,
                   transition="hierarchical", state_dropout=0.5, reset_id=data.vocabulary.eos_id).double()  # fmt: skip
     batches = StreamBatches(data, 4, 5, shuffle="line", seed=1)
     model.vocabulary = data.vocabulary
@@ -38,7 +38,7 @@ def learn(folder: Path, epochs: int, *, resume: bool = False, dies_at: int | Non
     settings = TrainSettings(epochs=epochs, validate_per_epoch=1, log_interval=4, lr=0.01)
     with processes.started():
         history = train(
-            model, batches, evaluate=validation(model, data, "carried"), settings=settings, folder=folder, resume=resume,
+            model, batches, evaluate=validator(model, data, "carried"), settings=settings, folder=folder, resume=resume,
             on_step=on_step,
         )  # fmt: skip
     return model, history

@@ -21,7 +21,7 @@ def make(num_words=NUM_WORDS, num_states=NUM_STATES, seed=0, **options):
     transition = 0.8 * rotation + 0.1 * draw(num_states, num_states) / num_states
     noise = draw(num_states, num_states)
     noise = noise @ noise.T / num_states + 0.3 * torch.eye(num_states).double()
-    model = TextLDS(num_words, num_states, probs=probs / probs.sum(), dtype=torch.float64, **options)
+    model = TextLDS(num_states, num_words=num_words, probs=probs / probs.sum(), dtype=torch.float64, **options)
     emission = draw(num_words, num_states)
     emission = 0.35 * emission / math.sqrt(num_words)
     root = draw(num_states, num_states)
@@ -35,7 +35,7 @@ def rebased(model, basis):
         return torch.linalg.solve(basis, matrix)
 
     other = TextLDS(
-        model.num_words, model.num_states, probs=model.probs, measure=model.measure, initial=model.initial,
+        model.num_states, num_words=model.num_words, probs=model.probs, measure=model.measure, initial=model.initial,
         dtype=torch.float64,
     )  # fmt: skip
     return other.set_parameters(

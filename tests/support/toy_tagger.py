@@ -25,7 +25,7 @@ class PlainTagger(Tagger):
     def __init__(self, weight=0.5, settings=None, **options):
         self.weight, self.settings = weight, settings or ToySettings(**options)
 
-    def fit(self, sentences, dev=None, *, progress=False):
+    def fit(self, sentences, validation=None, *, progress=False):
         self.counts = {}
         for words, tags in sentences:
             for word, tag in zip(words, tags, strict=True):
@@ -103,5 +103,5 @@ class Failing(PlainTagger):
 
     name = "toy-failing"
 
-    def fit(self, sentences, dev=None, *, progress=False):
+    def fit(self, sentences, validation=None, *, progress=False):
         raise ValueError("sentences: too few")

@@ -38,7 +38,7 @@ OPTIONS |= {f"hierarchical, {option}": OPTIONS[option] | dict(transition="hierar
 def make(option="independent", **more) -> VLHMM:
     torch.manual_seed(7)
     given = {"num_states": 6, "blocks": BLOCKS, "hidden_size": 6, "init_scale": 1.0, **OPTIONS[option], **more}
-    return VLHMM(6, **given).double()
+    return VLHMM(num_words=6, **given).double()
 
 
 def residual(layer, x):

@@ -234,7 +234,7 @@ def evaluate(
 @tag.command(cls=GroupedCommand)
 @click.argument("text")
 @click.argument("test")
-@click.option("--dev", help="Text to tune or stop by, for the systems that do.")
+@click.option("--validation", help="Text to tune or stop by, for the systems that do.")
 @click.option(
     "--systems", default=",".join(COMPARED), metavar="NAME,NAME,...", help="Which.  [default: all that are supervised]"
 )
@@ -270,9 +270,11 @@ def compare(ctx: click.Context, text: str, test: str, out: Path | None, threads:
     columns = columns_between(options["word_columns"])
     sentences = tagging.read(text, reading, say, word_columns=columns)[: options["limit"]]
     tests = tagging.read(test, reading, say, tags="optional", word_columns=columns)
-    dev = None if options["dev"] is None else tagging.read(options["dev"], reading, say, word_columns=columns)
+    validation = None if options["validation"] is None else tagging.read(
+        options["validation"], reading, say, word_columns=columns
+    )
     chosen = {"fractions": fractions, "seed": options["seed"], "word_columns": columns, "say": say}
-    found = compare_systems(systems, sentences, tests, dev, **chosen)
+    found = compare_systems(systems, sentences, tests, validation, **chosen)
     click.echo(printable(tagging.comparison_text(found, options["per_tag"])))
     if out is not None:
         tagging.write_json(out, {"train": text, "test": test, **found.summary()})

@@ -73,7 +73,7 @@ class Part(Protocol):
 
 
 class ExpectationModel(Protocol):
-    """What a model offers to be fitted by EM; ``expectation_at_once(batch)`` beside it, where :func:`expectation` of some data
+    """What a model offers to be fitted by EM; ``_expectation_by_loops(batch)`` beside it, where :func:`expectation` of some data
     needs no chain: None of other data."""
 
     def chain_of(self, batch: Batch) -> Any:
@@ -83,7 +83,7 @@ class ExpectationModel(Protocol):
         """The E-step: expected sufficient statistics of a batch, from its chain."""
         ...
 
-    def implied_statistics(self, num_sequences: float, num_tokens: float) -> Statistics:
+    def _implied_statistics(self, num_sequences: float, num_tokens: float) -> Statistics:
         """Statistics of which the current parameters are the maximum: where stepwise EM starts from."""
         ...
 
@@ -176,7 +176,7 @@ def expectation_maximization(
         max_iterations: passes over the data.
         tolerance: stop when a pass gains less than this, nats per token.
         step_size: None for batch EM; a :class:`StepSize`, or its exponent in (0.5, 1], for stepwise EM.
-        acceleration: how many iterations batch EM extrapolates from, of models that have ``em_coordinates()``; it then ends
+        acceleration: how many iterations batch EM extrapolates from, of models that have ``_em_coordinates()``; it then ends
             when two passes in a row gain less than the tolerance. 0: plain EM. See :class:`Acceleration`.
         cluster: whose workers do the E-steps of batch EM, a batch each; None: this process.
         on_iteration: called with the history after every pass.
@@ -227,7 +227,7 @@ class Acceleration:
     combination of their images. The map's own image is kept for where this loses.
 
     Args:
-        model: offers ``em_coordinates()``, a vector of its free parameters in which any number is allowed, with a vector of
+        model: offers ``_em_coordinates()``, a vector of its free parameters in which any number is allowed, with a vector of
             their units, and ``set_em_coordinates(vector)``. depth: how many differences of iterates are combined.
 
     Attributes:
@@ -248,7 +248,7 @@ class Acceleration:
 
     def step(self, iterate: Tensor) -> None:
         """Moves the model, which stands at M(iterate), ahead."""
-        image, units = self.model.em_coordinates()
+        image, units = self.model._em_coordinates()
         pairs: dict[str, Tensor] = {"iterates": iterate, "images": image}
         for name, value in pairs.items():
             known, last = self.memory.get(name), value.unsqueeze(0)
@@ -260,13 +260,13 @@ class Acceleration:
             ahead = -weights @ images.diff(dim=0)
             ahead = ahead * (FARTHEST / (ahead / units).abs().amax().clamp_min(FARTHEST))
             try:
-                self.model.set_em_coordinates(images[-1] + ahead)
+                self.model._set_em_coordinates(images[-1] + ahead)
             except FAILURES:
                 self.fall_back()
 
     def fall_back(self) -> None:
         """Back to M of the last iterate; what was known is forgotten."""
-        self.model.set_em_coordinates(self.memory["images"][-1])
+        self.model._set_em_coordinates(self.memory["images"][-1])
         self.memory.clear()
 
 
@@ -274,7 +274,7 @@ def accelerated(model: ExpectationModel, depth: int) -> Acceleration | None:
     """The acceleration of a model's EM, where it has one."""
     depth = checks.count("acceleration", depth, 0)
     # a module that is asked for what it has not looks everywhere
-    has_any = hasattr(type(model), "em_coordinates") or "em_coordinates" in vars(model)
+    has_any = hasattr(type(model), "_em_coordinates") or "_em_coordinates" in vars(model)
     return Acceleration(model, depth) if depth and has_any else None
 
 
@@ -297,7 +297,7 @@ def expectation(model: ExpectationModel, batch: Batch | Part) -> tuple[Statistic
     """
     if not isinstance(batch, Batch):
         return total_expectation(model, batch.batches(model))
-    at_once: Any = getattr(model, "expectation_at_once", None)
+    at_once: Any = getattr(model, "_expectation_by_loops", None)
     if at_once is not None and (found := at_once(batch)) is not None:
         return found
     chain = model.chain_of(batch)
@@ -383,7 +383,7 @@ def batch_iteration(
             if max(last) <= tolerance * history.num_tokens and (acceleration is None or len(last) > 1):
                 return _stopped(history, f"gain of {gain / history.num_tokens:.3g} nats per token", True)
         before.update({name: value.clone() for name, value in model.state_dict().items()})
-        here = None if acceleration is None else model.em_coordinates()[0]
+        here = None if acceleration is None else model._em_coordinates()[0]
         history.note(model.maximize(total))
         if acceleration is not None:
             assert here is not None
@@ -400,7 +400,7 @@ def _stepwise_iteration(model, batches, step_size: StepSize):
         average = state["average"]
         if average is None:
             num_sequences = sum(batch.x.shape[0] for batch in batches)
-            average = model.implied_statistics(num_sequences, history.num_tokens)
+            average = model._implied_statistics(num_sequences, history.num_tokens)
         log_likelihood = 0.0
         for index in torch.randperm(len(batches)).tolist():
             statistics, log_prob = expectation(model, batches[index])

@@ -118,7 +118,7 @@ def maximize_by_lbfgs(
     """L-BFGS with line searches on -(log p(x) + log prior) / tokens, over ``model.parameters()``; all batches every time.
 
     Args:
-        model: offers ``log_joint(x, lengths, share=..., **batch.known)``, differentiable; and may offer ``parameter_units()``,
+        model: offers ``log_joint(x, lengths, share=..., **batch.known)``, differentiable; and may offer ``_parameter_units()``,
             by name how much each number of a parameter varies: steps are taken in these, so that a fit does not depend on
             what the data are measured in.
         num_steps: iterations at most, of up to 25 evaluations each. lr: length of the first trial step.
@@ -131,7 +131,7 @@ def maximize_by_lbfgs(
     moved = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
     if not moved:
         raise ValueError("fixed: every parameter is held, so there is nothing to fit")
-    units = model.parameter_units() if hasattr(model, "parameter_units") else {}
+    units = model._parameter_units() if hasattr(model, "_parameter_units") else {}
     points = Points(moved, units)
     parameters = points.leaves
     wall = math.nan  # the loss where there is no model, once that of the start is known

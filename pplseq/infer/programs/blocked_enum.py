@@ -172,7 +172,7 @@ class BlockedEnum(ChainMessenger):
                     "(use pplseq.infer.programs.contraction for other structures)"
                 )
         else:
-            self.check_start(msg)
+            self._check_start(msg)
             recording = _Recording(msg["name"], fn.previous, plates_of(msg), msg["scale"])
             recording.cut = msg.get("_intervener_id") is not None
             self._recordings.append(recording)

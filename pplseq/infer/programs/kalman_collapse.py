@@ -105,7 +105,7 @@ class KalmanCollapse(ChainMessenger):
 
     def _record_start(self, msg):
         fn = msg["fn"]
-        self.check_start(msg)
+        self._check_start(msg)
         if isinstance(fn, LinearGaussian):
             start = fn.belief()
         elif isinstance(fn, MultivariateNormal):

@@ -113,7 +113,7 @@ class ChainMessenger(Messenger):
         """Called after a body was run for all other steps; before, now: local variables around that run, now those that are
         read again."""
 
-    def check_start(self, msg: dict) -> None:
+    def _check_start(self, msg: dict) -> None:
         """Raises where a chain would start at every step of a vectorised loop."""
         if self.time_index is not None:
             raise ValueError(

@@ -113,7 +113,7 @@ class ARHMMParameters(Estimator):
         self.scale.copy_(factor.tril(-1) + torch.diag_embed(factor.diagonal(dim1=-2, dim2=-1).log()))
         return self
 
-    def parameter_units(self) -> dict[str, Tensor]:
+    def _parameter_units(self) -> dict[str, Tensor]:
         """How much the numbers of each parameter vary, by name: what L-BFGS measures its steps in."""
         deviations = self.covariances.detach().diagonal(dim1=-2, dim2=-1).sqrt()  # (Z, D)
         lags = (1 / deviations).repeat(1, self.order)
@@ -125,7 +125,7 @@ class ARHMMParameters(Estimator):
     @property
     def num_free_parameters(self) -> int:
         states, size = self.num_states, self.num_features
-        return states**2 - 1 + self.weights.numel() + states * size * (size + 1) // 2 - self.num_held
+        return states**2 - 1 + self.weights.numel() + states * size * (size + 1) // 2 - self._num_held
 
     @property
     def slots(self) -> dict[str, Slot]:
@@ -135,22 +135,22 @@ class ARHMMParameters(Estimator):
             "weights": Slot(self.weights, raw_of=Tensor.clone, clips=False), "covariances": Slot(self.scale, triangle=True),
         }  # fmt: skip
 
-    def check_held(self, method: str) -> None:
-        super().check_held(method)
+    def _check_held(self, method: str) -> None:
+        super()._check_held(method)
         mask = held(self.weights)
         if method == "em" and mask is not None and not bool((mask == mask[:, :1]).all()):
             raise ValueError("fixed: 'em' holds weights of all columns of a regressor alike; use method 'lbfgs'")
 
     # ---------------------------------------------------------------- data
-    def as_batch(self, x, lengths=None, *, states=None, inputs=None) -> Batch:
+    def _as_batch(self, x, lengths=None, *, states=None, inputs=None) -> Batch:
         """x, its lengths, known states and inputs as tensors; see the class of all estimators."""
-        batch = super().as_batch(x, lengths, states=states)
+        batch = super()._as_batch(x, lengths, states=states)
         if inputs is not None:
-            inputs = self.inputs_in_form(inputs, lengths, size=self.num_inputs, beside=x)
-            x, _ = self.in_form(x, lengths)
+            inputs = self._inputs_in_form(inputs, lengths, size=self.num_inputs, beside=x)
+            x, _ = self._in_form(x, lengths)
         return with_inputs(batch, inputs, x, self.num_inputs)
 
-    def check_observations(self, x: Tensor) -> None:
+    def _check_observations(self, x: Tensor) -> None:
         size = self.num_features
         if not isinstance(x, Tensor) or not x.is_floating_point() or x.dim() != 3 or x.shape[-1] != size:
             got = f"{x.dtype} of shape {tuple(x.shape)}" if isinstance(x, Tensor) else type(x).__name__
@@ -194,7 +194,7 @@ class ARHMMParameters(Estimator):
         return torch.cat(parts if inputs is None else [*parts, inputs], -1)
 
     @torch.no_grad()
-    def check_data(self, batch: Batch) -> None:
+    def _check_data(self, batch: Batch) -> None:
         """Refuses data of which nothing can be learned, and goes over to their mean: parameters stay what they are."""
         x, seen = self.explained(batch)
         rows = x[seen]

@@ -125,8 +125,8 @@ class ARHMM(RegressedSteps, ARHMMParameters):
     def seen_before(self, given: Given, inputs: Tensor | None) -> Lags:
         return Lags(self, given, inputs)
 
-    def check_start(self, start, num_rows: int) -> None:
-        super().check_start(start, num_rows)
+    def _check_start(self, start, num_rows: int) -> None:
+        super()._check_start(start, num_rows)
         if start is not None and self.order:
             raise ValueError("start: a row that goes on needs the vectors before it; give the whole row")
 
@@ -194,7 +194,7 @@ class ARHMM(RegressedSteps, ARHMMParameters):
             second = second[..., :last, :last]
         paths = PathMixture(now_states, matrix, vector, moves, self.covariances, about)
         means, covariances, states = (torch.stack(parts, 1) for parts in zip(*found, strict=True))
-        return self.labelled(VectorForecast(means, covariances, states, paths), x, lengths, num_steps, ahead=future_inputs)
+        return self._labelled(VectorForecast(means, covariances, states, paths), x, lengths, num_steps, ahead=future_inputs)
 
 
 class Lags:

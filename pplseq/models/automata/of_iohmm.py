@@ -22,7 +22,7 @@ def model_of_tables(tables: SymbolTables) -> IOHMM:
     model = IOHMM(
         num_states, num_symbols=num_symbols, outputs="categorical", num_outputs=num_labels, initial="transition"
     )
-    return model.set_tables(initial=tables.start, transition=tables.transition, emission=tables.output)
+    return model._set_tables(initial=tables.start, transition=tables.transition, emission=tables.output)
 
 
 def extract_automaton(

@@ -150,7 +150,7 @@ class SemiMarkovHMM(RegimeQueries, HMM):
     def num_free_parameters(self) -> int:
         regimes, size, duration = self._sizes
         each = size - 1 if duration == "explicit" else 1
-        return regimes - 1 + regimes * (regimes - 2) + regimes * each + self.emissions.num_free - self.num_held
+        return regimes - 1 + regimes * (regimes - 2) + regimes * each + self.emissions.num_free - self._num_held
 
     @property
     def slots(self) -> dict[str, Slot]:

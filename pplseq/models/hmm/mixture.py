@@ -36,7 +36,7 @@ class MixtureHMM(HMM):
     """
 
     name = "mixture_hmm"
-    has_short_ways = True
+    _has_loops = True
 
     def __init__(self, num_clusters: int, num_states: int, num_words: int | None = None, **options: Any):
         clusters, states = checks.count("num_clusters", num_clusters), checks.count("num_states", num_states)
@@ -75,7 +75,7 @@ class MixtureHMM(HMM):
             kept[name] = value[:, cluster * size : (cluster + 1) * size] if name == "transition_logits" else value
         kept["initial_logits"] = kept["initial_logits"].log_softmax(0)
         found.load_state_dict(kept)
-        found.take_names(self)
+        found._take_names(self)
         found.is_fitted = self.is_fitted
         return found
 

@@ -24,9 +24,9 @@ from pplseq.infer.fit.held import any_held, kept
 from pplseq.infer.programs.markov import markov
 from pplseq.models.base import AT_POINT, AT_TEST, Given, Sizes, one_chain, said
 from pplseq.models.constrained import Constrainable
+from pplseq.models.hmm.by_loops import LoopAnswers
 from pplseq.models.hmm.labelled_start import moves_of_labels, start_from_labels
 from pplseq.models.hmm.pretrained import read_pretrained
-from pplseq.models.hmm.short_ways import ShortWays
 from pplseq.models.hmm.tables import DTYPES, words_of
 from pplseq.models.online.reader import Filter
 from pplseq.models.online.states import States
@@ -62,7 +62,7 @@ if TYPE_CHECKING:
 EVENNESS = 0.1  # standard deviation of the first transition logits
 
 
-class HMM(Constrainable, StateLanguages, ShortWays):
+class HMM(Constrainable, StateLanguages, LoopAnswers):
     """z_1 ~ initial,  z_t | z_{t-1} ~ transition[z_{t-1}],  x_t | z_t ~ emission[z_t].
 
     The emission is a table over ``num_words`` words, or over vectors of ``num_features`` numbers a Gaussian, a mixture of
@@ -111,7 +111,7 @@ class HMM(Constrainable, StateLanguages, ShortWays):
     _trials_of_steps: bool
     name = "hmm"
     methods = ("em", "sgd", "svi", "nuts", "lbfgs")
-    has_short_ways = True
+    _has_loops = True
 
     def __init__(
         self,
@@ -158,7 +158,7 @@ class HMM(Constrainable, StateLanguages, ShortWays):
         }
         self._config = {"num_states": num_states} | self._config | {n: v for n, v in given.items() if v is not None}
         self.vocabulary = vocabulary
-        self.state_names = checked_names(state_names, self.num_observable_states)
+        self.state_names = checked_names(state_names, self._num_observable_states)
         if self.state_names is not None:
             self._is_named, self._config = True, self._config | {"state_names": [*self.state_names]}
         real = DTYPES[dtype]
@@ -172,7 +172,7 @@ class HMM(Constrainable, StateLanguages, ShortWays):
         self._forbid()
         if not self.emissions.has_em:  # the first is the default of `fit`
             vars(self)["methods"] = tuple(method for method in ("lbfgs", *self.methods[1:4]) if method != "em")
-            vars(self)["turns"], vars(self)["least_starts"] = ("values", "stretches"), 2
+            vars(self)["turns"], vars(self)["_least_starts"] = ("values", "stretches"), 2
         vars(self)["_remembered"] = Remembered(plain_parameters(self)[0])  # no submodule
         self.drawn()
 
@@ -305,7 +305,7 @@ class HMM(Constrainable, StateLanguages, ShortWays):
         """
         known: dict[str, Any] = dict(states=states, emission_noises=emission_noises, trials=trials, exposure=exposure)
         given = self.given(x, lengths, start, **known, **sizes)
-        transition, emission = self.specs_given(given)
+        transition, emission = self._specs_given(given)
         z = start
         with given.plate:
             for t in markov(given.steps):
@@ -331,7 +331,7 @@ class HMM(Constrainable, StateLanguages, ShortWays):
             given.inputs = noises.expand(given.shape[0], *noises.shape[1:])
         return given
 
-    def specs_given(self, given: Given) -> tuple[DenseTransition, Emission]:
+    def _specs_given(self, given: Given) -> tuple[DenseTransition, Emission]:
         transition, emission = self.specs()
         if given.inputs is None:
             return transition, emission
@@ -357,10 +357,10 @@ class HMM(Constrainable, StateLanguages, ShortWays):
             check_sizes(found, x, columns)
         return found.to(self.reference)
 
-    def as_batch(self, x, lengths=None, *, states=None, emission_noises=None, trials=None, exposure=None) -> Batch:
+    def _as_batch(self, x, lengths=None, *, states=None, emission_noises=None, trials=None, exposure=None) -> Batch:
         """x, its lengths, observed states and what is known of steps (see :meth:`model`) as tensors; see the class of all
         estimators."""
-        batch = super().as_batch(x, lengths, states=states)
+        batch = super()._as_batch(x, lengths, states=states)
         for name, value in (("trials", trials), ("exposure", exposure)):
             if value is not None:
                 batch = batch._replace(**{name: sizes_beside(name, value, batch, x, lengths, self.num_features or 0)})
@@ -402,18 +402,18 @@ class HMM(Constrainable, StateLanguages, ShortWays):
                 known = self._sizes_of(shape, trials=future_trials, exposure=future_exposure)
             except ValueError as error:
                 raise ValueError(f"future_{error}") from None
-        return self.labelled(self.observations_of(states, emission, known), x, lengths, num_steps)
+        return self._labelled(self._observations_of(states, emission, known), x, lengths, num_steps)
 
-    def observations_of(self, states: Tensor, emission, known: Tensor | None = None) -> NextDistribution:
+    def _observations_of(self, states: Tensor, emission, known: Tensor | None = None) -> NextDistribution:
         if known is None:
             self._sizes_of((1, 1))  # refused where they must be told
         if self.rows is not None and self.num_words is None:
-            found = super().observations_of(pooled(states.exp(), self.rows, self.emissions.num_states).log(), emission, known)
+            found = super()._observations_of(pooled(states.exp(), self.rows, self.emissions.num_states).log(), emission, known)
             return found._replace(state_log_probs=states)
-        return super().observations_of(states, emission, known)
+        return super()._observations_of(states, emission, known)
 
     def _reader(self) -> Filter:
-        if type(self) is HMM and self.is_one_chain and not self._need_sizes:
+        if type(self) is HMM and self._is_one_chain and not self._need_sizes:
             with said(AT_POINT, AT_TEST):
                 transition, emission = self.specs()
             if not emission.batch_shape and not emission.takes_inputs:
@@ -449,8 +449,8 @@ class HMM(Constrainable, StateLanguages, ShortWays):
             ("initial", self.initial_logits, self.start_states), ("transition", self.transition_logits, self.graph)
         ]  # fmt: skip
 
-    def check_data(self, batch: Batch) -> None:
-        super().check_data(batch)
+    def _check_data(self, batch: Batch) -> None:
+        super()._check_data(batch)
         x, seen = self.observed(batch.x)
         if batch.lengths is not None:
             seen = seen & (torch.arange(seen.shape[1], device=seen.device) < batch.lengths.unsqueeze(-1))
@@ -459,17 +459,17 @@ class HMM(Constrainable, StateLanguages, ShortWays):
         self.sized_by = tuple(name for name, value in given.items() if value is not None) or None
 
     @contextlib.contextmanager
-    def naming(self, x: Any, keep: bool, inputs: Any = None, states: Any = None, beside: Sequence[Any] = ()) -> Iterator[None]:
+    def _naming(self, x: Any, keep: bool, inputs: Any = None, states: Any = None, beside: Sequence[Any] = ()) -> Iterator[None]:
         before = self.sized_by
         self.sized_by = before if keep else None  # a fit anew may be without exposures
         try:
-            with super().naming(x, keep, inputs, states, beside):
+            with super()._naming(x, keep, inputs, states, beside):
                 yield
         except BaseException:
             self.sized_by = before
             raise
 
-    def check_method(self, method: str) -> None:
+    def _check_method(self, method: str) -> None:
         if method in ("svi", "nuts") and self.priors is None:
             raise ValueError(
                 f"method {checks.shown(method)} needs priors: make the model with priors=True, or with Priors(...)"
@@ -524,7 +524,7 @@ class HMM(Constrainable, StateLanguages, ShortWays):
         how_to = {"over_time": True} if how == "stretches" else {}
         self.emissions.initialize(x, seen, **how_to, **({} if known is None else {"known": known}))
         if (labels := batch.states) is not None:
-            if self.rows is not None and self.num_observable_states == self.num_states:
+            if self.rows is not None and self._num_observable_states == self.num_states:
                 labels = torch.where(labels < 0, labels, self.rows[labels])
             start_from_labels(self.emissions, x, seen, labels, known)
 
@@ -554,7 +554,7 @@ class HMM(Constrainable, StateLanguages, ShortWays):
         tables = {"initial": counts.start.double(), "transition": counts.transition.double()}
         return tables | self.emissions.statistics(obs, probs, known)
 
-    def implied_statistics(self, num_sequences: float, num_tokens: float) -> Statistics:
+    def _implied_statistics(self, num_sequences: float, num_tokens: float) -> Statistics:
         visits = torch.full_like(self.initial, num_tokens / self.num_states, dtype=torch.float64)
         moves = visits * max(0.0, 1 - num_sequences / num_tokens)
         tables = {"initial": num_sequences * self.initial, "transition": moves.unsqueeze(-1) * self.transition.double()}
@@ -564,7 +564,7 @@ class HMM(Constrainable, StateLanguages, ShortWays):
 
     @torch.no_grad()
     def maximize(self, statistics: Statistics) -> list[str]:
-        if not any_held(self) and self.maximize_at_once(statistics):
+        if not any_held(self) and self._maximize_by_loops(statistics):
             return []
         tables = {"initial": None, "transition": None}
         if self.priors is not None:

@@ -150,13 +150,13 @@ class StateTables(Estimator):
     def levels(self) -> dict[int, int]:
         return self.emissions.levels
 
-    def parameter_units(self) -> dict[str, Tensor]:
+    def _parameter_units(self) -> dict[str, Tensor]:
         """How much locations may vary, so that a fit does not depend on what the data are measured in."""
         return {f"emissions.{name}": unit for name, unit in self.emissions.units().items()}
 
-    def check_held(self, method: str) -> None:
-        super().check_held(method)
-        self.emissions.check_held(method)
+    def _check_held(self, method: str) -> None:
+        super()._check_held(method)
+        self.emissions._check_held(method)
 
     @property
     def slots(self) -> dict[str, Slot]:
@@ -167,30 +167,30 @@ class StateTables(Estimator):
     @property
     def num_free_parameters(self) -> int:
         moves = self.num_states - 1 + self.num_states * (self.num_states - 1)
-        return moves + self.emissions.num_free - self.num_held
+        return moves + self.emissions.num_free - self._num_held
 
     def why_no_number(self, batch: Batch) -> str:
         said = getattr(self.emissions, "why_no_number", None)
         return "" if said is None else said(*self.observed(batch.x))
 
     # ---------------------------------------------------------------- observations
-    def check_observations(self, x: Tensor) -> None:
+    def _check_observations(self, x: Tensor) -> None:
         self.emissions.check(x)
 
     def observed(self, x: Tensor) -> tuple[Tensor, Tensor]:
         return self.emissions.observed(x)
 
-    def observations_of(self, states: Tensor, emission, known: Tensor | None = None) -> NextDistribution:
+    def _observations_of(self, states: Tensor, emission, known: Tensor | None = None) -> NextDistribution:
         """See the class of all estimators; known: (B, K, ...) of the steps, as :func:`state_quantiles` takes it."""
         if self.num_words is not None:
-            return super().observations_of(states, emission)
+            return super()._observations_of(states, emission)
         return NextDistribution(states, None, *state_moments(self.emissions, states.exp(), known))
 
-    def entry_name(self, name: str, place: Sequence[int], shape: Sequence[int]) -> str:
+    def _entry_name(self, name: str, place: Sequence[int], shape: Sequence[int]) -> str:
         if name in ("initial", "transition"):
             return name + "".join(f"[{k if self.state_names is None else self.state_names[k]}]" for k in place)
         if self.column_names is None and self.state_names is None:
-            return super().entry_name(name, place, shape)
+            return super()._entry_name(name, place, shape)
         # (Z, D), (Z, D, D), and (D, D) of what all states share
         shared = name == "precision" and self._config["covariance"] == "tied"
         of_columns = [size == self.num_features and (axis > 0 or shared) for axis, size in enumerate(shape)]

@@ -60,7 +60,7 @@ class IOFormat(NamedTuple):
         """Raises unless x holds outputs of the model's family, or marks of missing ones."""
         if not isinstance(x, Tensor):
             raise TypeError(
-                f"x must be a tensor, got {type(x).__name__}; lists go to fit, score, predictive and the like"
+                f"x must be a tensor, got {type(x).__name__}; lists go to fit, score, one_step and the like"
             )
         if self.discrete:
             if x.is_floating_point() or x.dtype == torch.bool or x.dim() != 2:

@@ -64,7 +64,7 @@ class FitPlan(NamedTuple):
         """What a resumed fit must be given alike."""
         held_out = {} if validation is None else about_data(validation)
         return {
-            **about_fit(model, self.method, self.options), **about_data(batch), "fixed": sorted(model.not_free),
+            **about_fit(model, self.method, self.options), **about_data(batch), "fixed": sorted(model._not_free),
             "num_restarts": list(map(repr, self.blocks)), "select": self.select, "batch_size": self.batch_size,
             "validation": digest(*held_out.values()),
         }  # fmt: skip
@@ -122,12 +122,12 @@ def fit_model(model: IOParameters, batch: Batch, validation: Batch | None, plan:
 
 def check_held(model: IOParameters, method: str) -> None:
     """Raises ValueError where a method cannot hold the parameters that are held."""
-    model.check_held(method)
+    model._check_held(method)
     own = {name.removesuffix("_network"): [*part.parameters()] for name, part in model.parts.items()}
     for part, parameters in own.items():
-        if part not in model.held_parts and not all(parameter.requires_grad for parameter in parameters):
+        if part not in model._held_parts and not all(parameter.requires_grad for parameter in parameters):
             raise ValueError(f"fixed: parameters of {part!r} are held together: fixed=[{part!r}]")
-    one = len({"emission", "noise"} & model.held_parts) == 1 and any(each.numel() for each in own.get("noise", ()))
+    one = len({"emission", "noise"} & model._held_parts) == 1 and any(each.numel() for each in own.get("noise", ()))
     exact = model.outputs == "gaussian" and method == "em" and RestartNetwork(model.network("emission")).exact
     if one and method != "sgd" and not (exact and model.priors is None):
         raise ValueError("fixed: of these outputs 'emission' and 'noise' are held together, or by method 'sgd'")
@@ -181,9 +181,9 @@ def restart_problem(model: IOParameters, batch: Batch, networks: dict[str, Any] 
     inputs = model.format.network_inputs(batch.x, batch.inputs, batch.lengths)
     before_first = model.config["initial"] == "transition"
     if isinstance(outputs := networks["outputs"], GaussianOutputs):
-        outputs.hold_means = "emission" in model.held_parts
+        outputs.hold_means = "emission" in model._held_parts
     return RestartProblem(
-        held=model.held_parts,
+        held=model._held_parts,
         **networks, x=x, known=known, inputs=inputs, lengths=lengths, states=states, before_first=before_first
     )
 
@@ -325,7 +325,7 @@ def _history(
     known = ~trace.isnan()
     if model.priors is not None:  # with the normalisers of the priors, which EM leaves out
         objectives = objectives + sum(
-            float(model.prior_of(name, value.detach()).log_prob(torch.zeros_like(value)))
+            float(model._prior_of(name, value.detach()).log_prob(torch.zeros_like(value)))
             for name, part in model.parts.items() for value in part.parameters()
         )  # fmt: skip
     history.log_likelihoods, history.log_posteriors = trace[known].tolist(), objectives[known].tolist()

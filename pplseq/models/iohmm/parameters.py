@@ -58,23 +58,23 @@ class IOParameters(Estimator):
         """Whether formulas put the rows of a frame to the sequences that a column names."""
         return self.formulas is not None and self.formulas.sequence_id is not None
 
-    def put_to_steps(self, x, lengths, inputs, states):
+    def _put_to_steps(self, x, lengths, inputs, states):
         """Outputs, states and lengths, as the dates of frames and series have them; see
         :func:`~pplseq.models.iohmm.forms.put_to_steps`."""
         if self._sorts_rows:
             return x, states, lengths
         return put_to_steps(x, inputs, states, lengths, fill=self.formulas is None)
 
-    def of_steps_ahead(self, inputs, x, lengths, num_steps: int | None):
+    def _of_steps_ahead(self, inputs, x, lengths, num_steps: int | None):
         """Inputs of the steps to come; raises ValueError where their index does not go on where that of x ends."""
         if not self._sorts_rows:
             check_rows_ahead(x, inputs, num_steps, lengths=lengths)
         return inputs
 
-    def labelled(self, found, x, lengths, num_steps: int, names=None, ahead=None):
-        """See :meth:`~pplseq.models.fitted.FittedState.labelled`: formulas know the sequences of a frame."""
+    def _labelled(self, found, x, lengths, num_steps: int, names=None, ahead=None):
+        """See :meth:`~pplseq.models.fitted.FittedState._labelled`: formulas know the sequences of a frame."""
         named = x if self.formulas is None or not is_table(x) else self.formulas.named(x)
-        return super().labelled(found, named, lengths, num_steps, names, ahead)
+        return super()._labelled(found, named, lengths, num_steps, names, ahead)
 
     @property
     def format(self) -> IOFormat:
@@ -91,20 +91,20 @@ class IOParameters(Estimator):
         names = [*(f"{part}_network" for part in PARTS), "noise"]
         return {name: module for name in names if (module := self._modules.get(name)) is not None}
 
-    def draw_weights(self) -> dict[str, dict[str, Tensor]]:
+    def _draw_weights(self) -> dict[str, dict[str, Tensor]]:
         """Weights of each part by name: the module's parameters, or with priors drawn at their sites."""
         if self.priors is None or AT_POINT.get():
             # read as attributes: inside a Pyro program this registers their parameters
             return {name: dict(getattr(self, name).named_parameters()) for name in self.parts}
         return {
             name: {
-                weight: pyro.sample(f"{name}.{weight}", self.prior_of(name, value))
+                weight: pyro.sample(f"{name}.{weight}", self._prior_of(name, value))
                 for weight, value in part.named_parameters()
             }
             for name, part in self.parts.items()
         }
 
-    def prior_of(self, name: str, value: Tensor) -> dist.TorchDistribution:
+    def _prior_of(self, name: str, value: Tensor) -> dist.TorchDistribution:
         """The prior of a weight of one of :attr:`parts`."""
         scale = value.new_tensor(getattr(self.priors, name.removesuffix("_network")))
         return dist.Normal(torch.zeros_like(value), scale).to_event(value.dim())
@@ -115,18 +115,18 @@ class IOParameters(Estimator):
         if self.priors is not None:
             for name, part in self.parts.items():
                 for value in part.parameters():
-                    total = total + self.prior_of(name, value.detach()).log_prob(value)
+                    total = total + self._prior_of(name, value.detach()).log_prob(value)
         return total
 
     @property
-    def held_parts(self) -> frozenset[str]:
+    def _held_parts(self) -> frozenset[str]:
         """Parts of which no parameter learns: "initial", "transition", "emission", "noise"."""
         parts = {name.removesuffix("_network"): [*part.parameters()] for name, part in self.parts.items()}
         return frozenset(name for name, own in parts.items() if own and not any(one.requires_grad for one in own))
 
     @property
-    def not_free(self) -> frozenset[str]:
-        return self.fixed_parameters | self.held_parts
+    def _not_free(self) -> frozenset[str]:
+        return self.fixed_parameters | self._held_parts
 
     def estimates(self) -> dict[str, Tensor]:
         """What :meth:`summary` tells: see :func:`~pplseq.models.iohmm.estimates.estimates_of`."""
@@ -156,7 +156,7 @@ class IOParameters(Estimator):
         return self
 
     @torch.no_grad()
-    def set_tables(self, *, initial=None, transition=None, emission=None) -> Self:
+    def _set_tables(self, *, initial=None, transition=None, emission=None) -> Self:
         """Sets constant networks and tables from probabilities (zeros forbid); returns the model.
 
         Args:
@@ -189,7 +189,7 @@ class IOParameters(Estimator):
     def num_free_parameters(self) -> int:
         """Weights that count, for information criteria: none for forbidden moves, one less for each softmax."""
         allowed = {"initial": self.start_states, "transition": self.graph}
-        held = self.not_free
+        held = self._not_free
         total = 0 if self.noise is None or "noise" in held else self.noise.num_free
         for part in PARTS:
             if f"{part}_network" not in self.parts or part in held:

@@ -99,7 +99,7 @@ class IOHMM(IOHMMQueries):
 
         model = IOHMM(3, num_inputs=2, outputs="gaussian", num_outputs=1)
         model.fit(x, inputs=inputs, num_restarts=10)
-        model.predictive(x, inputs=inputs).outputs
+        model.one_step(x, inputs=inputs).outputs
 
     Source: Y. Bengio and P. Frasconi (1995), An input output HMM architecture, sections 2 and 3.
     """
@@ -109,7 +109,7 @@ class IOHMM(IOHMMQueries):
     initial_network: Any
     name = "iohmm"
     methods = METHODS
-    has_short_ways = True  # not of classes that inherit from it, which may have changed anything
+    _has_loops = True  # not of classes that inherit from it, which may have changed anything
     num_words = None
 
     def __init__(
@@ -216,7 +216,7 @@ class IOHMM(IOHMMQueries):
         sizes = self.outputs, self.num_outputs, self.num_states
         return IOFormat(*sizes, self.sources, self.feedback, reference, self.columns, self.embeddings)
 
-    def check_observations(self, x: Tensor) -> None:
+    def _check_observations(self, x: Tensor) -> None:
         self.format.check(x)
 
     def observed(self, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -266,7 +266,7 @@ class IOHMM(IOHMMQueries):
             first: (B[, U]) inputs of the start distribution, where it sees some.
             partly: whether some vectors lack some of their dimensions. sized: whether trials or exposures of steps are told.
         """
-        weights, network = self.draw_weights(), self.network("transition")
+        weights, network = self._draw_weights(), self.network("transition")
         move = network.prepare(weights["transition_network"], lambda x: masked_log_softmax(x, self.graph))
         if self.initial == "stationary":
             transition = DenseTransition.stationary(move())
@@ -362,15 +362,15 @@ class IOHMM(IOHMMQueries):
             start = Belief(None, transition.initial_log_prob().expand(given.shape[0], self.num_states))
         return given, see, (transition, emission), start
 
-    def direct_chain(self, x, lengths=None, start=None, *, inputs=None, states=None, previous=None, **sizes) -> Chain | None:
-        if not self.is_one_chain:
+    def _direct_chain(self, x, lengths=None, start=None, *, inputs=None, states=None, previous=None, **sizes) -> Chain | None:
+        if not self._is_one_chain:
             return None
         given, see, specs, start = self._told(x, lengths, start, inputs, states, previous, sizes)
         seen = (see(part, slice(None), None) for part in ("transition", "emission"))
         return given.chain(*specs, start, *seen)
 
-    def direct_draw(self, *, start=None, inputs=None, states=None, previous=None, **sizes) -> tuple[Tensor, Tensor] | None:
-        if not self.is_one_chain:
+    def _direct_draw(self, *, start=None, inputs=None, states=None, previous=None, **sizes) -> tuple[Tensor, Tensor] | None:
+        if not self._is_one_chain:
             return None
         given, see, (transition, emission), z = self._told(None, None, start, inputs, states, previous, sizes)
         return given.draw(
@@ -435,10 +435,10 @@ class IOHMM(IOHMMQueries):
         if validation is None and select == "validation":
             raise ValueError("validation: select='validation' needs validation data, (x, inputs); got None")
         plan = plan._replace(folder=folder, resume=resume, max_time=max_time, on_record=on_record, cluster=cluster)
-        with self.naming(x, bool(warm_start or resume), inputs, states, [trials, exposure]):
+        with self._naming(x, bool(warm_start or resume), inputs, states, [trials, exposure]):
             self.sized_by = self.sized_by if warm_start or resume else None
             sizes = {name: value for name, value in (("trials", trials), ("exposure", exposure)) if value is not None}
-            batch = with_steps(self.as_batch(x, lengths, states=states, inputs=inputs, **sizes))
+            batch = with_steps(self._as_batch(x, lengths, states=states, inputs=inputs, **sizes))
             self.sized_by = tuple(sizes) or None
         held_out = None
         if validation is not None:
@@ -447,7 +447,7 @@ class IOHMM(IOHMMQueries):
             if sizes:
                 raise ValueError("validation: held-out data come without trials and exposures of steps; leave it out")
             other, other_inputs, *other_lengths = validation
-            held_out = with_steps(self.as_batch(other, *other_lengths, inputs=other_inputs))
+            held_out = with_steps(self._as_batch(other, *other_lengths, inputs=other_inputs))
         parts = {name.removesuffix("_network"): part for name, part in self.parts.items()}
         names = [fixed] if isinstance(fixed, str) else list(fixed)
         if unknown := [name for name in names if name not in parts]:
@@ -455,7 +455,7 @@ class IOHMM(IOHMMQueries):
         if isinstance(fixed, Mapping) and not all(mask is True for mask in fixed.values()):
             raise ValueError("fixed: an IOHMM holds parts whole, {name: True}")
         if not resume:
-            self.check_set([(name, own) for name in names for own in parts[name].parameters()], self.random_parameters)
+            self._check_set([(name, own) for name in names for own in parts[name].parameters()], self._random_parameters)
         with seeded(seed), holding([(Slot(own), None) for name in names for own in parts[name].parameters()]):
             self.fixed_parameters = frozenset(names)
             vars(self)["history"] = fit_model(self, batch, held_out, plan)  # no submodule, though it may hold a guide

@@ -24,12 +24,12 @@ from pplseq.models.base import AT_POINT, AT_TEST, said
 from pplseq.models.batch import as_given
 from pplseq.models.estimator import Sample
 from pplseq.models.forms import by_names, is_table
+from pplseq.models.iohmm.by_loops import chain_of_whole_rows, is_short
 from pplseq.models.iohmm.data import SIZES, Inputs, Source, beside, sizes_of
 from pplseq.models.iohmm.forms import without_frames
 from pplseq.models.iohmm.networks import GaussianNoise
 from pplseq.models.iohmm.parameters import IOParameters
 from pplseq.models.iohmm.quantiles import emission_means, with_quantiles
-from pplseq.models.iohmm.whole_rows import chain_of_whole_rows, is_short
 from pplseq.models.parts.responses import ResponseEmission
 from pplseq.models.state_labels import numbers_of_states
 from pplseq.models.state_languages import StateLanguages
@@ -67,18 +67,18 @@ class IOHMMQueries(StateLanguages, IOParameters):
         raise NotImplementedError
 
     @property
-    def has_columns(self) -> bool:
+    def _has_columns(self) -> bool:
         return not self.format.discrete and self.formulas is None  # formulas find theirs by name anyway
 
-    def as_batch(self, x, lengths=None, *, states=None, inputs=None, trials=None, exposure=None) -> Batch:
+    def _as_batch(self, x, lengths=None, *, states=None, inputs=None, trials=None, exposure=None) -> Batch:
         """Data as checked tensors: see :meth:`~pplseq.models.iohmm.data.IOFormat.batch`; frames are read by ``formulas``. What
         is told of trials and exposures goes with the inputs."""
         came = x, lengths
-        x, states, lengths = self.put_to_steps(x, lengths, inputs, states)
+        x, states, lengths = self._put_to_steps(x, lengths, inputs, states)
         states = None if states is None else numbers_of_states(states, self.state_names)
         if self.formulas is not None:
             x, inputs, lengths = self.formulas.data_of(x, inputs, lengths)
-        batch = self.format.batch(by_names(x, self.column_names), lengths, states=states, inputs=self.inputs_by_name(inputs))
+        batch = self.format.batch(by_names(x, self.column_names), lengths, states=states, inputs=self._inputs_by_name(inputs))
         given = {"trials": trials, "exposure": exposure}
         for name, value in given.items():
             given[name] = None if value is None else sizes_beside(name, value, batch, *came, self.num_outputs)
@@ -96,15 +96,15 @@ class IOHMMQueries(StateLanguages, IOParameters):
             own = {} if inputs is None else {part: inputs for part, source in self.sources.items() if source is not None}
         return {**own, SIZES: sizes.to(self.reference)}
 
-    def short_chain(self, batch: Batch) -> Chain | None:
-        plain = vars(type(self)).get("has_short_ways", False)
+    def _chain_of_rows(self, batch: Batch) -> Chain | None:
+        plain = vars(type(self)).get("_has_loops", False)
         return chain_of_whole_rows(self, batch) if plain and is_short(self, batch) else None
 
-    def results_like(self, x, *, inputs=None, **known):
+    def _results_like(self, x, *, inputs=None, **known):
         if self.formulas is not None and self.formulas.sequence_id is not None:
             x, inputs, _ = self.formulas.data_of(x, inputs)
         elif isinstance(x, (list, tuple)):
-            x = self.put_to_steps(x, None, inputs, None)[0]
+            x = self._put_to_steps(x, None, inputs, None)[0]
         if isinstance(inputs, Mapping):
             inputs = next(iter(inputs.values()), None)
         given = inputs if isinstance(inputs, (list, tuple)) else x
@@ -113,7 +113,7 @@ class IOHMMQueries(StateLanguages, IOParameters):
 
     # ---------------------------------------------------------------- production and prediction
     @torch.no_grad()
-    def production(self, inputs, lengths=None, *, num_samples: int = 500, **sizes) -> Outputs:
+    def open_loop(self, inputs, lengths=None, *, num_samples: int = 500, **sizes) -> Outputs:
         """Open loop: what the inputs alone make of outputs, p(z_t | u_1..u_t) and E[x_t | u_1..u_t].
 
             zeta_t = sum_j zeta_{j,t-1} phi_j(u_t),    eta_t = sum_i zeta_{i,t} eta_i(u_t)
@@ -133,7 +133,7 @@ class IOHMMQueries(StateLanguages, IOParameters):
         return self._shaped(result, batch, None, inputs)
 
     @torch.no_grad()
-    def predictive(self, x, lengths=None, *, inputs=None, **sizes) -> Outputs:
+    def one_step(self, x, lengths=None, *, inputs=None, **sizes) -> Outputs:
         """Closed loop: what is expected of each output given the inputs so far and all past outputs, E[x_t | x_<t, u_1..u_t].
 
         Args:
@@ -153,7 +153,7 @@ class IOHMMQueries(StateLanguages, IOParameters):
         Args:
             inputs: the inputs. lengths: (B,).
         """
-        batch = self.as_batch(None, lengths, inputs=inputs, **sizes)
+        batch = self._as_batch(None, lengths, inputs=inputs, **sizes)
         rows, steps = batch.x.shape[:2]
         last = torch.full((rows,), steps) if batch.lengths is None else batch.lengths
         empty = last == 0
@@ -162,7 +162,7 @@ class IOHMMQueries(StateLanguages, IOParameters):
                 f"inputs: sequence {int(empty.nonzero()[0])} is empty; only a model with initial='transition' whose outputs do "
                 "not see inputs answers that"
             )
-        outputs = self.production(inputs, lengths, **sizes).outputs
+        outputs = self.open_loop(inputs, lengths, **sizes).outputs
         if isinstance(outputs, list):
             return torch.stack([row[-1] for row in outputs])
         result = outputs[torch.arange(rows), (last - 1).clamp_min(0)]
@@ -187,9 +187,9 @@ class IOHMMQueries(StateLanguages, IOParameters):
         Returns:
             (B, Z) states, and (B, V) words, nats; of bits and vectors means (B, D), of vectors covariances (B, D, D).
         """
-        self.check_fitted()
+        self._check_fitted()
         form, nothing_yet = self.format, isinstance(x, (list, tuple)) and all(np.shape(row) == (0,) for row in x)
-        batch = Batch(form.missing(len(x), 0)) if nothing_yet else self.as_batch(x, lengths, inputs=inputs, **sizes)
+        batch = Batch(form.missing(len(x), 0)) if nothing_yet else self._as_batch(x, lengths, inputs=inputs, **sizes)
         rows, steps = batch.x.shape[:2]
         here = (torch.arange(rows), torch.full((rows,), steps) if batch.lengths is None else batch.lengths)
         known = form.check_inputs(self._future(next_inputs, rows, 1, one_step=True, past=x), (rows, 1), None)
@@ -204,7 +204,7 @@ class IOHMMQueries(StateLanguages, IOParameters):
         found = self._expected(predicted(chain), seen, known, here[1] + 1)
         emission, shape = self._emission_at(seen, known, here[1] + 1), found.states.shape
         found = with_quantiles(self._as_next(found.each(lambda value: value[here])), emission, self.noise, shape, here)
-        return self.labelled(found, x, lengths, 1, self.output_names)
+        return self._labelled(found, x, lengths, 1, self.output_names)
 
     @torch.no_grad()
     def forecast(  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -218,7 +218,7 @@ class IOHMMQueries(StateLanguages, IOParameters):
             num_steps: K; may be left out where ``future_inputs`` tell.
             future_inputs: of K steps: vectors (B, K, U) or symbols (B, K), or (K, U) or (K,) for all sequences, or a
                 mapping from parts to such; None where the model takes no inputs.
-            num_samples: as for :meth:`production`. future_trials, future_exposure: (B, K), (K,) or a number.
+            num_samples: as for :meth:`open_loop`. future_trials, future_exposure: (B, K), (K,) or a number.
 
         Returns:
             As :meth:`predict_next`, with an axis of steps, (B, K, ...); all rows end K steps after them. Of Gaussian outputs
@@ -226,7 +226,7 @@ class IOHMMQueries(StateLanguages, IOParameters):
         """
         batch, chain = self._posterior(x, lengths, inputs=inputs, **sizes)
         rows, belief = len(batch.x), chain.filtered()
-        inputs = self._future(self.of_steps_ahead(future_inputs, x, lengths, num_steps), rows, num_steps, past=x)
+        inputs = self._future(self._of_steps_ahead(future_inputs, x, lengths, num_steps), rows, num_steps, past=x)
         known = self.format.check_inputs(inputs, None, None)
         num_steps = next(iter(known.values())).shape[1]
         inputs = self._sized_ahead(inputs, rows, num_steps, "future", trials=future_trials, exposure=future_exposure)
@@ -234,12 +234,12 @@ class IOHMMQueries(StateLanguages, IOParameters):
             last = torch.full((rows,), batch.x.shape[1]) if batch.lengths is None else batch.lengths
             previous = batch.x[torch.arange(rows), (last - 1).clamp_min(0)]
             found = self._as_next(self._simulate(inputs, belief, previous, num_samples))
-            return self.labelled(found, x, lengths, found.state_log_probs.shape[1], self.output_names, future_inputs)
+            return self._labelled(found, x, lengths, found.state_log_probs.shape[1], self.output_names, future_inputs)
         unseen = self.format.missing(rows, num_steps)
         states = self.posterior(unseen, start=belief, inputs=inputs).filtered_states().probs
         found = self._as_next(self._expected(states, unseen, inputs))
         found = with_quantiles(found, self._emission_at(unseen, inputs), self.noise, states.shape)
-        return self.labelled(found, x, lengths, num_steps, self.output_names, future_inputs)
+        return self._labelled(found, x, lengths, num_steps, self.output_names, future_inputs)
 
     def _sized_ahead(self, inputs: Inputs, rows: int, num_steps: int, when: str, **given: Any) -> Inputs:
         """Inputs of steps to come with their trials and exposures."""
@@ -262,7 +262,7 @@ class IOHMMQueries(StateLanguages, IOParameters):
         if self.formulas is not None and is_table(inputs):
             ahead = self.formulas.ahead(inputs, past if is_table(past) else None)
             inputs = {part: value[..., 0, :] if one_step else value for part, value in ahead.items()} or None
-        inputs = self.inputs_by_name(inputs, name)
+        inputs = self._inputs_by_name(inputs, name)
         try:
             if inputs is None:
                 return self.format.check_inputs(None, (rows, self.format.steps_ahead(num_steps)), None)
@@ -311,7 +311,7 @@ class IOHMMQueries(StateLanguages, IOParameters):
 
     def bic(self, x, lengths=None, **known) -> float:
         """The Bayesian information criterion, -2 log p + parameters * log(targets): lower is better."""
-        batch = self.as_batch(x, lengths, **known)
+        batch = self._as_batch(x, lengths, **known)
         seen = self.observed(batch.x)[1]
         if batch.lengths is not None:
             seen = seen & (torch.arange(seen.shape[1], device=seen.device) < batch.lengths.unsqueeze(-1))
@@ -340,7 +340,7 @@ class IOHMMQueries(StateLanguages, IOParameters):
             sized = self._with_sizes(free, x, {"trials": trials, "exposure": exposure})
             told = {"inputs": sized} if sizes_of(sized) is not None else {}
             return super().sample(num_steps, num_sequences, seed=seed, **told, **known)
-        batch = self.as_batch(None, lengths, inputs=inputs, trials=trials, exposure=exposure)
+        batch = self._as_batch(None, lengths, inputs=inputs, trials=trials, exposure=exposure)
         rows, steps = batch.x.shape[:2]
         told = None if num_steps is None else checks.count("num_steps", num_steps)
         if told not in (None, steps) or checks.count("num_sequences", num_sequences) not in (1, rows):
@@ -353,7 +353,7 @@ class IOHMMQueries(StateLanguages, IOParameters):
             padded = torch.arange(steps, device=x.device) >= batch.lengths.unsqueeze(-1)
             states = states.masked_fill(padded, -1)
             x = torch.where(padded if self.format.discrete else padded.unsqueeze(-1), batch.x, x)
-        like: Any = self.results_like(None, inputs=inputs)
+        like: Any = self._results_like(None, inputs=inputs)
         return Sample(cast(Tensor, as_given(x, like)), cast(Tensor, as_given(states, like)))
 
     # ---------------------------------------------------------------- effects of inputs
@@ -460,7 +460,7 @@ class IOHMMQueries(StateLanguages, IOParameters):
 
     def _shaped(self, result: Outputs, batch: Batch, x, inputs) -> Outputs:
         """Results in the form of the data, 0 at padded steps."""
-        like = self.results_like(x, inputs=inputs)
+        like = self._results_like(x, inputs=inputs)
         return result.each(lambda value: as_given(_without_padding(value, batch), like))
 
 

@@ -112,7 +112,7 @@ class RandomEffects:
 
     # ---------------------------------------------------------------- quadrature
     def _data(self, x, groups, lengths, inputs) -> _Data:
-        batch = self._plain.as_batch(x, lengths, inputs=inputs)
+        batch = self._plain._as_batch(x, lengths, inputs=inputs)
         of_rows = checked_groups(groups, len(batch.x))
         names = list(dict.fromkeys(of_rows))
         place = {name: number for number, name in enumerate(names)}
@@ -140,7 +140,7 @@ class RandomEffects:
         effect = nodes[data.group].T.reshape(-1)  # (K B,)
         x = data.x.repeat(number, *[1] * (data.x.dim() - 1))
         lengths = None if data.lengths is None else data.lengths.repeat(number)
-        chain = self.model.direct_chain(x, lengths, inputs=self._joined(data, effect))
+        chain = self.model._direct_chain(x, lengths, inputs=self._joined(data, effect))
         assert chain is not None
         found = chain.log_prob().reshape(number, len(data.x)).T
         return found.new_zeros(nodes.shape).index_add(0, data.group, found)
@@ -268,7 +268,7 @@ def fit_random_effects(
     if checks.count("num_nodes", num_nodes) < FEWEST:
         raise ValueError(f"num_nodes: expected {FEWEST} or more, by which nodes find their places, got {num_nodes}")
     checks.count("max_rounds", max_rounds)
-    model.check_fitted()
+    model._check_fitted()
     wide = _widened(model, part, torch.Generator().manual_seed(seed))
     free = model.num_free_parameters + model.num_outputs if part == "emission" else wide.num_free_parameters
     spread = model.reference.new_full((model.num_outputs if part == "emission" else 1,), FIRST)
@@ -276,7 +276,7 @@ def fit_random_effects(
         spread = FIRST * _deviations(model)
     plain = copy.deepcopy(model)
     found = RandomEffects(wide, part, spread, free, num_nodes, plain)
-    with plain.naming(x, True, inputs):
+    with plain._naming(x, True, inputs):
         data = found._data(x, groups, lengths, inputs)
     wide.column_names = plain.column_names
     parameters, mean, scale = list(wide.parameters()), *found._adapted(data, quiet=True)

@@ -79,7 +79,7 @@ def inputs_ahead(model: Any, x: Any, num_steps: int | None, inputs: Any, lengths
             or of other steps than those behind x.
     """
     size, given = model.num_inputs, inputs
-    inputs = model.inputs_by_name(inputs, "future_inputs")
+    inputs = model._inputs_by_name(inputs, "future_inputs")
     if inputs is None or not size:
         check_inputs(inputs, (0, 0), 0, None, "future_inputs")  # of a model that takes none
         if size and num_steps is None:
@@ -101,7 +101,7 @@ def one_to_come(model: Any, inputs: Any) -> Tensor | None:
     """``next_inputs``, (B, U) or (U,), as ``future_inputs`` of one step; the columns of a frame by their names."""
     if inputs is None:
         return None
-    found = as_tensor(model.inputs_by_name(inputs, "next_inputs"))
+    found = as_tensor(model._inputs_by_name(inputs, "next_inputs"))
     if not found.dim():
         raise ValueError(f"next_inputs must have shape (B, U) or (U,), got {checks.shown(inputs)}")
     return found.unsqueeze(-2)

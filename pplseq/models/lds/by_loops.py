@@ -33,10 +33,10 @@ REALS, INTEGERS = (torch.float32, torch.float64), (torch.int32, torch.int64)
 NOTHING = torch.Size([0])
 SINGLE, DOUBLE = np.dtype(np.float32), np.dtype(np.float64)
 # what leads from parameters and observations to answers; an LDS that has its own way of any of it takes the long way
-DISTRIBUTIONS = ("specs", "observed", "given", "state_noise", "emission_noise", "_emission_noise", "initial_belief")
+DISTRIBUTIONS = ("specs", "observed", "given", "state_noise", "emission_noise", "_emission_noise", "_initial_belief")
 WAYS = frozenset(
     DISTRIBUTIONS
-    + ("values", "direct_chain", "posterior", "_posterior", "_point", "as_batch", "check_observations", "log_prior")
+    + ("values", "_direct_chain", "posterior", "_posterior", "_point", "_as_batch", "_check_observations", "log_prior")
 )
 
 
@@ -155,15 +155,15 @@ class LastSystem:
 class LoopAnswers(LDSQueries):
     """A linear dynamical system that answers at once where it can."""
 
-    is_plain = False  # set by the class whose distributions these are, and not inherited
+    _is_plain = False  # set by the class whose distributions these are, and not inherited
 
     @property
     def _is_as_it_is(self) -> bool:
         """Whether nothing of it is its own: no subclass, no replaced method, no parameter that is constrained or drawn."""
         own = vars(self)
-        if "is_plain" not in vars(type(self)) or self.initial != "learned" or self.num_inputs or not WAYS.isdisjoint(own):
+        if "_is_plain" not in vars(type(self)) or self.initial != "learned" or self.num_inputs or not WAYS.isdisjoint(own):
             return False
-        return self.is_one_chain and not (own["_modules"] or self._pyro_params or self._pyro_samples)
+        return self._is_one_chain and not (own["_modules"] or self._pyro_params or self._pyro_samples)
 
     @property
     def _last(self) -> LastSystem:
@@ -186,8 +186,8 @@ class LoopAnswers(LDSQueries):
             return x, lengths
         if known or not self._is_as_it_is:
             return None
-        self.check_fitted()
-        return self.as_batch(x, lengths)[:2]
+        self._check_fitted()
+        return self._as_batch(x, lengths)[:2]
 
     def _asked(self, x: Tensor, lengths: Tensor | None, forward_only: bool = False) -> tuple[System, Rows] | None:
         """The system, of which covariances are kept from question to question, and the rows."""
@@ -210,7 +210,7 @@ class LoopAnswers(LDSQueries):
         if (read := self._read(x, lengths, known)) is not None:
             x, lengths = read
             if (asked := self._asked(x, lengths, True)) is not None:
-                self.check_fitted()
+                self._check_fitted()
                 value = asked[0].log_prob(asked[1])
                 if value is not None:
                     self._keep(*asked)
@@ -223,21 +223,21 @@ class LoopAnswers(LDSQueries):
             return super().decode(x, lengths, **known)
         value = None
         if (asked := self._asked(*read)) is not None:
-            self.check_fitted()
+            self._check_fitted()
             value = asked[0].smoothed_means(asked[1])
         if asked is None or value is None:
             means: Any = super().decode(*read)
-            return as_given(means, self.results_like(x))
+            return as_given(means, self._results_like(x))
         self._keep(*asked)
-        return as_given(torch.from_numpy(value), self.results_like(x))
+        return as_given(torch.from_numpy(value), self._results_like(x))
 
     def log_joint(self, x: Tensor, lengths: Tensor | None = None, *, share: float = 1.0, **known) -> Tensor:
-        value = self._log_prob_at_once(x, lengths) if type(x) is Tensor and not known else None
+        value = self._log_prob_by_loops(x, lengths) if type(x) is Tensor and not known else None
         if value is None:
             return super().log_joint(x, lengths, share=share, **known)
-        return value + share * self.log_prior() if self.has_priors else value
+        return value + share * self.log_prior() if self._has_priors else value
 
-    def _log_prob_at_once(self, x: Tensor, lengths: Tensor | None) -> Tensor | None:
+    def _log_prob_by_loops(self, x: Tensor, lengths: Tensor | None) -> Tensor | None:
         """() log p(x), differentiable in parameters."""
         if x.requires_grad or twice.derivatives_wanted():
             return None  # in other ways than backwards, or in observations
@@ -254,7 +254,7 @@ class LoopAnswers(LDSQueries):
         found = system.gradients(rows)
         return None if found is None else _LogProb.apply(found, x, lengths, *parts)
 
-    def expectation_at_once(self, batch: Batch) -> tuple[Statistics, float] | None:
+    def _expectation_by_loops(self, batch: Batch) -> tuple[Statistics, float] | None:
         """The E-step, see :func:`~pplseq.models.lds.fit.e_step`, and the log-likelihood; None where the loop is not for such
         data."""
         x, lengths = batch[:2]

@@ -135,7 +135,7 @@ class ConstrainedLDS(LDS):
     def num_free_parameters(self) -> int:
         """Free numbers that the last fit was not told to keep; which of them other coordinates of the states would make up
         for depends on the patterns."""
-        return sum(own.numel() for name, own in self._own.items() if name not in self.not_free)
+        return sum(own.numel() for name, own in self._own.items() if name not in self._not_free)
 
     # ---------------------------------------------------------------- what a linear dynamical system is made of
     transition, emission = _part("transition"), _part("emission")
@@ -151,7 +151,7 @@ class ConstrainedLDS(LDS):
         return value.diagonal() if pattern.diagonal else value
 
     @property
-    def initial_belief(self) -> GaussianBelief:
+    def _initial_belief(self) -> GaussianBelief:
         if self.initial == "learned":
             return GaussianBelief(self.initial_mean, self.patterns["initial_covariance"].matrix(self.free_initial_covariance))
         if self.initial == "diffuse":
@@ -219,8 +219,8 @@ class ConstrainedLDS(LDS):
     def _is_warm(self, held: set[str]) -> bool:
         return False  # patterns say in which coordinates states are, and a start keeps to them
 
-    def check_method(self, method: str) -> None:
-        super().check_method(method)
+    def _check_method(self, method: str) -> None:
+        super()._check_method(method)
         if method == "em" and self.initial == "stationary":
             raise ValueError(
                 "method: with initial='stationary' and patterns there is no M-step; use method='lbfgs' or 'sgd', or "
@@ -302,7 +302,7 @@ class ConstrainedLDS(LDS):
         return new._replace(initial_mean=mean, initial_covariance=covariance)
 
     # ---------------------------------------------------------------- coordinates
-    def parameter_units(self) -> dict[str, Tensor]:
+    def _parameter_units(self) -> dict[str, Tensor]:
         units, found = parameter_units(self.values), {}
         for name, pattern in self.patterns.items():
             free = self._own[name]
@@ -310,13 +310,13 @@ class ConstrainedLDS(LDS):
             found[f"free_{name}"] = own
         return found
 
-    def em_coordinates(self) -> tuple[Tensor, Tensor]:
-        units = self.parameter_units()
+    def _em_coordinates(self) -> tuple[Tensor, Tensor]:
+        units = self._parameter_units()
         free = self._free
         return torch.cat([self._own[name].detach() for name in free]), torch.cat([units[f"free_{name}"] for name in free])
 
     @torch.no_grad()
-    def set_em_coordinates(self, coordinates: Tensor) -> None:
+    def _set_em_coordinates(self, coordinates: Tensor) -> None:
         here = self.values
         for name in self._free:
             target = self._own[name]

@@ -24,10 +24,10 @@ def written_estimates(model: LDSTensors) -> dict[str, Tensor]:
     found = {name: value for name, value in own.items() if value is not None}
     covariances = {"state_noise": model.state_noise, "emission_noise": model.emission_noise}
     if model.initial == "learned":
-        found["initial_mean"], covariances["initial_covariance"] = model.initial_belief
+        found["initial_mean"], covariances["initial_covariance"] = model._initial_belief
     for name in COVARIANCES:
         if name in covariances:
-            found |= _triangle(name, covariances[name], diagonal=name in model.diagonal_noises)
+            found |= _triangle(name, covariances[name], diagonal=name in model._diagonal_noises)
     return found | eigenvalues
 
 
@@ -36,7 +36,7 @@ def coordinate_names(model: LDSTensors) -> frozenset[str]:
     their coordinates."""
     if any(prior != RegressionPrior() for prior in (model.state_prior, model.emission_prior)):
         return frozenset()
-    fixed = model.not_free
+    fixed = model._not_free
     if _are_coordinates_fixed(model):
         return frozenset({"transition_offset", "emission_offset", "initial_mean"} - fixed if _may_shift(model) else set())
     names = {"transition_offset", "transition_inputs", "emission", "state_noise", "initial_mean", "initial_covariance"}
@@ -48,10 +48,10 @@ def coordinate_names(model: LDSTensors) -> frozenset[str]:
 @torch.no_grad()
 def _are_coordinates_fixed(model: LDSTensors) -> bool:
     """Whether no other states M z have the transition and emission that a fit was told to keep: they are seen in full."""
-    if "emission" not in model.not_free:
+    if "emission" not in model._not_free:
         return False
     seen: list[Tensor] = [model.emission]
-    if "transition" in model.not_free:
+    if "transition" in model._not_free:
         seen += [seen[0] @ torch.linalg.matrix_power(model.transition, k) for k in range(1, model.num_states)]
     return int(torch.linalg.matrix_rank(torch.cat(seen))) == model.num_states
 
@@ -59,7 +59,7 @@ def _are_coordinates_fixed(model: LDSTensors) -> bool:
 @torch.no_grad()
 def _may_shift(model: LDSTensors) -> bool:
     """Whether free offsets make up for states z + c with some c that is not 0."""
-    fixed, size = model.not_free, model.num_states
+    fixed, size = model._not_free, model.num_states
     if model.initial == "learned" and "initial_mean" in fixed:
         return False
     stays = [model.emission.new_zeros(0, size)]  # matrices whose products with c must be 0

@@ -289,7 +289,7 @@ class LDSTensors(GaussianEstimator):
         return emission_covariance(self.emission_scale)
 
     @property
-    def initial_belief(self) -> GaussianBelief:
+    def _initial_belief(self) -> GaussianBelief:
         """Mean (h,) and covariance (h, h) of z_1, before x_1 is seen."""
         if self.initial == "learned":
             return GaussianBelief(self.initial_mean, covariance_of(self.initial_scale))
@@ -313,14 +313,14 @@ class LDSTensors(GaussianEstimator):
         """
         total, h = 0, self.num_states
         for name, value in self._own.items():
-            if name not in self.not_free:
+            if name not in self._not_free:
                 triangle = name in SCALES and value.dim() == 2
                 total += value.shape[0] * (value.shape[0] + 1) // 2 if triangle else value.numel()
         if self.state_prior != RegressionPrior() or self.emission_prior != RegressionPrior():
             return total
-        if self.not_free:
+        if self._not_free:
             return total - (num_redundant(self) if h <= FEW_STATES else 0)
-        total -= h * (h + 1) // 2 if "state_noise" in self.diagonal_noises else h * h
+        total -= h * (h + 1) // 2 if "state_noise" in self._diagonal_noises else h * h
         unseen = max(0, h - len(self.emission))
         if self.initial != "diffuse":
             total -= unseen * (unseen + 1) // 2
@@ -409,11 +409,11 @@ class LDSTensors(GaussianEstimator):
         plain |= {name: getattr(self, name, None) for name in missing}  # constrained, or drawn from a prior
         plain |= {"state_noise": self.state_noise, "emission_noise": self._emission_noise, "initial_covariance": None}
         if self.initial != "stationary":
-            plain["initial_mean"], plain["initial_covariance"] = self.initial_belief
+            plain["initial_mean"], plain["initial_covariance"] = self._initial_belief
         return Parameters(**plain)
 
     @property
-    def diagonal_noises(self) -> frozenset[str]:
+    def _diagonal_noises(self) -> frozenset[str]:
         own = self._own
         return frozenset([name for name in ("state_noise", "emission_noise") if name in own and own[name].dim() == 1])
 
@@ -436,7 +436,7 @@ class LDSTensors(GaussianEstimator):
 def num_redundant(model: LDSTensors) -> int:
     """In how many directions parameters may move while no observation's distribution does, and those that are kept stand still:
     X and v of states (1 + X) z + v, and S as of :attr:`LDSTensors.num_free_parameters`."""
-    now, h, fixed = model.values, model.num_states, model.not_free
+    now, h, fixed = model.values, model.num_states, model._not_free
     A, C, Q = now.transition.double(), now.emission.double(), now.state_noise.double()
     unseen = torch.linalg.svd(C).Vh[torch.linalg.matrix_rank(C) :].T
     pairs = [(i, j) for i in range(unseen.shape[1]) for j in range(i + 1) if model.initial != "diffuse"]
@@ -457,7 +457,7 @@ def num_redundant(model: LDSTensors) -> int:
             changes |= {"initial_mean": X @ mean + v, "initial_covariance": X @ first + first @ X.T + spread}
         absent = {name for name in ("transition_offset", "emission_offset") if getattr(now, name) is None}
         stay = [value.reshape(-1) for name, value in changes.items() if name in fixed | absent]
-        if "state_noise" in model.diagonal_noises:
+        if "state_noise" in model._diagonal_noises:
             stay.append(noise[~torch.eye(h, dtype=torch.bool)])
         return torch.cat(stay)
 

@@ -45,10 +45,10 @@ from pplseq.models.lds.fit import (
     to_coordinates,
 )
 from pplseq.models.lds.parameters import SCALES, Parameters
+from pplseq.models.lds.point_chain import PointChain, chain_of_whole_rows, is_whole
 from pplseq.models.lds.queries import Forecast
 from pplseq.models.lds.start import STARTS
 from pplseq.models.lds.times import gaps_of, times_of, without_index
-from pplseq.models.lds.whole_rows import PointChain, chain_of_whole_rows, is_whole
 from pplseq.models.online.reader import Filter
 from pplseq.models.online.system import System
 from pplseq.models.steps import padded_steps, step_matrices, with_steps
@@ -92,7 +92,7 @@ class LDS(LoopAnswers):
     """
 
     name = "lds"
-    is_plain = True
+    _is_plain = True
     methods = ("em", "sgd", "lbfgs")
     starts = STARTS
     _pinned: frozenset[str] = frozenset()  # names of parameters of which something is known beforehand
@@ -161,13 +161,13 @@ class LDS(LoopAnswers):
         """Whether the program is the class's own, and its parameters neither constrained nor drawn."""
         own = type(self)
         is_own = own.specs is LDS.specs and own.given is LDS.given and own.observed is LDS.observed
-        return self.is_one_chain and is_own and not self._modules
+        return self._is_one_chain and is_own and not self._modules
 
     def _knows(self, added) -> bool:
         """Whether all of this may be known of single steps; the program says of what is not."""
         return added.keys() <= self._step_sizes.keys() | {"gaps"}
 
-    def direct_chain(
+    def _direct_chain(
         self, x, lengths=None, start=None, *, inputs=None, transitions=None, emissions=None, num_total=None, **added
     ) -> GaussianChain | None:  # fmt: skip
         """The chain without running the program: but of mini-batches, and of subclasses that have a story of their own."""
@@ -183,7 +183,7 @@ class LDS(LoopAnswers):
         inputs = check_inputs(inputs, given.shape, self.num_inputs, lengths)
         return chain_of(values, Batch(x, lengths, None, inputs), emission)
 
-    def direct_draw(
+    def _direct_draw(
         self, *, start=None, inputs=None, transitions=None, emissions=None, num_sequences=None, num_steps=None, **added
     ) -> tuple[Tensor, Tensor] | None:  # fmt: skip
         if not self._is_own_story or not self._knows(added):
@@ -198,9 +198,9 @@ class LDS(LoopAnswers):
         return bool(torch.cat(parts).isfinite().all())
 
     @torch.no_grad()
-    def short_chain(self, batch: Batch) -> GaussianChain | None:
+    def _chain_of_rows(self, batch: Batch) -> GaussianChain | None:
         remembered = vars(self).get("_remembered")
-        if type(self) is not LDS or remembered is None or not WAYS.isdisjoint(vars(self)) or not self.is_one_chain:
+        if type(self) is not LDS or remembered is None or not WAYS.isdisjoint(vars(self)) or not self._is_one_chain:
             return None
         if not is_whole(batch):
             return None
@@ -232,10 +232,10 @@ class LDS(LoopAnswers):
         pushed, shifted = driven_by(weights, given.inputs, pushed), driven_by(emission_weights, given.inputs, shifted)
         spreads = None
         if gaps is not None:
-            moves, spreads = self.moves_over(gaps)
+            moves, spreads = self._moves_over(gaps)
         first = None
         if start is None:
-            first = self.initial_belief if torch.is_grad_enabled() else self.initial_belief.detach()
+            first = self._initial_belief if torch.is_grad_enabled() else self._initial_belief.detach()
 
         def transition(z, t) -> LinearGaussian:
             if first is not None and z is None:
@@ -254,7 +254,7 @@ class LDS(LoopAnswers):
 
         return transition, emission
 
-    def moves_over(self, gaps: Tensor) -> tuple[Tensor, Tensor]:
+    def _moves_over(self, gaps: Tensor) -> tuple[Tensor, Tensor]:
         """Matrices and covariances (B, T, h, h) of moves that take these times (B, T)."""
         raise ValueError(
             f"times: {type(self).__name__} moves step by step; a StructuralModel moves over any time, or give the matrices and "
@@ -273,7 +273,7 @@ class LDS(LoopAnswers):
         return values if torch.is_grad_enabled() else [None if v is None else v.detach() for v in values]
 
     # ---------------------------------------------------------------- data
-    def as_batch(
+    def _as_batch(
         self, x, lengths=None, *, states=None, inputs=None, transitions=None, emissions=None, state_noises=None,
         emission_noises=None, transition_offsets=None, emission_offsets=None, transition_controls=None,
         emission_controls=None, times=None,
@@ -286,11 +286,11 @@ class LDS(LoopAnswers):
             if transitions is not None:
                 raise ValueError("times: they say how states move, and so do transitions; leave one of them out")
             times, x = times_of(times, x, lengths), without_index(x)
-        batch = super().as_batch(x, lengths)
+        batch = super()._as_batch(x, lengths)
         if times is not None:
             gaps = gaps_of(times, batch)
             batch = batch._replace(gaps=gaps)
-            self.moves_over(gaps[:1, :1])  # which says what has no continuous form
+            self._moves_over(gaps[:1, :1])  # which says what has no continuous form
         of_steps = (transitions, emissions, state_noises, emission_noises, transition_offsets, emission_offsets)
         controls = {"transition_controls": transition_controls, "emission_controls": emission_controls}
         offsets = {"transition_offsets": transition_offsets, "emission_offsets": emission_offsets}
@@ -302,8 +302,8 @@ class LDS(LoopAnswers):
             state_noises=state_noises, emission_noises=emission_noises, **offsets,
         )  # fmt: skip
         if inputs is not None:
-            inputs = self.inputs_in_form(inputs, lengths, size=self.num_inputs, beside=x)
-            x, _ = self.in_form(x, lengths)
+            inputs = self._inputs_in_form(inputs, lengths, size=self.num_inputs, beside=x)
+            x, _ = self._in_form(x, lengths)
         batch = with_inputs(batch, inputs, x, self.num_inputs)
         for name, value in controls.items():  # B_t u_t is an offset of its step
             if value is not None:
@@ -312,13 +312,13 @@ class LDS(LoopAnswers):
                 batch = batch._replace(**{added: controlled(getattr(batch, added), value, batch.inputs)})
         return batch
 
-    def check_observations(self, x: Tensor) -> None:
+    def _check_observations(self, x: Tensor) -> None:
         check_observations(x, self.num_features)
 
-    def check_data(self, batch: Batch) -> None:
+    def _check_data(self, batch: Batch) -> None:
         check_enough(batch, self.num_states)
 
-    def check_method(self, method: str) -> None:
+    def _check_method(self, method: str) -> None:
         """EM sets the parameters of the class's own distributions; those of a subclass it does not know."""
         if drawn := list(self._pyro_samples):
             raise ValueError(
@@ -418,7 +418,7 @@ class LDS(LoopAnswers):
 
     def initialize(self, batch: Batch, how: str = "subspace") -> None:
         """Parameters guessed from the data: where a fit starts."""
-        self._put(first_parameters(self.values, batch, how, self.diagonal_noises))
+        self._put(first_parameters(self.values, batch, how, self._diagonal_noises))
 
     # ---------------------------------------------------------------- what EM asks for (see pplseq.infer.fit.em)
     @torch.no_grad()
@@ -431,7 +431,7 @@ class LDS(LoopAnswers):
         return e_step(self.values, chain, batch)
 
     def maximize(self, statistics: Statistics) -> list[str]:
-        options = EMOptions(self.state_prior, self.emission_prior, self.noise_floor, self.diagonal_noises, self.held)
+        options = EMOptions(self.state_prior, self.emission_prior, self.noise_floor, self._diagonal_noises, self.held)
         if self._has_array_em:
             found, self._lowest, notes = array_em.maximize(self._parameters, statistics, options)
             self._set_arrays(found)
@@ -441,7 +441,7 @@ class LDS(LoopAnswers):
         self._put(parameters)
         return notes
 
-    def em_coordinates(self) -> tuple[Tensor, Tensor]:
+    def _em_coordinates(self) -> tuple[Tensor, Tensor]:
         """The parameters that a fit moves, as EM's acceleration wants them, and their units."""
         found = array_em.coordinates(self._parameters, self._free) if self._has_array_em else None
         return to_coordinates(self.values, self._free) if found is None else found
@@ -458,14 +458,14 @@ class LDS(LoopAnswers):
             assert parameter is not None, name
             parameter.copy_(torch.from_numpy(value))
 
-    def set_em_coordinates(self, coordinates: Tensor) -> None:
+    def _set_em_coordinates(self, coordinates: Tensor) -> None:
         if self._has_array_em and self._lowest:
             self._set_arrays(array_em.at_coordinates(self._parameters, self._free, coordinates.numpy(), self._lowest))
             return
         here = self.values
         self._put(above_floor(from_coordinates(here, self._free, coordinates), here, self._lowest))
 
-    def parameter_units(self) -> dict[str, Tensor]:
+    def _parameter_units(self) -> dict[str, Tensor]:
         """How much the numbers of each parameter vary, by name: what L-BFGS measures its steps in."""
         units, own = parameter_units(self.values), dict(self.named_parameters())
         diagonal = {name: unit.diagonal() for name, unit in units.items() if name in own and own[name].dim() < unit.dim()}
@@ -477,7 +477,7 @@ class LDS(LoopAnswers):
         return [name for name in self._own if name not in self.held]
 
     @property
-    def has_priors(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+    def _has_priors(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
         """Whether :meth:`log_prior` is of some prior."""
         return any(prior.count or prior.strength for prior in (self.state_prior, self.emission_prior))
 

@@ -144,8 +144,8 @@ def next_states(
 class LDSQueries(LDSTensors):
     """What a linear dynamical system tells of observations. ``known``: inputs, and what is known of single steps."""
 
-    moves_over: Callable[[Tensor], tuple[Tensor, Tensor]]  # of a model with a continuous form
-    has_priors: bool
+    _moves_over: Callable[[Tensor], tuple[Tensor, Tensor]]  # of a model with a continuous form
+    _has_priors: bool
 
     def estimates(self) -> dict[str, Tensor]:
         return written_estimates(self)
@@ -159,14 +159,14 @@ class LDSQueries(LDSTensors):
 
     def fit_transform(self, x, lengths=None, **options):
         """:meth:`fit`, then :meth:`transform` of the same data."""
-        known = {name: options[name] for name in inspect.signature(self.as_batch).parameters if name in options}
+        known = {name: options[name] for name in inspect.signature(self._as_batch).parameters if name in options}
         return self.fit(x, lengths, **options).transform(x, lengths, **known)
 
     @torch.no_grad()
-    def predictive(self, x, lengths=None, **known) -> StateMoments:
+    def one_step(self, x, lengths=None, **known) -> StateMoments:
         """Means (B, T, n) and covariances (B, T, n, n) of p(x_t | x_1..x_{t-1}); their errors are the innovations."""
         batch, chain = self._posterior(x, lengths, **known)
-        return self._observed(chain.predicted_states(), batch, self.results_like(x, **known), noisy=True)
+        return self._observed(chain.predicted_states(), batch, self._results_like(x, **known), noisy=True)
 
     def diagnostics(self, x, lengths=None, *, lags: int = 10, skip: int | None = None, **known) -> Diagnostics:
         """Standardised errors of one-step predictions, and tests of them.
@@ -175,9 +175,9 @@ class LDSQueries(LDSTensors):
             x, lengths, **known: the data. lags: of the test of autocorrelation. skip: first steps of a row that are left out,
                 by default as many as there are states.
         """
-        self.check_names(known)
-        batch, told = self.as_batch(x, lengths, **known), checks.count("lags", lags)
-        found = self.predictive(batch.x, batch.lengths, **batch.known)
+        self._check_names(known)
+        batch, told = self._as_batch(x, lengths, **known), checks.count("lags", lags)
+        found = self.one_step(batch.x, batch.lengths, **batch.known)
         assert isinstance(found.means, Tensor) and isinstance(found.covariances, Tensor)  # as batch.x is
         errors = (batch.x - found.means) / found.covariances.diagonal(dim1=-2, dim2=-1).sqrt()
         if batch.lengths is not None:
@@ -192,7 +192,7 @@ class LDSQueries(LDSTensors):
         observation: add ``model.emission_noise`` (and a step's ``emission_noises``, where they are given).
         """
         batch, chain = self._posterior(x, lengths, **known)
-        return self._observed(chain.smoothed_states(), batch, self.results_like(x, **known), noisy=False)
+        return self._observed(chain.smoothed_states(), batch, self._results_like(x, **known), noisy=False)
 
     def _observed(self, states: GaussianStates, batch: Batch, like, *, noisy: bool) -> StateMoments:
         """Means (B, T, n) and covariances (B, T, n, n) of what states make, in the form of the data."""
@@ -238,9 +238,9 @@ class LDSQueries(LDSTensors):
         for name, value in known.items():
             check_rows_together(x, value, name)
         asked, given = x, lengths
-        x, lengths = self.in_form(x, lengths)
+        x, lengths = self._in_form(x, lengths)
         if inputs is not None:
-            inputs = self.inputs_in_form(inputs, given, size=self.num_inputs, beside=asked)
+            inputs = self._inputs_in_form(inputs, given, size=self.num_inputs, beside=asked)
         future = to_come(to_take, len(x), num_steps, self.num_inputs, self.reference)
         inputs = for_empty_rows(inputs, x, self.num_inputs)
         x, lengths, empty = without_empty_rows(x, lengths, num_features=self.num_features)
@@ -251,18 +251,18 @@ class LDSQueries(LDSTensors):
         if (gaps is None) != (batch.gaps is None):
             raise ValueError("future_times: must be given where times are, and only there, those of the steps to come")
         if gaps is not None:
-            matrices = self.moves_over(gaps.to(self.reference))
+            matrices = self._moves_over(gaps.to(self.reference))
         now, sizes = self.values, step_sizes(self.num_states, self.num_features)
         self._controls_ahead(ahead, known, future, len(batch.x), num_steps)
         steps = steps_to_come(ahead, batch, sizes, len(batch.x), num_steps, self.reference)
         moves = _sum(now.shift("transition", future), steps.get("transition_offsets"))
         noise = _sum(matrices[1], steps.get("state_noises"))
         states = next_states(
-            steps.get("transitions", matrices[0]), noise, moves, chain.filtered(), num_steps, (empty, self.initial_belief)
+            steps.get("transitions", matrices[0]), noise, moves, chain.filtered(), num_steps, (empty, self._initial_belief)
         )
         means, covariances = _made_of(now, states.mean, states.covariance, future, steps)
         found = Forecast(means, covariances + _sum(self.emission_noise, steps.get("emission_noises")), *states)
-        return self.labelled(found, asked, given, num_steps, ahead=future_inputs)
+        return self._labelled(found, asked, given, num_steps, ahead=future_inputs)
 
     def _controls_ahead(self, ahead: dict[str, Any], known: Mapping[str, Any], inputs, rows: int, num_steps: int) -> None:
         """Puts offsets of the steps to come, with what their inputs add, in the place of control matrices."""

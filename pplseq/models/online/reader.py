@@ -63,7 +63,7 @@ class Online:
     """
 
     def __init__(self, model: Any, saved: str | Path | None = None):
-        model.check_fitted()
+        model._check_fitted()
         self.model, self.num_steps, self.log_prob = model, 0, 0.0
         self._filter: Filter = model._reader()
         if saved is not None:
@@ -160,7 +160,7 @@ def word_of(x: Any, vocabulary: Any, num_words: int) -> int:
 
 def check_alone(model: Any, known: Mapping[str, Any]) -> None:
     """Raises for what is known beside an observation, where numbers alone are gone on with."""
-    model.check_names(known)
+    model._check_names(known)
     if known:
         what = ", ".join(known)
         raise ValueError(f"{what}: {type(model).__name__} reads observations alone; ask filter for the whole sequence")
@@ -181,14 +181,14 @@ class Chains:
 
     def _chain(self, x: Any, known: Mapping[str, Any]) -> Any:
         row = [MISSING if x is None else x] if self.model.num_features is None else vector_row(x, self.model.num_features)
-        batch = self.model.as_batch([row], None, **{name: [as_row(value)] for name, value in known.items()})
+        batch = self.model._as_batch([row], None, **{name: [as_row(value)] for name, value in known.items()})
         before = {} if self.previous is None else {"previous": self.previous}
         chain = self.model.posterior(batch.x, None, self.belief, **batch.known, **before)
         self.read = batch.x[:, 0] if getattr(self.model, "feedback", None) else None
         return chain
 
     def step(self, x: Any, known: Mapping[str, Any]) -> Reading:
-        self.model.check_names(known)
+        self.model._check_names(known)
         chain = self._chain(x, known)
         with torch.no_grad(), chain.unchecked() if isinstance(chain, Chain) else contextlib.nullcontext():
             log_prob = float(chain.log_prob().detach())
@@ -223,7 +223,7 @@ class Chains:
         types = {str(each): each for each in (torch.float32, torch.float64, torch.int64, torch.int32)}
         found: list[Any] = [None if part is None else torch.tensor(part["value"], dtype=types[part["dtype"]]) for part in parts]
         belief = kind(*found[:-1])
-        self.model.check_start(belief, 1)
+        self.model._check_start(belief, 1)
         self.belief, self.previous = belief, found[-1]
 
 

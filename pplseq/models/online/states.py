@@ -50,7 +50,7 @@ class States:
             return None
         if self.loc is None or np.isnan(vector).any():
             like = torch.from_numpy(vector).to(self.model.reference).unsqueeze(0)
-            self.model.check_observations(like.unsqueeze(0))
+            self.model._check_observations(like.unsqueeze(0))
             return self.emission.log_likelihood(like)[0].detach().double().numpy()
         apart = vector - self.loc
         apart = apart * self.whiteners if self.whiteners.ndim == 2 else (self.whiteners @ apart[:, :, None])[:, :, 0]
@@ -75,7 +75,7 @@ class States:
         for k in range(num_steps):
             now = states[k] = self.start if now is None else now @ self.matrix
         logs = torch.from_numpy(states).log().to(self.model.reference).unsqueeze(0)
-        return self.model.observations_of(logs, self.emission)._replace(column_names=self.model.column_names)
+        return self.model._observations_of(logs, self.emission)._replace(column_names=self.model.column_names)
 
     def kept(self) -> dict[str, Any]:
         return {"belief": None if self.belief is None else self.belief.tolist()}

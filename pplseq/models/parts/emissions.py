@@ -105,7 +105,7 @@ class Table(PyroModule):
     def units(self) -> dict[str, Tensor]:
         return {}
 
-    def check_held(self, method: str) -> None:
+    def _check_held(self, method: str) -> None:
         pass
 
     def set_origin(self, x: Tensor, seen: Tensor) -> None:

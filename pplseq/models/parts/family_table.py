@@ -107,7 +107,7 @@ class FamilyTable(Table):
         """Columns whose families take "trials" or "exposure" beside their parameters."""
         return [column for _, family, columns in self.parts if family.sized == name for column in columns]
 
-    def check_held(self, method: str) -> None:
+    def _check_held(self, method: str) -> None:
         """Raises ValueError where a method cannot hold what is held, or would have to learn what it cannot."""
         for prefix, family, _ in self.parts:
             whole = [name for name in family.parameters if not self.raw(f"{prefix}{name}").requires_grad]

@@ -83,7 +83,7 @@ class Emissions(Protocol):
         """What can be held in a fit, by the names of :meth:`values`."""
         ...
 
-    def check_held(self, method: str) -> None:
+    def _check_held(self, method: str) -> None:
         """Raises ValueError where a method cannot hold what is held, or would have to learn what it cannot."""
         ...
 

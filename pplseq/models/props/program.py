@@ -131,7 +131,7 @@ class PROPS(StateTables):
         given.inputs = self._source_log_probs(source_log_probs, given)
         return given
 
-    def specs_given(self, given: Given):
+    def _specs_given(self, given: Given):
         return self.specs(tables=given.inputs is not None and given.inputs.dim() == 4)
 
     def _source_log_probs(self, value: Tensor | None, given: Given) -> Tensor | None:
@@ -178,7 +178,7 @@ class PROPS(StateTables):
             **sizes: how much to generate, or what a mini-batch stands for: :class:`~pplseq.models.base.Sizes`.
         """
         given = self.given(x, lengths, start, states=states, source_log_probs=source_log_probs, **sizes)
-        transition, emission = self.specs_given(given)
+        transition, emission = self._specs_given(given)
         z = start
         with given.plate:
             for t in markov(given.steps):
@@ -198,8 +198,8 @@ class PROPS(StateTables):
             return transition, own
         return transition, pinned_tables(own, self.num_sources) if tables else PinnedEmission(own, self.num_sources)
 
-    def as_batch(self, x, lengths=None, *, states=None, source_log_probs=None) -> Batch:
-        batch = super().as_batch(x, lengths, states=states)
+    def _as_batch(self, x, lengths=None, *, states=None, source_log_probs=None) -> Batch:
+        batch = super()._as_batch(x, lengths, states=states)
         if source_log_probs is None:
             return batch
         check_rows_together(x, source_log_probs, "source_log_probs")
@@ -272,7 +272,7 @@ class PROPS(StateTables):
         """
         return state, state.step(y, source_log_probs, learn)
 
-    def set_stream(self, state) -> PROPS:
+    def _set_stream(self, state) -> PROPS:
         """Takes over the parameters that a user's stream has learned (their means, where it averages); returns the model."""
         found = state.parameters()
         if self.num_words is not None:

@@ -180,7 +180,7 @@ class StructuralModel(LDS):
                 self.register_buffer("matrix", matrix, persistent=False)
         return self.matrix
 
-    def moves_over(self, gaps: Tensor) -> tuple[Tensor, Tensor]:
+    def _moves_over(self, gaps: Tensor) -> tuple[Tensor, Tensor]:
         learned, variances = self._learned, self._variances
         found = [part.over(gaps / self._unit, learned, self._unit) for part in self.parts]
         size, first = self.num_states, 0
@@ -225,7 +225,7 @@ class StructuralModel(LDS):
         return (2 * self.log_noise).exp()
 
     @property
-    def initial_belief(self) -> GaussianBelief:
+    def _initial_belief(self) -> GaussianBelief:
         wide = torch.full_like(self.width, torch.inf) if self.initial == "diffuse" else self.width
         learned, variances = self._learned, self._variances
         spreads = [part.first(learned, variances) for part in self.parts]
@@ -238,7 +238,7 @@ class StructuralModel(LDS):
     @property
     def values(self) -> Parameters:
         """The matrices of the linear dynamical system, without gradients."""
-        inputs, first = self.emission_inputs, self.initial_belief
+        inputs, first = self.emission_inputs, self._initial_belief
         return Parameters(
             self.transition, None, None, self.state_noise, self.loadings, None, inputs, self._emission_noise, first.mean,
             first.covariance,
@@ -246,7 +246,7 @@ class StructuralModel(LDS):
 
     @property
     def num_free_parameters(self) -> int:
-        return sum(parameter.numel() for parameter in self.parameters()) - self.num_held
+        return sum(parameter.numel() for parameter in self.parameters()) - self._num_held
 
     @property
     def slots(self) -> dict[str, Slot]:
@@ -255,7 +255,7 @@ class StructuralModel(LDS):
         return {name: Slot(own, **kinds.get(name, {})) for name, own in self.named_parameters()}
 
     @torch.no_grad()
-    def criterion_terms(self, batch: Batch, log_prob: float) -> tuple[float, int]:
+    def _criterion_terms(self, batch: Batch, log_prob: float) -> tuple[float, int]:
         """As with an exactly diffuse start, whose states count as parameters, as in statsmodels: so that models with different
         components compare, whatever their own start is."""
         wandering = sum(len(part.emission) for part in self.parts if not part.learned)
@@ -288,7 +288,7 @@ class StructuralModel(LDS):
         return found | ({"inputs": self.emission_inputs[0]} if self.num_inputs else {})
 
     @torch.no_grad()
-    def at_bounds(self, batch: Batch) -> dict[str, float]:
+    def _at_bounds(self, batch: Batch) -> dict[str, float]:
         """Variances that are 0 but for what the search left of them: without them the likelihood is no smaller."""
         other = self._copied()
         whole = {f"variance of {name}": (other.log_scales, k) for k, name in enumerate(self.variances)}
@@ -362,7 +362,7 @@ class StructuralModel(LDS):
         }  # fmt: skip
         return found | {name: (raw, None) for name, raw in others.items() if raw in self.slots}
 
-    def held_by(self, fixed: str | Sequence[str] | Mapping[str, Any]) -> dict[str, Tensor | None]:
+    def _held_by(self, fixed: str | Sequence[str] | Mapping[str, Any]) -> dict[str, Tensor | None]:
         """As of the base class, by the names of :meth:`set_parameters`."""
         given = fixed if isinstance(fixed, Mapping) else dict.fromkeys([fixed] if isinstance(fixed, str) else fixed, True)
         places, found = self._held_as, {}
@@ -380,7 +380,7 @@ class StructuralModel(LDS):
                 scales[place] = True
             else:
                 found[raw] = mask if mask is True else np.asarray(mask)[None]
-        return super().held_by(found | ({"log_scales": scales} if bool(scales.any()) else {}))
+        return super()._held_by(found | ({"log_scales": scales} if bool(scales.any()) else {}))
 
     def bounds_by(self, bounds: Mapping[str, Any], method: str) -> dict[str, Entries]:
         """As of the base class, by the names of :meth:`set_parameters`."""
@@ -400,17 +400,17 @@ class StructuralModel(LDS):
                 all_ends[place] = end / shares[name]
         return super().bounds_by(found, method)
 
-    def held_estimate(self, name: str, value: Tensor) -> Tensor:
+    def _held_estimate(self, name: str, value: Tensor) -> Tensor:
         raw, place = self._held_as.get({"ar": "ar_weights"}.get(name, name.removeprefix("variance of ")), (name, None))
-        mask = self.fixed_entries.get(raw)
-        found = torch.full_like(value, raw in self.not_free, dtype=torch.bool)
+        mask = self._fixed_entries.get(raw)
+        found = torch.full_like(value, raw in self._not_free, dtype=torch.bool)
         if mask is None:
             return found
         return found | (mask[place] if place is not None else mask.reshape(value.shape))
 
     # ---------------------------------------------------------------- fit
     @torch.no_grad()
-    def take_units(self, batch: Batch, warm: bool, holds: Mapping[str, Any]) -> None:
+    def _take_units(self, batch: Batch, warm: bool, holds: Mapping[str, Any]) -> None:
         """The median time between steps becomes what parameters are over; those that stay say what they said."""
         if warm and self.time_unit > 0:
             return  # a fit without times is refused as a question is
@@ -436,14 +436,14 @@ class StructuralModel(LDS):
         for k, (name, value) in enumerate(variances.items()):
             self.log_scales[k] = _half_log(value / float(shares[name]))
 
-    def direct_chain(self, x, lengths=None, start=None, **known):
+    def _direct_chain(self, x, lengths=None, start=None, **known):
         """As of the base class; every question and fit comes by here.
 
         Raises:
             ValueError: where times are not given, and parameters are over times.
         """
         self._check_times(known.get("gaps"))
-        return super().direct_chain(x, lengths, start, **known)
+        return super()._direct_chain(x, lengths, start, **known)
 
     def _check_times(self, times: Any) -> None:
         if self.time_unit > 0 and times is None:
@@ -460,7 +460,7 @@ class StructuralModel(LDS):
             options = {"num_steps": 500, "tolerance": 1e-9} | options
         return super(LDS, self).fit(x, lengths, method=method, fixed=fixed, **options)
 
-    def check_data(self, batch: Batch) -> None:
+    def _check_data(self, batch: Batch) -> None:
         """Raises ValueError as of the LDS, and for what gradients would need more memory than there is for: some covariances a
         step, which rows share unless something is missing in one alone or their times differ."""
         rows, steps = batch.x.shape[:2]
@@ -468,7 +468,7 @@ class StructuralModel(LDS):
         alike = batch.gaps is None and bool((known == known[:1]).all())
         numbers = MATRICES * steps * (1 if alike else rows) * self.num_states**2
         checks.fits("seasonal", numbers * batch.x.element_size(), FEWER)
-        super().check_data(batch)
+        super()._check_data(batch)
 
     @torch.no_grad()
     def initialize(self, batch: Batch, how: str = "likely") -> None:
@@ -553,7 +553,7 @@ class StructuralModel(LDS):
         """
         batch, chain = self._posterior(x, lengths, inputs=inputs, times=times)
         states, found, first = chain.smoothed_states(), {}, 0
-        covariances, like = states.covariances.dense(), self.results_like(x)
+        covariances, like = states.covariances.dense(), self._results_like(x)
         for part in self.parts:
             size = len(part.emission)
             some = slice(first, first + size)

@@ -156,7 +156,7 @@ class SwitchingParameters(Estimator):
     @property
     def num_free_parameters(self) -> int:
         total = sum(parameter.numel() for parameter in self.parameters())
-        return total - self.num_regimes - (self.start == "learned") - self.num_held
+        return total - self.num_regimes - (self.start == "learned") - self._num_held
 
     @property
     def slots(self) -> dict[str, Slot]:
@@ -167,15 +167,15 @@ class SwitchingParameters(Estimator):
         return found | {name: Slot(own[raw], True, clips=False) for name, raw in rows.items() if raw in own}
 
     # ---------------------------------------------------------------- data
-    def as_batch(self, x, lengths=None, *, states=None, inputs=None) -> Batch:
+    def _as_batch(self, x, lengths=None, *, states=None, inputs=None) -> Batch:
         """x, its lengths, known regimes and inputs as tensors; see the class of all estimators."""
-        batch = super().as_batch(x, lengths, states=states)
+        batch = super()._as_batch(x, lengths, states=states)
         if inputs is not None:
-            inputs = self.inputs_in_form(inputs, lengths, size=self.num_inputs, beside=x)
-            x, _ = self.in_form(x, lengths)
+            inputs = self._inputs_in_form(inputs, lengths, size=self.num_inputs, beside=x)
+            x, _ = self._in_form(x, lengths)
         return with_inputs(batch, inputs, x, self.num_inputs)
 
-    def check_observations(self, x: Tensor) -> None:
+    def _check_observations(self, x: Tensor) -> None:
         if not isinstance(x, Tensor) or not x.is_floating_point() or x.dim() != 3 or x.shape[-1] != 1:
             got = f"{x.dtype} of shape {tuple(x.shape)}" if isinstance(x, Tensor) else type(x).__name__
             raise ValueError(f"x must be a floating-point tensor (B, T, 1), a number a step, got {got}")
@@ -191,7 +191,7 @@ class SwitchingParameters(Estimator):
             )
 
     @torch.no_grad()
-    def check_data(self, batch: Batch) -> None:
+    def _check_data(self, batch: Batch) -> None:
         """Refuses data that do not vary, and goes over to their units: the parameters stay what they are."""
         x, seen = self._explained(batch)
         target = x[..., 0][seen].double()
@@ -384,6 +384,6 @@ class SwitchingParameters(Estimator):
         spread = squares if len(self.log_scale) > 1 else squares.mean(0, keepdim=True)
         self.log_scale.copy_(spread.sqrt().clamp_min(least).log())
 
-    def parameter_units(self) -> dict[str, Tensor]:
+    def _parameter_units(self) -> dict[str, Tensor]:
         """How much a logit of a move may vary: the rarer the move, the more, as counts of it tell less."""
         return {"transition_logits": self.transition.clamp_min(1e-6).rsqrt()}

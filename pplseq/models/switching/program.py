@@ -53,7 +53,7 @@ class SwitchingRegression(RegressedSteps, SwitchingQueries):
     methods = ("lbfgs", "em", "sgd")
     starts = ("residuals", "segments")
     turns = ("residuals",) * 4 + ("segments",) * 4  # for regimes that are short, and for those that last
-    finalists = 2  # after 20 or 30 iterations of EM the better start is not yet known
+    _finalists = 2  # after 20 or 30 iterations of EM the better start is not yet known
 
     def __init__(
         self,
@@ -102,8 +102,8 @@ class SwitchingRegression(RegressedSteps, SwitchingQueries):
     def seen_before(self, given: Given, inputs: Tensor | None) -> Regressors:
         return Regressors(self, given, inputs)
 
-    def check_start(self, start, num_rows: int) -> None:
-        super().check_start(start, num_rows)
+    def _check_start(self, start, num_rows: int) -> None:
+        super()._check_start(start, num_rows)
         if start is not None and self.order:
             raise ValueError("start: a row that goes on needs the numbers before it; give the whole row")
 

@@ -119,4 +119,4 @@ class SwitchingQueries(RegimeQueries, SwitchingParameters):
             second = joint[..., : 1 + order, : 1 + order]
         paths = PathMixture(last, matrix, vector, travelled, scale.square().reshape(-1, 1, 1), about.unsqueeze(-1))
         found = SwitchingForecast(torch.stack(means, 1), torch.stack(variances, 1), torch.stack(regimes, 1), paths)
-        return self.labelled(found, x, lengths, num_steps, ahead=future_inputs)
+        return self._labelled(found, x, lengths, num_steps, ahead=future_inputs)

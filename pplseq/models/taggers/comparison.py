@@ -17,7 +17,7 @@ from pplseq.models.taggers.spans.schemes import in_scheme
 class Trainable(Protocol):
     """What is compared: see :class:`pplseq.models.taggers.tagger.Tagger`."""
 
-    def fit(self, x: Sequence[TaggedSentence], dev: Sequence[TaggedSentence] | None = None) -> Any: ...
+    def fit(self, x: Sequence[TaggedSentence], validation: Sequence[TaggedSentence] | None = None) -> Any: ...
 
     def tag(self, x: Sequence[Sequence[str]]) -> list[tuple[str, ...]]: ...
 
@@ -52,7 +52,7 @@ def compare_taggers(
     train: Sequence[TaggedSentence],
     test: Sequence[TaggedSentence],
     *,
-    dev: Sequence[TaggedSentence] | None = None,
+    validation: Sequence[TaggedSentence] | None = None,
     on_start: Callable[[str], None] | None = None,
     on_result: Callable[[SystemResult], None] | None = None,
 ) -> list[SystemResult]:
@@ -62,7 +62,7 @@ def compare_taggers(
 
     Args:
         systems: name -> what makes an untrained tagger.
-        train, test, dev: sentences; dev is for systems that tune or stop by it.
+        train, test, validation: sentences; validation is for systems that tune or stop by it.
         on_start, on_result: called before and after each system.
 
     Returns:
@@ -74,7 +74,7 @@ def compare_taggers(
         if on_start is not None:
             on_start(name)
         try:
-            result = _run(name, make(), train, test, dev, words)
+            result = _run(name, make(), train, test, validation, words)
         except ImportError as error:
             result = SystemResult(name, error=str(error), missing=True)
         except Exception as error:  # whatever it is, it must not lose hours of the other systems' training
@@ -100,7 +100,7 @@ def learning_curve(
     test: Sequence[TaggedSentence],
     fractions: Sequence[float] = (0.05, 0.1, 0.2, 0.5, 1.0),
     *,
-    dev: Sequence[TaggedSentence] | None = None,
+    validation: Sequence[TaggedSentence] | None = None,
     seed: int = 0,
     on_point: Callable[[CurvePoint], None] | None = None,
 ) -> list[CurvePoint]:
@@ -123,7 +123,7 @@ def learning_curve(
         # in the text's order, as a system may depend on it
         part = [train[i] for i in np.sort(order[: max(1, round(fraction * len(train)))])]
         tagger = make()
-        result = _run(getattr(tagger, "name", type(tagger).__name__), tagger, part, test, dev, training_words(part))
+        result = _run(getattr(tagger, "name", type(tagger).__name__), tagger, part, test, validation, training_words(part))
         points.append(CurvePoint(len(part), sum(len(sentence.words) for sentence in part), result))
         if on_point is not None:
             on_point(points[-1])
@@ -137,9 +137,9 @@ def check_fractions(fractions: Sequence[float]) -> list[float]:
     return list(fractions)
 
 
-def _run(name, tagger, train, test, dev, words) -> SystemResult:
+def _run(name, tagger, train, test, validation, words) -> SystemResult:
     began = time.perf_counter()
-    tagger.fit(train, dev)
+    tagger.fit(train, validation)
     trained = time.perf_counter()
     tags = tagger.tag([sentence.words for sentence in test])
     tagged = time.perf_counter()

@@ -154,7 +154,7 @@ class FeatureTagger(IterativeTagger, ProbabilisticTagger):
             ) from None
 
     # ---------------------------------------------------------------- training
-    def training(self, x: Sequence[TaggedSentence], dev: Sequence[TaggedSentence] | None = None) -> FeatureTraining:
+    def training(self, x: Sequence[TaggedSentence], validation: Sequence[TaggedSentence] | None = None) -> FeatureTraining:
         """Of weights; words without a tag (None) are summed over. Held-out sentences choose the penalty, unless it is given.
 
         Raises:
@@ -183,7 +183,7 @@ class FeatureTagger(IterativeTagger, ProbabilisticTagger):
             self.num_sparse_columns, self.num_dense_columns = (number, 0) if self.columns.sparse else (0, number)
         data = self.encode(words, [sentence.tags for sentence in sentences])
         self.weights = self._new_weights(self._pairs(data))
-        held_out = [sentence for sentence in dev or () if len(sentence.words)]
+        held_out = [sentence for sentence in validation or () if len(sentence.words)]
         if self.spans is not None:
             held_out = converted(held_out, self.spans)
         return FeatureTraining(self, x, data, sentences, held_out)

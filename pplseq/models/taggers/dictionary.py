@@ -124,7 +124,7 @@ class DictionaryTagger(IterativeTagger, GenerativeTagger):
         return cls("tags", lexicon=lexicon, **{"tagged_weight": 10.0, "min_count": 2, "max_iterations": 1, **options})
 
     # ---------------------------------------------------------------- fit
-    def training(self, x: Sequence[TaggedSentence], dev: Sequence[TaggedSentence] | None = None) -> DictionaryTraining:
+    def training(self, x: Sequence[TaggedSentence], validation: Sequence[TaggedSentence] | None = None) -> DictionaryTraining:
         check_sentences(x, need_tags=False)
         sentences = [sentence for sentence in x if len(sentence.words)]
         dictionary = self._dictionary(sentences)

@@ -129,7 +129,7 @@ class HMMTagger(SentenceTagger):
     def fit(
         self,
         x: Sequence[TaggedSentence] | str | Path,
-        dev: Sequence[TaggedSentence] | None = None,
+        validation: Sequence[TaggedSentence] | None = None,
         *,
         progress: bool = False,
         cluster: Any = None,

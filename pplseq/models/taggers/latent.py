@@ -144,7 +144,7 @@ class LatentTagger(IterativeTagger, SentenceTagger):
         return self._forms
 
     # ---------------------------------------------------------------- learning
-    def training(self, x: Sequence[TaggedSentence], dev: Sequence[TaggedSentence] | None = None) -> TaggerTraining:
+    def training(self, x: Sequence[TaggedSentence], validation: Sequence[TaggedSentence] | None = None) -> TaggerTraining:
         return LatentTraining(self, x)
 
     def set_counts(
@@ -247,7 +247,7 @@ class LatentTagger(IterativeTagger, SentenceTagger):
         Raises:
             ValueError: a tag that this tagger does not have.
         """
-        self.check_fitted()
+        self._check_fitted()
         found, known = list(x), {None, *self.tags}
         for i, sentence in enumerate(x):
             if not known.issuperset(sentence.tags):

@@ -25,12 +25,12 @@ class FeatureTraining(TaggerTraining):
 
     Without a given penalty the PENALTIES are tried, largest first, each from the weights of the one before and as long as every
     step gives more held-out words their right tag; then the best one is learned with from its weights on, on all sentences.
-    Held out are `dev`, or else every tenth sentence; penalties are tried on sentences of ENOUGH words, or one in
+    Held out are `validation`, or else every tenth sentence; penalties are tried on sentences of ENOUGH words, or one in
     SPARSEST, evenly from the others, as the best one depends little on the size of a text.
 
     Args:
         tagger: with `weights`, `settings` and `tag`. x: as given to it. data, sentences: x as it is learned from.
-        dev: held out.
+        validation: held out.
 
     Attributes:
         right: right tags of held-out words, after the best step of each penalty that was tried.
@@ -40,17 +40,17 @@ class FeatureTraining(TaggerTraining):
 
     def __init__(
         self, tagger: Any, x: Sequence[TaggedSentence], data: TagData, sentences: Sequence[TaggedSentence],
-        dev: Sequence[TaggedSentence] = (),
+        validation: Sequence[TaggedSentence] = (),
     ):  # fmt: skip
         settings = tagger.settings
         self.data = self.part = data
-        self.held_out = list(dev)
+        self.held_out = list(validation)
         self.penalties: list[float | None] = [settings.l2]
         if settings.l2 is None:
-            self.penalties = [*PENALTIES, None] if dev or len(sentences) >= FEW else [PENALTIES[0]]
+            self.penalties = [*PENALTIES, None] if validation or len(sentences) >= FEW else [PENALTIES[0]]
         if len(self.penalties) > 1:
             rows = torch.arange(len(sentences))
-            if not dev:
+            if not validation:
                 self.held_out = list(sentences[HELD_OUT - 1 :: HELD_OUT])
                 rows = rows[rows % HELD_OUT != HELD_OUT - 1]
             self.part = data.sentences(rows[:: min(-(-int(data.lengths[rows].sum()) // ENOUGH), SPARSEST)])

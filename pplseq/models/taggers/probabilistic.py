@@ -84,7 +84,7 @@ class ProbabilisticTagger(Tagger):
             raise TypeError(
                 f"constraint: expected a Constraint on tags, like Constraint.bio(tagger.tags), got {checks.shown(constraint)}"
             )
-        self.check_fitted()
+        self._check_fitted()
         found = copy.copy(self)
         found._constraint = constraint if self._constraint is None else self._constraint & constraint
         _ = found._moves  # tags that there are not are refused
@@ -104,7 +104,7 @@ class ProbabilisticTagger(Tagger):
 
     def check_unconstrained(self, what: str) -> None:
         """Raises TypeError for a question that :meth:`under` does not answer, and RuntimeError before :meth:`fit`."""
-        self.check_fitted()
+        self._check_fitted()
         if self._constraint is not None:
             raise TypeError(
                 f"{what}: not for a tagger under a constraint ({self._constraint.text}), which answers tag, n_best, smooth, "
@@ -127,7 +127,7 @@ class ProbabilisticTagger(Tagger):
                 inside = constrain_states(chain, moves, check=False)
                 return min(0.0, float(inside.log_prob()[0] - chain.log_prob()[0]))
 
-        self.check_fitted()
+        self._check_fitted()
         check_words(x)
         return np.array([each([words]) for words in x])
 
@@ -155,7 +155,7 @@ class ProbabilisticTagger(Tagger):
         self, sentences: Sequence[Words], answer: Callable[[Chain, list[int]], Sequence[Any]], empty: Callable[[], Any]
     ) -> list[Any]:
         """answer(chain, lengths) -> one value a row, for all sentences in their order; `empty()` for empty ones."""
-        self.check_fitted()
+        self._check_fitted()
         check_words(sentences)
         if self._constraint is not None and not self._constraint.accepts(()):
             for i, words in enumerate(sentences):

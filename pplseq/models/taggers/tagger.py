@@ -38,7 +38,7 @@ class Tagger(checks.NamedArguments, ABC):
     def fit(
         self,
         x: Sequence[TaggedSentence],
-        dev: Sequence[TaggedSentence] | None = None,
+        validation: Sequence[TaggedSentence] | None = None,
         *,
         progress: bool = False,
     ) -> Self:
@@ -46,7 +46,7 @@ class Tagger(checks.NamedArguments, ABC):
 
         Args:
             x: words and their tags; the tag None is an unknown one, for taggers that can learn from such words.
-            dev: held-out sentences, for taggers that choose something by them.
+            validation: held-out sentences, for taggers that choose something by them.
             progress: show a bar.
 
         Raises:
@@ -76,7 +76,7 @@ class Tagger(checks.NamedArguments, ABC):
         Args:
             training: JSON-able notes on how it was trained, kept in config.json.
         """
-        self.check_fitted()
+        self._check_fitted()
         config, tensors = self.state()
         header = {"model": "tagger", "tagger": self.name, "config": config, "training": training}
         return MODEL.write(folder, header, tensors=tensors)
@@ -132,7 +132,7 @@ class Tagger(checks.NamedArguments, ABC):
         learned = f"{len(self.tags)} tags, {len(self.known_words):,} words" if self.tags else "not fitted"
         return f"{type(self).__name__}({', '.join(given)}): {learned}"
 
-    def check_fitted(self) -> None:
+    def _check_fitted(self) -> None:
         if not self.tags:
             raise RuntimeError(f"{type(self).__name__} has seen no tagged sentences yet; call fit first, or load one")
 

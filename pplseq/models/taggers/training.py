@@ -103,14 +103,14 @@ class IterativeTagger(Tagger, Generic[Learning]):
     """A tagger that learns by iterations: its training may be limited in time, and kept in a folder to be resumed."""
 
     @abstractmethod
-    def training(self, x: Sequence[TaggedSentence], dev: Sequence[TaggedSentence] | None = None) -> Learning:
+    def training(self, x: Sequence[TaggedSentence], validation: Sequence[TaggedSentence] | None = None) -> Learning:
         """What :func:`run_tagger_training` runs; arguments as of :meth:`fit`."""
 
     @undisturbed
     def fit(
         self,
         x: Sequence[TaggedSentence],
-        dev: Sequence[TaggedSentence] | None = None,
+        validation: Sequence[TaggedSentence] | None = None,
         *,
         progress: bool = False,
         folder: str | Path | None = None,
@@ -127,11 +127,11 @@ class IterativeTagger(Tagger, Generic[Learning]):
         watch = TrainingBar() if progress else Watch()
         try:
             watch.stage(f"preparing {len(x):,} sentences")
-            run = self.training(x, dev)
+            run = self.training(x, validation)
             run_tagger_training(run, folder=folder, resume=resume, max_time=max_time, watch=watch, began=began)
         finally:
             watch.close()
-        self.check_fitted()
+        self._check_fitted()
         return self
 
 

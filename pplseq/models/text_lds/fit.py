@@ -183,7 +183,7 @@ def fit_counts(
     counts: LagCounts,
     settings: FitSettings,
     *,
-    held_out: LagCounts | None = None,
+    validation: LagCounts | None = None,
     folder: str | Path | None = None,
     resume: bool = False,
     initial: TextParameters | None = None,
@@ -196,7 +196,7 @@ def fit_counts(
         like: a model of the same kind, whose parameters do not matter.
         counts: of the training text.
         settings: see :class:`FitSettings`.
-        held_out: counts of other text, of the same vocabulary, whose likelihood decides which parameters are best.
+        validation: counts of other text, of the same vocabulary, whose likelihood decides which parameters are best.
         folder: gets metrics.jsonl and the model folders last/ and best/; None keeps everything in memory.
         resume: go on with what is in the folder.
         initial: parameters to start EM from, instead of subspace identification.
@@ -209,12 +209,12 @@ def fit_counts(
         SaveError, FolderError: the folder cannot be written, or not be read.
         TimeOver: `max_time` was over before there were any parameters.
     """
-    if held_out is not None and held_out.vocabulary.words != counts.vocabulary.words:
+    if validation is not None and validation.vocabulary.words != counts.vocabulary.words:
         raise ValueError(
-            f"held_out: its vocabulary ({held_out.num_words} words) is not that of the training counts ({counts.num_words} "
+            f"validation: its vocabulary ({validation.num_words} words) is not that of the training counts ({counts.num_words} "
             "words); count it with the training text's vocabulary"
         )
-    training = _CountTraining(like, counts, settings, held_out, initial)
+    training = _CountTraining(like, counts, settings, validation, initial)
     history = run_training(
         training, folder=folder, resume=resume, max_time=settings.max_time,
         checkpoint_interval=settings.checkpoint_interval, on_record=on_record, began=began,
@@ -240,7 +240,7 @@ def initial_parameters(cov: LagCovariances, settings: FitSettings) -> tuple[Text
 class _CountTraining(AsosTraining):
     """EM on counts, as a run that a folder holds."""
 
-    def __init__(self, like: TextLDS, counts, settings: FitSettings, held_out, initial: TextParameters | None) -> None:
+    def __init__(self, like: TextLDS, counts, settings: FitSettings, validation, initial: TextParameters | None) -> None:
         counted = counts.max_lag
         counts = up_to_the_longest(counts, settings.blocks)
         self.shorter = f"lags 1..{counts.max_lag}: no line is longer" if counts.max_lag < counted else None
@@ -250,7 +250,7 @@ class _CountTraining(AsosTraining):
         )
         super().__init__(
             cov, initial, max_iterations=settings.max_iterations, update_state_noise=settings.update_state_noise,
-            evaluate=None if held_out is None else LagCovariances.from_counts(held_out, probs_from=cov),
+            evaluate=None if validation is None else LagCovariances.from_counts(validation, probs_from=cov),
             patience=settings.patience, horizon=settings.horizon,
         )  # fmt: skip
 

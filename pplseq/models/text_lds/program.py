@@ -56,7 +56,7 @@ class TextLDS(GaussianEstimator):
     and ``noise_weight`` are A and Q in the basis of the state where P = I, up to a common factor; ``basis`` leads back.)
 
     Args:
-        num_words: V, which comes first, unlike in other models.
+        num_words: V.
         num_states: h, at most V - 1.
         probs: (V,) mu, positive; None: all words equally probable.
         initial: prior of the first state. "stationary": exact from the first word on. "steady": the covariance that the
@@ -86,9 +86,9 @@ class TextLDS(GaussianEstimator):
 
     def __init__(
         self,
-        num_words: int,
         num_states: int,
         *,
+        num_words: int,
         probs: Tensor | None = None,
         initial: str = "stationary",
         measure: str = "iid",
@@ -101,7 +101,7 @@ class TextLDS(GaussianEstimator):
         if not checks.count("num_states", num_states) < num_words:
             raise ValueError(
                 f"num_states must be in 1..num_words - 1 (words have V - 1 dimensions), got {num_states} with {num_words} "
-                "words; the number of words comes first: TextLDS(num_words, num_states)"
+                "words"
             )
         checks.choice("initial", initial, INITIAL)
         checks.choice("measure", measure, MEASURES)
@@ -129,7 +129,7 @@ class TextLDS(GaussianEstimator):
         self.register_buffer("mixture_weight", torch.tensor(0.5, dtype=dtype))
         self.register_buffer("unigram", mu.clone())
         self.register_buffer("shrinkage", torch.tensor(1.0, dtype=dtype))
-        self.set_moments()
+        self._set_moments()
         self.drawn()
 
     # ---------------------------------------------------------------- parameters
@@ -173,7 +173,7 @@ class TextLDS(GaussianEstimator):
 
     def word_emission(self, dtype: torch.dtype | None = None) -> WordEmission:
         """p(w | z) with the current parameters; at test it is made once for given parameters."""
-        if self.is_learning or torch.is_grad_enabled():
+        if self._is_learning or torch.is_grad_enabled():
             self._cached = None
             return self._build_emission(dtype)
         tensors, cached = (self.probs, self.emission, self.precision_factor), self._cached
@@ -221,11 +221,11 @@ class TextLDS(GaussianEstimator):
         if "probs" in given:
             self.probs.copy_(now["probs"])
             self.set_unigram(now["probs"])
-        self.set_moments(given.get("second_moment"), given.get("filtered_moment"))
+        self._set_moments(given.get("second_moment"), given.get("filtered_moment"))
         return self
 
     @torch.no_grad()
-    def set_moments(self, second_moment: Tensor | None = None, filtered_moment: Tensor | None = None) -> None:
+    def _set_moments(self, second_moment: Tensor | None = None, filtered_moment: Tensor | None = None) -> None:
         """Sets what whitens embeddings; None: the value the model expects, P minus the posterior covariance."""
         dynamics = self.transition.double(), self.state_noise.double(), self.word_emission(torch.float64).information
         expected = expected_moments(*dynamics, self.stationary_covariance.double())
@@ -286,20 +286,20 @@ class TextLDS(GaussianEstimator):
         first = self._start_covariance(initial or self.initial) if start is None else None
         return (lambda z: LinearGaussian(z, matrix, first if z is None else noise)), self.word_emission()
 
-    def direct_chain(self, x, lengths=None, start=None, *, initial=None, num_total=None) -> GaussianChain | None:  # pyright: ignore[reportIncompatibleMethodOverride]
-        if not self.is_one_chain or num_total is not None:
+    def _direct_chain(self, x, lengths=None, start=None, *, initial=None, num_total=None) -> GaussianChain | None:  # pyright: ignore[reportIncompatibleMethodOverride]
+        if not self._is_one_chain or num_total is not None:
             return None
         transition, emission = self.specs(start, initial)
         return collapsed(self.given(x, lengths, start), lambda z, t: transition(z), lambda z, t: emission(z), start)
 
-    def as_batch(self, x, lengths=None, *, states=None) -> Batch:
+    def _as_batch(self, x, lengths=None, *, states=None) -> Batch:
         if states is not None:
             raise ValueError("states: those of a linear dynamical system cannot be given")
-        return super().as_batch(x, lengths)
+        return super()._as_batch(x, lengths)
 
-    def in_form(self, x: Any, lengths: Any = None) -> Form:
+    def _in_form(self, x: Any, lengths: Any = None) -> Form:
         """As of other models of words, with words rewritten by `forms`."""
-        rows, ends = super().in_form(x, lengths)
+        rows, ends = super()._in_form(x, lengths)
         return rewritten(rows, self.forms, self.vocabulary), ends
 
     def _split(self, text: str) -> list[str]:
@@ -318,7 +318,7 @@ class TextLDS(GaussianEstimator):
 
     def estimate_moments(self, x, lengths=None) -> None:
         """Sets what whitens embeddings from a text's own posterior means: after gradient training, or for other text."""
-        self.set_moments(*text_moments(self, x, lengths))
+        self._set_moments(*text_moments(self, x, lengths))
 
     def embed_tokens(self, x, lengths=None, *, kind: str = "smoothed", normalize: bool = True, dtype: str = "float32"):
         """Embeddings of tokens in their sentences; see :func:`pplseq.models.text_lds.embeddings.embed_tokens`."""
@@ -336,10 +336,10 @@ class TextLDS(GaussianEstimator):
         There are no standard errors: the fit matches covariances of words and ends at no maximum of the likelihood, and the
         states have no basis of their own in which single weights would mean something.
         """
-        x, lengths = self.as_text(x, lengths, known)
+        x, lengths = self._as_text(x, lengths, known)
         total = self.score(x, lengths, **known)
         memory = torch.linalg.eigvals(self.transition.double()).abs().sort(descending=True).values
-        tokens, count = observed_tokens(self, self.as_batch(x, lengths)), self.num_free_parameters
+        tokens, count = observed_tokens(self, self._as_batch(x, lengths)), self.num_free_parameters
         unknown = torch.full_like(memory, torch.nan)
         return Summary(
             [f"memory[{k}]" for k in range(len(memory))], memory, unknown, torch.diag(unknown), total, 2 * count - 2 * total,
@@ -366,7 +366,7 @@ class TextLDS(GaussianEstimator):
         Returns:
             (B, K, V) nats; means (B, K, h) and covariances (B, K, h, h) of the states behind them.
         """
-        self.check_fitted()
+        self._check_fitted()
         return forecast_words(self, x, checks.count("num_steps", num_steps), lengths)
 
     @torch.no_grad()
@@ -379,7 +379,7 @@ class TextLDS(GaussianEstimator):
         Args:
             num_steps, num_sequences, seed, end: as of :meth:`VLHMM.sample <pplseq.models.constrained.Constrainable.sample>`.
         """
-        self.check_fitted()
+        self._check_fitted()
         counts = checks.count("num_steps", num_steps), checks.count("num_sequences", num_sequences)
         with seeded(seed):
             x, states = sample_words(self, *counts, **known)
@@ -417,7 +417,7 @@ class TextLDS(GaussianEstimator):
             options: of the constructor.
         """
         num_words, num_states = parameters.emission.shape
-        model = cls(num_words, num_states, probs=torch.as_tensor(probs), dtype=dtype, **options)
+        model = cls(num_states, num_words=num_words, probs=torch.as_tensor(probs), dtype=dtype, **options)
         return model.set_parameters(
             parameters.transition, parameters.emission, parameters.state_noise, parameters.reduction,
             second_moment=moments[0], filtered_moment=moments[1],
@@ -426,7 +426,7 @@ class TextLDS(GaussianEstimator):
     # ---------------------------------------------------------------- fit
     @undisturbed
     def fit(
-        self, x, lengths=None, *, held_out=None, folder=None, resume: bool = False, seed: int | None = None,
+        self, x, lengths=None, *, validation=None, folder=None, resume: bool = False, seed: int | None = None,
         initial: Any = None, on_record: Callable[[dict[str, Any]], None] | None = None, began: float | None = None,
         fixed: Any = (), **settings,
     ) -> TextLDS:  # fmt: skip
@@ -437,7 +437,7 @@ class TextLDS(GaussianEstimator):
                 :class:`~pplseq.data.text.Corpus`; word ids in any form that models take; or sentences, strings or lists of
                 words, also as a column of a frame: in the words of the model's ``vocabulary``, or all their words and ``<eos>``
                 become that.
-            held_out: other text, like x, whose likelihood decides which parameters are best.
+            validation: other text, like x, whose likelihood decides which parameters are best.
             folder: gets metrics.jsonl and the model folders last/ and best/; an interrupted fit goes on with ``resume``.
             seed: of the randomised decomposition; None is 0.
             initial: :class:`~pplseq.models.text_lds.steady_state.TextParameters` to start EM from, instead of identifying
@@ -466,11 +466,11 @@ class TextLDS(GaussianEstimator):
         max_lag = 2 * (chosen.blocks or BLOCKS) - 1
         about: dict[str, Any] = dict(num_words=self.num_words, max_lag=max_lag, forms=self.forms)
         counts = as_counts(x, lengths, vocabulary=self.vocabulary, **about)
-        if held_out is not None:
-            about |= dict(vocabulary=self.vocabulary or counts.vocabulary, name="held_out")
-        other = None if held_out is None else as_counts(held_out_text("held_out", held_out), **about)
+        if validation is not None:
+            about |= dict(vocabulary=self.vocabulary or counts.vocabulary, name="validation")
+        other = None if validation is None else as_counts(held_out_text("validation", validation), **about)
         model, self.history = fit_counts(
-            self, counts, chosen, held_out=other, folder=folder, resume=resume, initial=initial, on_record=on_record,
+            self, counts, chosen, validation=other, folder=folder, resume=resume, initial=initial, on_record=on_record,
             began=began,
         )  # fmt: skip
         self.to(model.emission.dtype).load_state_dict(model.state_dict())
@@ -483,4 +483,4 @@ class TextLDS(GaussianEstimator):
     @classmethod
     def from_counts(cls, counts: Any, num_states: int, **options) -> TextLDS:
         """A model of num_states states, fitted to the counts of a text; options of :meth:`fit`."""
-        return cls(counts.num_words, num_states).fit(counts, **options)
+        return cls(num_states, num_words=counts.num_words).fit(counts, **options)

@@ -42,7 +42,7 @@ def start_from_counts(model: Any, text: Text) -> None:
     Cost: Z h^2 flops once, and a pass over the text.
     """
     check_start("counts", model.config["transition"])
-    model.check_words_known()
+    model._check_words_known()
     if len(text.vocabulary) != model.num_words:
         raise ValueError(
             f"text: the model has {model.num_words} words, and the text {len(text.vocabulary)}; encode it with the vocabulary "

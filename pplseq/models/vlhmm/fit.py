@@ -30,7 +30,7 @@ from pplseq.folder import write_with_sum
 from pplseq.infer.fit.held import frozen, restored
 from pplseq.models.fitted import told_held
 from pplseq.models.storage import read_model
-from pplseq.models.texts import as_texts, check_same_text, make_batches, validation
+from pplseq.models.texts import as_texts, check_same_text, make_batches, validator
 from pplseq.models.vlhmm.counts import check_start, start_from_counts
 from pplseq.models.vlhmm.topics import start_topics
 from pplseq.runs.checkpoint import only_one_run
@@ -49,7 +49,7 @@ def fit(
     x: Any,
     lengths: Any = None,
     *,
-    valid: Any = None,
+    validation: Any = None,
     folder: str | Path | None = None,
     resume: bool = False,
     seed: int | None = None,
@@ -78,7 +78,7 @@ def fit(
 
     Args:
         model: a :class:`~pplseq.models.vlhmm.program.VLHMM`.
-        x, lengths, valid, min_count: see :func:`~pplseq.models.texts.as_texts`.
+        x, lengths, validation, min_count: see :func:`~pplseq.models.texts.as_texts`.
         folder: of a run: ``best/`` and ``last/``, ``metrics.jsonl``, ``clusters.paths``; None keeps nothing.
         resume: go on where the run in the folder stopped, to the same numbers.
         seed: of initial parameters, the order of batches and dropout; None draws from torch's generator, and is 0 for a run,
@@ -127,7 +127,7 @@ def fit(
         name = next(name for name, changed in own.items() if changed)
         raise ValueError(f"{name}: the model has its words and blocks already; make one without num_words to give it others")
     train_text, valid_text, has_words = as_texts(
-        x, lengths, valid, vocabulary=model.vocabulary, num_words=model.num_words, min_count=min_count
+        x, lengths, validation, vocabulary=model.vocabulary, num_words=model.num_words, min_count=min_count
     )
     vocabulary = train_text.vocabulary
     if not fresh and model.num_words != len(vocabulary):
@@ -152,8 +152,8 @@ def fit(
         sizes: dict[str, Any] = {name: model.config[name] for name in names} | {"num_words": len(vocabulary)}
         tokens = batch_size * segment_length if protocol == "carried" else batch_tokens
         check_fits(vlhmm_cost(**sizes, num_blocks=1 if blocks == "none" else num_blocks, num_tokens=tokens), str(device))
-    holds = {} if fresh else model.held_by(fixed)
-    drawn = () if fresh or resume else model.random_parameters
+    holds = {} if fresh else model._held_by(fixed)
+    drawn = () if fresh or resume else model._random_parameters
     with _run_folder(folder, resume) as place, seeded(seed), contextlib.ExitStack() as stack:
         if place is not None:
             check_same_text(place, train_text, resume)
@@ -196,7 +196,7 @@ def fit(
             model.history = train(
                 model,
                 batches,
-                evaluate=validation(model, valid_text, protocol),
+                evaluate=validator(model, valid_text, protocol),
                 settings=schedule,
                 folder=place,
                 resume=resume,

@@ -40,7 +40,7 @@ def split(model: Any, factor: int, *, noise: float = 0.01, transition: str | Non
     """
     checks.count("factor", factor)
     checks.positive("noise", noise, zero=True)
-    model.check_words_known()
+    model._check_words_known()
     config, old = model.config, model.config["transition"]
     transition = transition or old
     if old == "hierarchical" and transition == "softmax":

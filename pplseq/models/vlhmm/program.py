@@ -76,10 +76,10 @@ class VLHMM(Constrainable):
 
     def __init__(
         self,
-        num_words: int | None = None,
         num_states: int = 4096,
-        blocks: Tensor | Sequence[int] | None = None,
         *,
+        num_words: int | None = None,
+        blocks: Tensor | Sequence[int] | None = None,
         hidden_size: int = 256,
         transition: str = "softmax",
         parameterization: str = "independent",
@@ -288,11 +288,11 @@ class VLHMM(Constrainable):
 
     def specs(self) -> tuple[BlockTransition, BlockEmission]:
         """Transition and emission with the current parameters, over the states kept in this step."""
-        self.check_words_known()
+        self._check_words_known()
         layout, words = self._index()
-        if self.is_learning or torch.is_grad_enabled():
+        if self._is_learning or torch.is_grad_enabled():
             self._cached_specs = None
-            return self._build_specs(layout.dropped(self.state_dropout if self.is_learning else 0.0), words)
+            return self._build_specs(layout.dropped(self.state_dropout if self._is_learning else 0.0), words)
         # at test the row normalisers, Z numbers, are computed once for given parameters
         version, cached = tuple((p.data_ptr(), p._version) for p in self.parameters()), self._cached_specs
         if cached is None or cached[0] != version:
@@ -329,7 +329,7 @@ class VLHMM(Constrainable):
                 return HierarchicalTables(layout, initial, table, self.block_table / temperature, **options), emission
             return TableTransition(layout, initial, table, **options), emission
         out, into = self._out(kept["out"]), kept["into"]
-        product_dtype = PRODUCT_DTYPES[self._config["normalizer_dtype"]] if self.is_learning else None
+        product_dtype = PRODUCT_DTYPES[self._config["normalizer_dtype"]] if self._is_learning else None
         options |= dict(out_of=lambda ids: self._out(self.embeddings("out", ids, layout)), product_dtype=product_dtype)
         if self._config["transition"] == "hierarchical":
             blocks = self.block_score.weight, self.block_score.bias
@@ -345,13 +345,13 @@ class VLHMM(Constrainable):
             None if self.reset_id is None else int(self.block_of_word[self.reset_id]), self._out(kept["out"]), kept["into"],
             self.block_score.weight, self.block_score.bias, self.topic_blocks,
             out_of=lambda ids: self._out(self.embeddings("out", ids, layout)),
-            product_dtype=PRODUCT_DTYPES[self._config["normalizer_dtype"]] if self.is_learning else None,
+            product_dtype=PRODUCT_DTYPES[self._config["normalizer_dtype"]] if self._is_learning else None,
         )  # fmt: skip
         return transition, emission
 
     def _thinned(self, features: Tensor) -> Tensor:
         """Features (..., h) with some of them left out in training."""
-        return dropout(features, self.feature_dropout, self.is_learning) if self.feature_dropout else features
+        return dropout(features, self.feature_dropout, self._is_learning) if self.feature_dropout else features
 
     def _out(self, embedding: Tensor) -> Tensor:
         out = self._thinned(self.out_layer(embedding))
@@ -366,7 +366,7 @@ class VLHMM(Constrainable):
         x: Any,
         lengths: Any = None,
         *,
-        valid: Any = None,
+        validation: Any = None,
         folder: Any = None,
         resume: bool = False,
         seed: int | None = None,
@@ -381,7 +381,7 @@ class VLHMM(Constrainable):
 
         Args:
             x: a ``Corpus``, a ``Text``, sentences (strings, or lists of words), or word ids, ragged or (B, T) with ``lengths``.
-            valid: held-out text like x; by default that of a corpus.
+            validation: held-out text like x; by default that of a corpus.
             folder: of a run with checkpoints, metrics and blocks, which ``resume`` continues; None keeps nothing.
             seed: makes the fit repeatable; None draws from torch's generator.
             progress: show a bar.
@@ -398,7 +398,8 @@ class VLHMM(Constrainable):
         """
         from pplseq.models.vlhmm.fit import fit
 
-        fit(self, x, lengths, valid=valid, folder=folder, resume=resume, seed=seed, progress=progress, fixed=fixed, **options)
+        fit(self, x, lengths, validation=validation, folder=folder, resume=resume, seed=seed, progress=progress, fixed=fixed,
+        **options)
         return self
 
     def split(self, factor: int, **options: Any) -> VLHMM:
@@ -423,11 +424,11 @@ class VLHMM(Constrainable):
         if found.wide_places is not None and found.wide_probs is not None:
             wide = found.wide_probs.view(len(found.wide_probs), len(self._sizes), self.num_topics, -1).sum((1, 3))
             probs[found.wide_places[:, 0], found.wide_places[:, 1]] = wide
-        return as_given(probs, self.results_like(x))
+        return as_given(probs, self._results_like(x))
 
     def lifted_words(self, num_words: int = 10) -> list[list[str]]:
         """The words that each topic makes more likely than topics do on the whole, by nats, the most first: C lists."""
-        self.check_fitted()
+        self._check_fitted()
         if self.num_topics == 1 or self.vocabulary is None:
             raise ValueError("lifted_words: a model of several topics that was fitted to words has some")
         checks.count("num_words", num_words)
@@ -435,13 +436,13 @@ class VLHMM(Constrainable):
         order = lifts.topk(min(num_words, len(lifts)), 0).indices.T.tolist()
         return [[self.vocabulary.words[word] for word in row] for row in order]
 
-    def check_fitted(self) -> None:
-        self.check_words_known()
-        super().check_fitted()
+    def _check_fitted(self) -> None:
+        self._check_words_known()
+        super()._check_fitted()
 
-    def as_batch(self, x, lengths=None, *, states=None) -> Batch:
-        self.check_words_known()
-        return super().as_batch(x, lengths, states=states)
+    def _as_batch(self, x, lengths=None, *, states=None) -> Batch:
+        self._check_words_known()
+        return super()._as_batch(x, lengths, states=states)
 
     def get_params(self, deep: bool = True) -> dict[str, Any]:
         """The constructor's arguments, as scikit-learn has them; ``blocks`` where the words are known."""
@@ -491,11 +492,11 @@ class VLHMM(Constrainable):
             return torch.full((num_rows,), MISSING - 1, device=self.block_of_word.device)
         return start.last_observation
 
-    def check_observations(self, x: Tensor) -> None:
-        self.check_words_known()
-        super().check_observations(x)
+    def _check_observations(self, x: Tensor) -> None:
+        self._check_words_known()
+        super()._check_observations(x)
 
-    def check_words_known(self) -> None:
+    def _check_words_known(self) -> None:
         """Raises NotFittedError for a model that was made without words and has not been fitted."""
         if self.num_words is None:
             raise checks.NotFittedError(
@@ -503,7 +504,7 @@ class VLHMM(Constrainable):
             )
 
     @property
-    def cells_per_token(self) -> int:
+    def _cells_per_token(self) -> int:
         """K^2, the transition cells that one seen word costs."""
         return int(self._sizes.max()) ** 2
 
@@ -512,7 +513,7 @@ class VLHMM(Constrainable):
         return dict(self._config)
 
     def save(self, folder) -> Path:
-        self.check_words_known()
+        self._check_words_known()
         return super().save(folder)
 
     @classmethod

@@ -125,9 +125,9 @@ def evaluate(folder: Path, data: str, settings: Any, watch: Watch) -> Iterator[d
         "run": str(folder), "data": data, "sequences": len(table.ids), "targets": int(seen.sum()),
         "log_likelihood": log_likelihood, "nats_per_target": -log_likelihood / int(seen.sum()),
     }  # fmt: skip
-    found = {"prediction": model.predictive(x, inputs=inputs)}
+    found = {"prediction": model.one_step(x, inputs=inputs)}
     if inputs is not None:
-        found["production"] = model.production(inputs)
+        found["production"] = model.open_loop(inputs)
     for name, answer in found.items():
         expected = np.concatenate([np.asarray(rows) for rows in answer.outputs])[seen]
         result[name] = _errors(columns, expected, targets[seen])
@@ -308,7 +308,7 @@ def _answers_about(run: Run, question: str, strings: list[tuple[str, ...] | dict
                 prob = float(run.model.classify(*_codes(run, [string]))[0, 1]) if prob is None else prob
                 answer |= {"accepted": automaton.accepts(string), "probability": prob}
             else:
-                found = run.model.production(*_codes(run, [string]))
+                found = run.model.open_loop(*_codes(run, [string]))
                 rows = (found.states if question == "filter" else found.outputs)[0][: len(string)]
                 answer[{"filter": "states", "produce": "outputs"}[question]] = rows.tolist()
         except Exception as error:  # whatever it is, the next string may be answered
@@ -409,7 +409,7 @@ def _answer(
         found = forecast()
         outputs = found.word_log_probs.exp() if found.means is None else found.means
     else:
-        found = model.predictive(one, inputs=given) if question == "predict" else model.production(given)
+        found = model.one_step(one, inputs=given) if question == "predict" else model.open_loop(given)
         outputs = found.outputs
     answer = {"outputs": [_outputs(names, row) for row in outputs[0]]}
     if found.covariances is not None:

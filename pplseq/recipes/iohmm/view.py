@@ -97,7 +97,7 @@ def _number_measures(found: dict[str, Any], columns: Columns, rows: Any, learned
 def _predictions(run: Run, columns: Columns, rows: Any) -> str:
     x, inputs = columns.data(rows)
     longest = max(range(len(x)), key=lambda k: len(x[k]))
-    told = run.model.predictive([x[longest]], inputs=None if inputs is None else [inputs[longest]])
+    told = run.model.one_step([x[longest]], inputs=None if inputs is None else [inputs[longest]])
     means = np.asarray(told.outputs[0])
     return "".join(
         figure(

@@ -159,9 +159,9 @@ def train(job: Job) -> dict[str, Any]:
         held_out = None if settings.validation is None else columns.rows(columns.read(settings.validation))
     model = _model(columns, settings).to(checks.device(settings.device))
     columns.name(model)
-    batch = model.as_batch(x, inputs=inputs) if columns.inputs else model.as_batch(x)
+    batch = model._as_batch(x, inputs=inputs) if columns.inputs else model._as_batch(x)
     try:
-        model.check_data(batch)
+        model._check_data(batch)
     except ValueError as error:
         raise ValueError(f"{job.data}: {error}") from None
     batches = split_rows(batch, settings.batch_size)
@@ -230,7 +230,7 @@ def evaluate(folder: Path, data: str, settings: Any, watch: Watch) -> Iterator[d
     for k, rows in enumerate(x):
         known: dict[str, Any] = {} if inputs is None else {"inputs": [inputs[k]]}
         total += columns.log_prob(model.score([rows], **known), rows)
-        predicted = model.predictive([rows], **known)
+        predicted = model.one_step([rows], **known)
         means, _ = columns.in_units(predicted.means[0], predicted.covariances[0])
         seen = ~np.isnan(table.outputs[k])
         squares = squares + (np.where(seen, means - table.outputs[k], 0.0) ** 2).sum(0)
@@ -279,7 +279,7 @@ def query(folder: Path, question: str, data: str | Path, settings: Any) -> Itera
             num_steps, ahead = rows_ahead(settings, future if columns.inputs else None, table.ids[k])
             told = model.forecast([rows], num_steps, **known, **({} if ahead is None else {"future_inputs": ahead}))
         else:
-            told = (model.predictive if question == "predict" else model.reconstruct)([rows], **known)
+            told = (model.one_step if question == "predict" else model.reconstruct)([rows], **known)
         means, deviations = columns.in_units(told.means[0], told.covariances[0])
         named = [[dict(zip(columns.outputs, row, strict=True)) for row in part.tolist()] for part in (means, deviations)]
         return {"outputs": named[0], "deviations": named[1]}

@@ -37,7 +37,7 @@ def view(folder: Path, settings: Any) -> RunView:
     x, inputs = columns.rows(table)
     longest = max(range(len(x)), key=lambda k: len(x[k]))
     known = {} if inputs is None else {"inputs": [inputs[longest]]}
-    told = model.predictive([x[longest]], **known)
+    told = model.one_step([x[longest]], **known)
     means, deviations = columns.in_units(told.means[0], told.covariances[0])
     drawn = "".join(
         figure(

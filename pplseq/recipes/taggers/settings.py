@@ -52,7 +52,7 @@ class TaggerSettings(TaggedReading, RunSettings):
     Args:
         system: which; `pplseq tag --help` lists them.
         set: an option of the system, NAME=VALUE; may be repeated.
-        dev: text to tune or stop by, where the system does; its accuracy is told in any case.
+        validation: text to tune or stop by, where the system does; its accuracy is told in any case.
         embeddings: a run of `train text-lds`, whose embeddings of words in their sentences are features, or an .npz of `query
             RUN types`; of crf, memm, spans and product.
         states: a run of `train vlhmm` or `train hmm`, whose probabilities of states are features; of the same systems.
@@ -65,7 +65,7 @@ class TaggerSettings(TaggedReading, RunSettings):
 
     system: str = setting("latent", check=system)
     set: tuple[str, ...] = setting((), repeat=True)
-    dev: str | None = None
+    validation: str | None = None
     embeddings: str | None = None
     states: str | None = None
     clusters: str | None = None
@@ -74,7 +74,7 @@ class TaggerSettings(TaggedReading, RunSettings):
     device: str = setting("cpu", free=True)
 
     def __post_init__(self) -> None:
-        for name in ("dev", "embeddings", "states", "clusters", "lexicon"):
+        for name in ("validation", "embeddings", "states", "clusters", "lexicon"):
             path = getattr(self, name)
             if path is not None and Path(path).exists():
                 setattr(self, name, str(Path(path).resolve()))

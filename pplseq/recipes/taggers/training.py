@@ -63,15 +63,17 @@ def train(job: Job) -> dict[str, Any]:
                 f"{error}; the system {settings.system} needs all tags: text that lacks some is for --system {learn}, and "
                 "--on-error skip leaves such sentences out"
             ) from None
-        dev = None if settings.dev is None else read(settings.dev, settings, job.watch.say, word_columns=columns)
+        validation = None if settings.validation is None else read(
+            settings.validation, settings, job.watch.say, word_columns=columns
+        )
     what = f"training {settings.system} on {len(sentences):,} sentences"
     if not isinstance(tagger, IterativeTagger):
         with job.preparing(what):
-            _, summary = train_tagger(settings.system, sentences, dev, folder=folder, **chosen)
+            _, summary = train_tagger(settings.system, sentences, validation, folder=folder, **chosen)
         summary = {"stop_reason": "finished", "steps": 1, **summary}
     else:
         with job.preparing(what):
-            training = tagger.training(list(sentences), None if dev is None else list(dev))
+            training = tagger.training(list(sentences), None if validation is None else list(validation))
         saved = trained(tagger, settings.system, sentences)
         training.save_model = lambda place: save_tagger(saved, place)
         history = run_tagger_training(
@@ -81,7 +83,7 @@ def train(job: Job) -> dict[str, Any]:
             raise TimeOver
         p = history.progress
         reason = "max_time" if history.stop_reason == "max_time" else "finished"
-        summary = {"stop_reason": reason, "steps": p.step, **summary_of(saved, sentences, dev, p.seconds)}
+        summary = {"stop_reason": reason, "steps": p.step, **summary_of(saved, sentences, validation, p.seconds)}
     write_text(record, sealed(summary))
     return summary
 

@@ -19,7 +19,7 @@ RIVAL = "every word's most frequent tag in the training text"
 def view(folder: Path, settings: Any) -> RunView:
     """Measures on held-out sentences."""
     record, saved = record_of(folder), load_tagger(folder)
-    data, measured_on = measured_data(settings.data, record, "dev")
+    data, measured_on = measured_data(settings.data, record, "validation")
     if data is None:
         note = "The text of the run is not there, so nothing was measured; --data names tagged sentences."
         return RunView(curve=False, notes=[note])

@@ -19,7 +19,7 @@ from pplseq.data.batches import SentenceBatches
 from pplseq.data.text import Corpus, Text, check_no_table, describe_corpus, load_corpus
 from pplseq.data.vocabulary import Vocabulary
 from pplseq.distributions.drawing import seeded
-from pplseq.models.texts import check_same_text, make_batches, validation
+from pplseq.models.texts import check_same_text, make_batches, validator
 from pplseq.models.vlhmm.counts import check_start, start_from_counts
 from pplseq.models.vlhmm.fit import batching, cached_clusters, check_blocks, check_divisible, lay_out
 from pplseq.models.vlhmm.topics import start_topics
@@ -122,7 +122,7 @@ def _fit(name: str, model: Any, corpus: Corpus, job: Job) -> History:
             board.record(record)
 
     common: dict[str, Any] = {"settings": chosen, "folder": job.folder, "resume": job.resume, "began": job.started}
-    common |= {"evaluate": validation(model, corpus.valid, protocol_of(settings)), "on_record": on_record}
+    common |= {"evaluate": validator(model, corpus.valid, protocol_of(settings)), "on_record": on_record}
     try:
         if by_em:
             from pplseq.runs.fits import train_em

@@ -30,7 +30,7 @@ class TextLDSSettings(RunSettings):
         blocks: block rows r of the Hankel matrix (default: 4, or as many as the counted lags allow).
         horizon: lags that EM uses (default: all that were counted).
         update_state_noise: update Q in EM (no: it stays, as in the paper).
-        held_out: counts of other text, same vocabulary: its likelihood decides which iteration is best.
+        validation: counts of other text, same vocabulary: its likelihood decides which iteration is best.
         patience: stop after this many iterations without a new best.
         dtype: of what has the vocabulary's size; float32 halves the memory.
         seed: of the randomised singular value decomposition.
@@ -45,15 +45,15 @@ class TextLDSSettings(RunSettings):
     blocks: int | None = setting(None, check=partial(checks.count, least=2))
     horizon: int | None = setting(None, check=checks.count)
     update_state_noise: bool = True
-    held_out: str | None = None
+    validation: str | None = None
     patience: int | None = setting(None, free=True, check=checks.count)
     dtype: Literal["float64", "float32"] = "float64"
     seed: int = 0
     device: str = setting("cpu", free=True)
 
     def __post_init__(self) -> None:
-        if self.held_out is not None:
-            self.held_out = str(Path(self.held_out).resolve())
+        if self.validation is not None:
+            self.validation = str(Path(self.validation).resolve())
         if self.device not in ("cpu", "auto"):
             raise ValueError(f"device: a text-lds is fitted on the CPU, whose products are sparse; got {self.device!r}")
 

@@ -16,8 +16,8 @@ def train(job: Job) -> dict[str, Any]:
     settings = job.settings
     with job.preparing(f"reading {Path(job.data).name}"):
         counts = read_counts(Path(job.data), "counts", job.watch)
-        held_out = None if settings.held_out is None else read_counts(Path(settings.held_out), "held_out", job.watch)
-    model = TextLDS(counts.num_words, settings.num_states)
+        validation = None if settings.validation is None else read_counts(Path(settings.validation), "validation", job.watch)
+    model = TextLDS(settings.num_states, num_words=counts.num_words)
     job.watch.stage("finding a start")
     begun = False
 
@@ -31,7 +31,7 @@ def train(job: Job) -> dict[str, Any]:
     names = ("pseudo_counts", "start", "restricted_iterations", "blocks", "horizon", "patience", "dtype", "seed")
     model.fit(
         counts,
-        held_out=held_out,
+        validation=validation,
         folder=job.folder,
         resume=job.resume,
         on_record=on_record,
@@ -49,7 +49,7 @@ def train(job: Job) -> dict[str, Any]:
         "steps": last["step"],
         "best_step": history.best_step,
         "gain_per_token": last["gain_per_token"],
-        **({"best_held_out_gain_per_token": history.best} if held_out is not None else {}),
+        **({"best_held_out_gain_per_token": history.best} if validation is not None else {}),
         "seconds": last["seconds"],
     }
 

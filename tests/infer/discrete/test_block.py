@@ -225,7 +225,9 @@ def test_nothing_is_z_by_z(reset_id, monkeypatch):
         monkeypatch.setattr(module, "GAP_CELLS", 1 << 17)
     num_blocks, width, num_words = 64, 32, 128
     num_states = num_blocks * width
-    model = VLHMM(num_words, num_states, torch.arange(num_words) % num_blocks, hidden_size=16, reset_id=reset_id)
+    model = VLHMM(
+        num_states, num_words=num_words, blocks=torch.arange(num_words) % num_blocks, hidden_size=16, reset_id=reset_id
+    )
     x = torch.randint(num_words, (2, 6))
     x[0, 2] = x[1, 5] = MISSING
     x[1, 1:3] = MISSING

@@ -75,7 +75,8 @@ def test_factors_behind_leading_gaps():
 def test_the_likelihood_sums_over_every_way_to_fill_gaps(parameterization, reset_id):
     blocks = torch.tensor([0, 0, 1, 1])  # the reset word shares its block
     model = VLHMM(
-        4, 5, blocks, hidden_size=4, parameterization=parameterization, reset_id=reset_id, states_per_block=[2, 3],
+        5, num_words=4, blocks=blocks, hidden_size=4, parameterization=parameterization, reset_id=reset_id,
+        states_per_block=[2, 3],
         init_scale=1.0,
     ).double()  # fmt: skip
     rows = [[0, -1, 2, -1, -1], [-1, -1, 1, 2, 3], [2, -1, 2, -1, 0], [-1, -1, -1, 0, 0], [2, 3, -1, 1, 0]]
@@ -110,7 +111,7 @@ def test_the_likelihood_sums_over_every_way_to_fill_gaps(parameterization, reset
 
 
 def test_long_gaps():
-    model = VLHMM(4, 6, torch.tensor([0, 0, 1, 1]), hidden_size=4, init_scale=1.0).double()
+    model = VLHMM(6, num_words=4, blocks=torch.tensor([0, 0, 1, 1]), hidden_size=4, init_scale=1.0).double()
     x = torch.full((1, 60), MISSING)
     x[0, 0], x[0, -1] = 1, 2
     with torch.no_grad():

@@ -36,7 +36,7 @@ def expected_marginals(score):
 def model(request):
     torch.manual_seed(0)
     blocks = torch.tensor([0, 0, 1, 1, 2, 2, 2])
-    return VLHMM(V, 6, blocks, hidden_size=8, init_scale=1.0, reset_id=request.param).double().eval()
+    return VLHMM(6, num_words=V, blocks=blocks, hidden_size=8, init_scale=1.0, reset_id=request.param).double().eval()
 
 
 def test_marginals_of_missing_words(model):

@@ -52,7 +52,7 @@ def test_independent_steps_are_not_taken_for_a_chain():
 
 @pytest.fixture
 def model():
-    return VLHMM(6, 4, [0, 0, 0, 1, 1, 1], hidden_size=4)
+    return VLHMM(4, num_words=6, blocks=[0, 0, 0, 1, 1, 1], hidden_size=4)
 
 
 @pytest.mark.parametrize(

@@ -133,7 +133,7 @@ def test_lengths_count_the_tokens():
 def test_implied_statistics_are_a_fixed_point(kind):
     model = MODELS[kind]()
     before = copy.deepcopy(model)
-    model.maximize(model.implied_statistics(10.0, 500.0))
+    model.maximize(model._implied_statistics(10.0, 500.0))
     for name in ("initial", "transition", *(("emission",) if kind == "words" else ("loc", "covariances"))):
         close(getattr(model, name), getattr(before, name))
 
@@ -163,7 +163,7 @@ def test_the_first_stepwise_update_interpolates():
     model = HMM(2, 4)
     batch = batch_of(model)
     statistics = model.expected_statistics(model.posterior(batch.x))
-    implied = model.implied_statistics(batch.x.shape[0], batch.num_tokens)
+    implied = model._implied_statistics(batch.x.shape[0], batch.num_tokens)
     eta = StepSize(0.6, 3.0).at(0)
     wanted = copy.deepcopy(model)
     wanted.maximize({name: (1 - eta) * implied[name] + eta * statistics[name] for name in implied})

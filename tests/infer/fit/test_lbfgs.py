@@ -75,7 +75,7 @@ def test_steps_are_taken_in_units_of_the_parameters():
             self.place, self.still = torch.nn.Parameter(3 * self.units), torch.nn.Parameter(torch.tensor([7.0]))
             self.still.requires_grad_(False)
 
-        def parameter_units(self):
+        def _parameter_units(self):
             return {"place": self.units, "still": torch.ones(1)}
 
         def log_joint(self, x, lengths, share):

@@ -51,7 +51,7 @@ def test_values_and_gradients_are_the_textbook_s(h, n, missing, noise, dtype):
     if missing:
         x[0, torch.rand(24, n) < 0.3] = torch.nan
         x[1, torch.rand(24) < 0.3] = torch.nan
-    own = model.transition, model.state_noise, model.emission, model.emission_noise, *model.initial_belief
+    own = model.transition, model.state_noise, model.emission, model.emission_noise, *model._initial_belief
     values = [value.detach().double().requires_grad_() for value in own]
     expected = truth(values, x.double())
     expected.backward()
@@ -171,7 +171,7 @@ def test_smoothing_and_em_down_to_exact_observations(dtype, missing, noise):
     x = torch.randn(2, 12, n, dtype=F64)
     if missing:
         x[0, 3], x[0, 5, 0], x[1, 0, 1] = torch.nan, torch.nan, torch.nan
-    own = (model.transition, model.state_noise, model.emission, model.emission_noise, *model.initial_belief)
+    own = (model.transition, model.state_noise, model.emission, model.emission_noise, *model._initial_belief)
     A, Q, C, R, mean, P = (value.detach().double() for value in own)
     truths = []
     for row in x.to(model.transition.dtype).double():
@@ -186,7 +186,7 @@ def test_smoothing_and_em_down_to_exact_observations(dtype, missing, noise):
     for k, truth in enumerate(truths):
         torch.testing.assert_close(moments.means[k].double(), truth.smoothed[0], **close)
         torch.testing.assert_close(moments.covariances[k].double(), truth.smoothed[1], **close)
-    batch = model.as_batch(x)
+    batch = model._as_batch(x)
     found = model.expected_statistics(model.chain_of(batch), batch)
     second = sum(m.T @ m + P.sum(0) for m, P in ((t.smoothed[0][:-1], t.smoothed[1][:-1]) for t in truths))
     torch.testing.assert_close(found["transition_moment"].double(), second, **close)

@@ -123,7 +123,7 @@ def test_learning():
 
 
 def test_block_sparse():
-    model = VLHMM(4, 4, torch.tensor([0, 0, 1, 1]), hidden_size=4).double().eval()
+    model = VLHMM(4, num_words=4, blocks=torch.tensor([0, 0, 1, 1]), hidden_size=4).double().eval()
     x = torch.tensor([[0, 3, 2], [1, 1, 0]])
     with torch.no_grad():
         site = BlockHMM(*model.specs(), num_steps=3)

@@ -75,7 +75,9 @@ def test_a_matrix_a_step(situation):
 
 @grid({"lengths": [None, torch.tensor([5, 2, 1])], "reset_id": [None, 2]})
 def test_block_sparse_programs(reset_id, lengths):
-    model = VLHMM(5, 6, torch.tensor([0, 0, 1, 1, 1]), hidden_size=4, reset_id=reset_id, init_scale=1.0).double()
+    model = VLHMM(
+        6, num_words=5, blocks=torch.tensor([0, 0, 1, 1, 1]), hidden_size=4, reset_id=reset_id, init_scale=1.0
+    ).double()
     x = torch.tensor([[0, 2, 1, -1, -1], [2, 4, 2, 0, 0], [-1, 1, 2, 3, 3]])
     values = [traced_log_prob(model.model, x, lengths, vectorize=vectorize)[0] for vectorize in (True, False)]
     values += [generic_log_prob(model, x, lengths), model.posterior(x, lengths).log_prob().sum()]

@@ -194,7 +194,7 @@ def test_a_chain(lazy, lengths):
 
 
 def test_a_model():
-    model = VLHMM(4, 4, torch.tensor([0, 0, 1, 1]), hidden_size=4, reset_id=1).double().eval()
+    model = VLHMM(4, num_words=4, blocks=torch.tensor([0, 0, 1, 1]), hidden_size=4, reset_id=1).double().eval()
     x, lengths = torch.tensor([[0, 1, 3, -1], [2, 2, 1, 0]]), torch.tensor([4, 3])
     close(contract_states(model, x, lengths).log_prob, model.log_prob(x, lengths))
 

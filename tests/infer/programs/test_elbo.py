@@ -98,7 +98,7 @@ def test_elbo_module_with_torch_optim(vectorize):
 
 
 def test_a_sequence_model_needs_no_messenger_around_it():
-    model, x = VLHMM(4, 4, torch.tensor([0, 0, 1, 1]), hidden_size=4).double(), words(3, 5)
+    model, x = VLHMM(4, num_words=4, blocks=torch.tensor([0, 0, 1, 1]), hidden_size=4).double(), words(3, 5)
     losses = [elbo(model, no_guide)(x) for elbo in (Trace_ELBO(), TraceBlockedEnum_ELBO())]
     close(losses[0], losses[1])
     close(losses[0], -model.log_prob(x).sum())

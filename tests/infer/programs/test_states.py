@@ -61,7 +61,7 @@ def test_modules_and_models():
     x = words(3, 4)
     trace = poutine.trace(infer_states(SmallHMM())).get_trace(x)
     assert states_of(trace, 4).shape == (3, 4)
-    model = VLHMM(4, 4, torch.tensor([0, 0, 1, 1]), hidden_size=4).double().eval()
+    model = VLHMM(4, num_words=4, blocks=torch.tensor([0, 0, 1, 1]), hidden_size=4).double().eval()
     x = torch.tensor([[0, 3, -1, 1], [2, 2, 0, 0]])
     trace = poutine.trace(infer_states(model)).get_trace(x, torch.tensor([4, 2]))
     assert torch.equal(states_of(trace, 4), model.posterior(x, torch.tensor([4, 2])).viterbi()[0])
@@ -106,7 +106,7 @@ def test_states_of_a_subsample_belong_to_its_rows():
 def test_a_plain_program_is_vectorizable():
     check_vectorizable(program, words(), Tables().specs(), lengths=torch.tensor([4, 1, 3]))
     check_vectorizable(SmallHMM(), words())
-    model = VLHMM(4, 4, torch.tensor([0, 0, 1, 1]), hidden_size=4, state_dropout=0.5, reset_id=1)
+    model = VLHMM(4, num_words=4, blocks=torch.tensor([0, 0, 1, 1]), hidden_size=4, state_dropout=0.5, reset_id=1)
     check_vectorizable(model, torch.tensor([[0, -1, 1, 2], [1, 1, 2, 0]]), torch.tensor([4, 3]))
 
 

@@ -156,7 +156,7 @@ def test_em_and_gradients_find_the_same_maximum_in_any_units():
 def test_statistics_have_the_gradient_of_the_likelihood():
     """Fisher's identity."""
     model, x, known = made()
-    batch = model.as_batch(x, LENGTHS, **known)
+    batch = model._as_batch(x, LENGTHS, **known)
     found = model.expected_statistics(model.posterior(batch.x, batch.lengths, **batch.known), batch)
     model.log_joint(batch.x, batch.lengths, **batch.known).backward()
     close(torch.linalg.solve(model.covariances.detach(), found["cross"]), model.weights.grad)

@@ -64,7 +64,7 @@ def test_model_of_learnt_tables_labels_as_the_automaton(tmp_path):
     found = AutomatonLearner(3, blocks=(RestartBlock(30),)).fit(grammar.strings, grammar.labels)
     model = found.model
     inputs, lengths, _ = padded(STRINGS)
-    states = model.production(inputs, lengths).outputs  # (B, T, labels)
+    states = model.open_loop(inputs, lengths).outputs  # (B, T, labels)
     label = states[torch.arange(len(STRINGS)), lengths - 1].argmax(-1)
     assert label.tolist() == [int(found.automaton.accepts(s)) for s in STRINGS]
     assert extract_automaton(model).equals(found.automaton)
@@ -99,7 +99,7 @@ def test_automaton_is_the_model_made_hard(options, seed):
         if model.emission_network is not None and model.outputs == "categorical":
             model.emission_network.logits.copy_(200.0 * hard(model.emission_network.logits))
     inputs, lengths, _ = padded(STRINGS)
-    result = model.production(inputs, lengths)
+    result = model.open_loop(inputs, lengths)
     found = (result.states if model.outputs == "states" else result.outputs)[torch.arange(len(STRINGS)), lengths - 1]
     found = (found.squeeze(-1) > 0.5).long() if model.outputs == "bernoulli" else found.argmax(-1)
     assert [automaton.labels[label] for label in found.tolist()] == [automaton.classify(s) for s in STRINGS]

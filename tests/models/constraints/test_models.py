@@ -19,7 +19,7 @@ BLOCKS = torch.tensor([0, 1, 1, 2, 2, 2, 3, 3])
 def vlhmm(transition="softmax", reset_id=0, **more):
     torch.manual_seed(1)
     options = dict(hidden_size=4, init_scale=1.0, transition=transition, reset_id=reset_id) | more
-    model = VLHMM(8, 8, BLOCKS, **options).double()
+    model = VLHMM(8, num_words=8, blocks=BLOCKS, **options).double()
     model.vocabulary = VOCABULARY
     return model
 

@@ -29,7 +29,7 @@ def test_every_path(kind):
             parameter.copy_(torch.randn_like(parameter))
     model.is_fitted = True
     given = None if kind == "inputs alone" else x
-    chain = model.posterior(model.as_batch(given, **known).x, **known)
+    chain = model.posterior(model._as_batch(given, **known).x, **known)
     paths, log_probs = chain.k_best(3**5)
     got = model.language_log_probs(given, LANGUAGES, **known)
     for number, language in enumerate(LANGUAGES):

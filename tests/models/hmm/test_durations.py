@@ -108,7 +108,7 @@ def test_em_ends_where_the_gradient_is_zero(kind):
     model = make(kind, 2, emission="poisson")
     x = counts(60)
     model.fit(x, max_iterations=400, tolerance=1e-12, seed=3)
-    batch = model.as_batch(x)
+    batch = model._as_batch(x)
     model.log_joint(batch.x).backward()
     for name, parameter in model.named_parameters():
         assert parameter.grad.abs().max() < 1e-2, f"{name}: {parameter.grad}"

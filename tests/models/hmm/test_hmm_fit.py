@@ -95,7 +95,7 @@ def test_variational_fit(kind, guide):
     with pyro.get_param_store().scope():
         assert set(history.guide.median()) == set(fitted.sites())
     started = MODELS[kind](priors=True)
-    started.initialize(started.as_batch(x))
+    started.initialize(started._as_batch(x))
     assert fitted.score(x) > started.score(x)
     assert not list(pyro.get_param_store().keys())  # nothing that another fit would find
 

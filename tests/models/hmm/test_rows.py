@@ -37,7 +37,7 @@ def model_and_rows(kind, num_states, rows, steps, seed=0):
 def plain(model, x, lengths=None):
     """The same by the way that all programs take, in torch alone."""
     with compiled.twins_only():
-        return model.direct_chain(x, lengths).log_prob().sum()
+        return model._direct_chain(x, lengths).log_prob().sum()
 
 
 def gradients(model, value, **options):
@@ -89,7 +89,7 @@ def test_long_rows_go_piece_by_piece(num_states, rows, steps):
     with torch.no_grad():
         model.transition_logits.masked_fill_(torch.eye(num_states).roll(1, 0).bool(), -math.inf)
     check_log_prob(model, x)
-    short = model.short_chain(Batch(x))
+    short = model._chain_of_rows(Batch(x))
     with compiled.twins_only():
         chain = model.posterior(x)
         torch.testing.assert_close(short.marginals().probs, chain.marginals().probs, rtol=1e-10, atol=1e-12)
@@ -102,7 +102,7 @@ def test_many_words_of_few_states():
     """As many as no chain keeps emissions of; the loops over steps are the twin, which is that of torch's."""
     model, x = model_and_rows("words", 3, 1, 400_001)
     kept = [parameter.detach().clone() for parameter in model.parameters()]
-    statistics, value = model.expectation_at_once(Batch(x))
+    statistics, value = model._expectation_by_loops(Batch(x))
     chain = LongDenseChain(*model.specs(), x.T)
     assert float(chain.log_prob().detach().sum()) == pytest.approx(value, rel=1e-13)
     counts = chain.expected_counts()
@@ -119,7 +119,7 @@ def test_a_long_row_that_is_impossible_or_no_words():
         model.emissions.logits[:, 6] = -math.inf
     x[x == 6] = 0
     x[1, 600] = 6
-    assert model.expectation_at_once(Batch(x)) is None
+    assert model._expectation_by_loops(Batch(x)) is None
     with pytest.raises(ValueError, match="row 1, step 600: observation 6 is impossible"):
         model.log_joint(x)
     x[1, 600] = 7
@@ -150,7 +150,7 @@ def test_second_derivatives(kind, ragged):
 def test_questions(kind, num_states, rows, steps, ragged):
     model, x = model_and_rows(kind, num_states, rows, steps)
     x, lengths = holes(x, kind) if ragged else (x, None)
-    short = model.short_chain(Batch(x, lengths))
+    short = model._chain_of_rows(Batch(x, lengths))
     assert (short._row_log_probs() if rows > 1 else short._posterior(pairs=False)) is not None, "the loops do"
     with compiled.twins_only():
         chain = model.posterior(x, lengths)
@@ -174,13 +174,13 @@ def test_questions(kind, num_states, rows, steps, ragged):
 def test_em_comes_to_the_same_parameters(kind, ragged):
     model, x = model_and_rows(kind, 3, 4, 12)
     given = holes(x, kind) if ragged else (x,)
-    assert model.expectation_at_once(Batch(*given)) is not None
+    assert model._expectation_by_loops(Batch(*given)) is not None
     start = {name: value.clone() for name, value in model.state_dict().items()}
     model.fit(*given, warm_start=True, max_iterations=15, tolerance=0.0)
     found, history = {name: value.clone() for name, value in model.state_dict().items()}, model.history
     model.load_state_dict(start)
     with compiled.twins_only():
-        assert model.expectation_at_once(Batch(*given)) is None
+        assert model._expectation_by_loops(Batch(*given)) is None
         model.fit(*given, warm_start=True, max_iterations=15, tolerance=0.0)
     torch.testing.assert_close(found, dict(model.state_dict()), rtol=1e-8, atol=1e-9)
     assert history.log_likelihoods == pytest.approx(model.history.log_likelihoods, rel=1e-11)
@@ -194,8 +194,8 @@ def test_states_far_apart_are_left_to_the_scans():
         model.emissions.loc.copy_(60.0 * torch.arange(3).unsqueeze(-1))
         model.emissions.log_scale.zero_()
     x = 60.0 * torch.tensor([[0, 1, 2, 2, 0]]).unsqueeze(-1).expand(1, 5, 2).double() + 0.1
-    assert loops(model, x) is None and model.expectation_at_once(Batch(x)) is None
-    short = model.short_chain(Batch(x))
+    assert loops(model, x) is None and model._expectation_by_loops(Batch(x)) is None
+    short = model._chain_of_rows(Batch(x))
     assert short._row_log_probs() is None and short._posterior(pairs=True) is None
     torch.testing.assert_close(model.log_joint(x), plain(model, x), rtol=1e-12, atol=0)
     torch.testing.assert_close(short.marginals().probs, model.posterior(x).marginals().probs)
@@ -356,7 +356,7 @@ def test_what_changes_before_the_gradient_is_noticed(kind, changed):
 def test_threads_share_rows():
     """Parts of rows have sums of their own."""
     model, x = model_and_rows("words", 16, 6, 2_000)
-    short = model.short_chain(Batch(x))
+    short = model._chain_of_rows(Batch(x))
     given = *short._tables[:2], call.Rows(x.numpy())
     alone = call.smooth(*given)
     np.testing.assert_array_equal(call.smooth(*given, pairs=False).posterior, alone.posterior)
@@ -382,9 +382,9 @@ def test_long_rows_of_words_come_from_tables_too(monkeypatch, num_states, ragged
     x, lengths = holes(x, "words") if ragged else (x, None)
     plain = model.posterior(x, lengths)
     monkeypatch.setattr(rows, "MOST_NUMBERS", 0)
-    assert type(model.short_chain(Batch(x, lengths))) is table.TableChain
+    assert type(model._chain_of_rows(Batch(x, lengths))) is table.TableChain
     monkeypatch.setattr(long, "LONG", 0)
-    short = model.short_chain(Batch(x, lengths))
+    short = model._chain_of_rows(Batch(x, lengths))
     assert type(short) is table.LongTableChain
     torch.testing.assert_close(short.log_prob(), plain.log_prob(), rtol=1e-12, atol=0)
     torch.testing.assert_close(short.marginals().probs, plain.marginals().probs, rtol=1e-9, atol=1e-12)

@@ -64,7 +64,7 @@ def test_as_numbers_0_and_1_under_the_product(outputs):
         own = whole[..., 2:-1, :] @ weight[..., 2:4, :].mT  # summed over states, which share the vectors
         torch.testing.assert_close(one.tables[0].grad, own if own.dim() == 2 else own.sum(0))
     torch.testing.assert_close(
-        embedded.predictive(x, inputs=inputs).outputs, plain.predictive(x, inputs=one_hot(inputs)).outputs
+        embedded.one_step(x, inputs=inputs).outputs, plain.one_step(x, inputs=one_hot(inputs)).outputs
     )
 
 

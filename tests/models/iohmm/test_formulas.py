@@ -151,8 +151,8 @@ def test_frames_in_the_place_of_outputs_and_inputs(tmp_path):
         assert one.score(table) == pytest.approx(expected.score(data.x, inputs=data.inputs), abs=1e-9)
         asked = [
             (one.decode(table), expected.decode(data.x, inputs=data.inputs)),
-            (one.predictive(table).outputs, expected.predictive(data.x, inputs=data.inputs).outputs),
-            (one.production(table.drop(columns=["power", "road"])).outputs, expected.production(data.inputs).outputs),
+            (one.one_step(table).outputs, expected.one_step(data.x, inputs=data.inputs).outputs),
+            (one.open_loop(table.drop(columns=["power", "road"])).outputs, expected.open_loop(data.inputs).outputs),
             (one.forecast(table, future_inputs=planned).means, expected.forecast(
                 data.x, inputs=data.inputs, future_inputs={p: np.stack(rows) for p, rows in future.items()}).means),
             (one.predict_next(table, next_inputs=planned.iloc[:4]).means, expected.predict_next(
@@ -253,6 +253,6 @@ def test_names_in_the_place_of_numbers():
         with pytest.raises(TypeError, match="x.*got the text 'a'"):
             model.fit(x, inputs=[1.0, 2.0, 3.0])
     with pytest.raises(ValueError, match="states: no state is called 'a'; the model's have numbers"):
-        model.as_batch([0, 1, 0], inputs=[1.0, 2.0, 3.0], states=["a", "b", "a"])
+        model._as_batch([0, 1, 0], inputs=[1.0, 2.0, 3.0], states=["a", "b", "a"])
     model.fit([0, 1, 0], inputs=[1.0, 2.0, 3.0], states=["a", "b", "a"], seed=0)
     assert model.state_names == ("a", "b")

@@ -62,7 +62,7 @@ def test_posteriors_are_the_papers(model):
 
 def test_open_and_closed_loop(model):
     x, inputs = data(model, missing=True, partly=True)
-    closed = model.predictive(x, LENGTHS, inputs=inputs)
+    closed = model.one_step(x, LENGTHS, inputs=inputs)
     for row, length in enumerate(LENGTHS.tolist()):
         truth = Truth(model, x, inputs, row, length)
         for got, expected in zip(closed[:2], truth.closed_loop(), strict=True):
@@ -70,7 +70,7 @@ def test_open_and_closed_loop(model):
             assert not got[row, length:].any()
     if model.feedback:
         return
-    produced = model.production(inputs, LENGTHS)
+    produced = model.open_loop(inputs, LENGTHS)
     for row, length in enumerate(LENGTHS.tolist()):
         for got, expected in zip(produced[:2], Truth(model, x, inputs, row, length).open_loop(), strict=True):
             close(got[row, :length], expected.detach())
@@ -100,7 +100,7 @@ def test_missing_targets_are_reconstructed():
 def test_gaussian_predictions_have_the_mixtures_covariance():
     model = make("full covariances")
     x, inputs = data(model)
-    got = model.predictive(x, inputs=inputs)
+    got = model.one_step(x, inputs=inputs)
     weights, means = got.states[1, 2], model.emission_network.logits.detach()
     second = sum(w * (c + torch.outer(m, m)) for w, m, c in zip(weights, means, model.noise.covariances(), strict=True))
     close(got.covariances[1, 2], second - torch.outer(got.outputs[1, 2], got.outputs[1, 2]))
@@ -116,7 +116,7 @@ def test_forecasts_are_predictions_where_nothing_is_seen(model):
     hidden[:, 5:] = model.format.missing(3, 3)
     got = outputs_of(model.forecast(x[:, :5], inputs=past, future_inputs=future))
     if not model.feedback:
-        close(got.outputs, model.predictive(hidden, inputs=inputs).outputs[:, 5:])
+        close(got.outputs, model.one_step(hidden, inputs=inputs).outputs[:, 5:])
     assert got.outputs.shape[:2] == (3, 3) and (got.covariances is None) == (model.noise is None)
     ahead = dict(inputs=past, future_inputs=future)
     ragged = outputs_of(model.forecast(x[:, :5], 3, LENGTHS, **ahead))
@@ -136,13 +136,13 @@ def test_the_next_output(model):
     later = {part: value[torch.arange(3), lengths] for part, value in parts.items()}
     hidden = x.clone()
     hidden[torch.arange(3), lengths] = model.format.missing(1, 1)[0, 0]
-    expected = model.predictive(hidden, lengths + 1, inputs=inputs)
+    expected = model.one_step(hidden, lengths + 1, inputs=inputs)
     past = {part: value[:, :5] for part, value in parts.items()}
     if not isinstance(inputs, dict):
         past, later = past[""], later[""]
     first = {part: value[:, 0] for part, value in parts.items()}
     first = outputs_of(model.predict_next([[], [], []], next_inputs=first if isinstance(inputs, dict) else first[""]))
-    start = model.predictive(model.format.missing(3, 6), inputs=inputs)
+    start = model.one_step(model.format.missing(3, 6), inputs=inputs)
     close(first.outputs, start.outputs[:, 0])
     close(first.states, start.states[:, 0])
     got = outputs_of(model.predict_next(x[:, :5], lengths, inputs=past, next_inputs=later))
@@ -159,13 +159,13 @@ def test_feedback_is_summed_out_by_sampling():
     expected = torch.zeros(2, 3).double()
     for first in range(3):
         x = torch.tensor([[first, 0], [first, 0]])
-        closed = model.predictive(x, inputs=inputs).outputs
+        closed = model.one_step(x, inputs=inputs).outputs
         expected += closed[:, :1, first] * closed[:, 1]
     torch.manual_seed(0)
-    close(model.production(inputs, num_samples=4000).outputs[:, 1], expected, rtol=0, atol=0.02)
+    close(model.open_loop(inputs, num_samples=4000).outputs[:, 1], expected, rtol=0, atol=0.02)
     # and of the step behind one that is given, exactly
     x = torch.tensor([[1], [2]])
-    together = model.predictive(torch.cat([x, x], 1), inputs=inputs).outputs[:, 1]
+    together = model.one_step(torch.cat([x, x], 1), inputs=inputs).outputs[:, 1]
     got = model.forecast(x, lengths=[1, 1], inputs=inputs[:, :1], future_inputs=inputs[:, 1:], num_samples=3)
     close(outputs_of(got).outputs[:, 0], together)
 
@@ -174,7 +174,7 @@ def test_feedback_of_vectors_has_the_whole_variance():
     model = make("feedback of vectors")
     inputs = torch.randn(1, 3, 1).double()
     torch.manual_seed(0)
-    got = model.production(inputs, num_samples=3000)
+    got = model.open_loop(inputs, num_samples=3000)
     drawn = torch.cat([model.sample(inputs=inputs.repeat(3000, 1, 1), seed=1)[0]])
     close(got.outputs[0], drawn.mean(0), rtol=0, atol=0.1)
     close(got.covariances[0, 2], torch.cov(drawn[:, 2].T), rtol=0.1, atol=0.1)
@@ -184,7 +184,7 @@ def test_samples_have_the_models_distribution():
     model = make("symbols, mealy")
     inputs = torch.tensor([[0, 2, 1]]).expand(20_000, 3)
     x, states, _ = model.sample(inputs=inputs, seed=3)
-    expected = model.production(inputs[:1])
+    expected = model.open_loop(inputs[:1])
     close(torch.nn.functional.one_hot(x, 2).double().mean(0), expected.outputs[0], rtol=0, atol=0.015)
     close(torch.nn.functional.one_hot(states, 3).double().mean(0), expected.states[0], rtol=0, atol=0.015)
     assert torch.equal(model.sample(inputs=inputs, seed=3)[0], x)
@@ -209,8 +209,8 @@ def test_lists_are_padded(model):
             whole, parts = whole.probs, parts.probs
         for got, expected, length in zip(parts, whole, LENGTHS.tolist(), strict=True):
             close(got, expected[:length])
-    got = model.predictive(lists, inputs=ragged).outputs
-    close(got[2], model.predictive(x, LENGTHS, inputs=inputs).outputs[2, :3])
+    got = model.one_step(lists, inputs=ragged).outputs
+    close(got[2], model.one_step(x, LENGTHS, inputs=inputs).outputs[2, :3])
     assert model.bic(lists, inputs=ragged) == pytest.approx(model.bic(x, LENGTHS, inputs=inputs))
 
 
@@ -234,5 +234,5 @@ def test_numbers_that_may_not_be_written_to_are_taken():
     """Those of a frame of pandas 3, say."""
     y = np.arange(6.0)
     y.flags.writeable = False
-    batch = IOHMM(1, num_inputs=1, outputs="gaussian", num_outputs=1).as_batch(y, inputs=y)
+    batch = IOHMM(1, num_inputs=1, outputs="gaussian", num_outputs=1)._as_batch(y, inputs=y)
     assert batch.x.flatten().tolist() == y.tolist()

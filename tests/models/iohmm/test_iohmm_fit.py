@@ -115,7 +115,7 @@ def test_vectors_that_lack_some_dimensions(kind, covariance):
     if covariance is None or "layers" in kind:  # separable bits have no maximum
         return
     model.fit(x, inputs=u, warm_start=True, max_iterations=100, tolerance=1e-9)
-    batch = model.as_batch(x, inputs=u)
+    batch = model._as_batch(x, inputs=u)
     objective = model.log_joint(batch.x, batch.lengths, **batch.known)
     for gradient in torch.autograd.grad(objective, [*model.emission_network.parameters(), *model.noise.parameters()]):
         assert float(gradient.abs().max()) < 0.05  # where EM stops the likelihood is flat
@@ -171,7 +171,7 @@ def test_with_priors_em_climbs_the_posterior(options, family):
     model.fit(x, inputs=u, seed=0, max_iterations=400 if exact else 8, tolerance=1e-10 if exact else 0.0)
     history = model.history
     assert history.log_posteriors == sorted(history.log_posteriors)
-    batch = model.as_batch(x, inputs=u)
+    batch = model._as_batch(x, inputs=u)
     objective = model.log_joint(batch.x, batch.lengths, **batch.known)
     assert_close(float(objective.detach()), history.log_posteriors[-1], rtol=1e-9, atol=1e-9)
     if exact:
@@ -382,5 +382,5 @@ def test_outputs_in_large_units_are_fitted_as_well():
     assert scores[1] == pytest.approx(scores[0] - 180 * torch.tensor(1e-4).log().item(), abs=0.1)
     starts = fitted[1].history.restarts.log_likelihoods
     assert float((starts > starts.max() - 1).double().mean()) >= 0.5
-    fitted[1].initialize(fitted[1].as_batch([1e-4 * row for row in x], inputs=u))
+    fitted[1].initialize(fitted[1]._as_batch([1e-4 * row for row in x], inputs=u))
     assert float(fitted[1].emission_network.weight.detach().abs().max()) < 1e-2

@@ -76,14 +76,14 @@ def test_gradients_variational_inference_and_nuts():
     x, u = learnable()
     torch.manual_seed(1)
     model = IOHMM(2, num_inputs=1, outputs="gaussian", num_outputs=1, initial="inputs", priors=True)
-    model.initialize(model.as_batch(x, inputs=u))
-    batch = model.as_batch(x, inputs=u)
+    model.initialize(model._as_batch(x, inputs=u))
+    batch = model._as_batch(x, inputs=u)
     before = float(model.log_joint(x, inputs=u).detach())
     maximize_by_gradient(model, [batch], num_steps=60)
     mode = float(model.log_joint(x, inputs=u).detach())
     assert mode > before + 50
     torch.manual_seed(2)
-    halves = [model.as_batch(part, inputs=v) for part, v in zip(x.split(6), u.split(6), strict=True)]
+    halves = [model._as_batch(part, inputs=v) for part, v in zip(x.split(6), u.split(6), strict=True)]
     fitted = copy.deepcopy(model)
     history = fit_variationally(fitted, halves, initial=model.sites(), num_steps=30, guide="delta")
     assert np.mean(history.losses[-6:]) < np.mean(history.losses[:6]) + 0.01

@@ -95,7 +95,7 @@ def test_the_closed_loop_gives_the_likelihood(case):
     model, x, inputs, lengths = case
     if model.outputs != "categorical":
         return
-    predicted = model.predictive(x, lengths, inputs=inputs).outputs
+    predicted = model.one_step(x, lengths, inputs=inputs).outputs
     each = predicted.gather(-1, x.clamp_min(0).unsqueeze(-1)).squeeze(-1).log()
     used = (x >= 0) & (torch.arange(x.shape[1]) < lengths.unsqueeze(-1))
     close(torch.where(used, each, 0.0).sum(-1), model.log_prob(x, lengths, inputs=inputs))

@@ -124,7 +124,7 @@ def test_tables_from_probabilities():
     model = make("as the paper starts")
     transition = torch.zeros(3, 3, 3).double()
     transition[:, :, 1] = 1.0
-    model.set_tables(transition=transition, emission=[[0.2, 0.8], [1.0, 0.0], [0.5, 0.5]])
+    model._set_tables(transition=transition, emission=[[0.2, 0.8], [1.0, 0.0], [0.5, 0.5]])
     x, u = torch.zeros(1, 4).long(), torch.randint(3, (1, 4))
     close(model.log_prob(x, inputs=u), torch.zeros(1).double())
     assert model.log_prob(x + 1, inputs=u).tolist() == [-torch.inf]
@@ -132,11 +132,11 @@ def test_tables_from_probabilities():
         model.smooth(x + 1, inputs=u)
     close(model.effect_curves(None, [2, 0]), transition[:2])
     with pytest.raises(ValueError, match="emission: every row must hold probabilities that sum to 1"):
-        model.set_tables(emission=[[0.2, 0.2], [1.0, 0.0], [0.5, 0.5]])
+        model._set_tables(emission=[[0.2, 0.2], [1.0, 0.0], [0.5, 0.5]])
     with pytest.raises(ValueError, match=r"transition must have shape \(3, 3, 3\)"):
-        model.set_tables(transition=torch.ones(3, 3))
+        model._set_tables(transition=torch.ones(3, 3))
     bits = make("bits", mealy=False)
-    bits.set_tables(emission=[[0.25, 1.0]] * 3)
+    bits._set_tables(emission=[[0.25, 1.0]] * 3)
     close(bits.classify(torch.zeros(1, 2, 2)), torch.tensor([[0.25, 1.0]]).double())
 
 
@@ -145,7 +145,7 @@ def test_certain_outcomes_have_gradients():
     model = IOHMM(
         2, num_symbols=2, outputs="bernoulli", num_outputs=1, initial="transition", start_states=[0], mealy=True
     )
-    model.set_tables(
+    model._set_tables(
         transition=[[[1.0, 0.0], [0.0, 1.0]], [[0.0, 1.0], [0.5, 0.5]]], emission=[[[1.0], [0.0]], [[0.5], [0.25]]]
     )
     u = torch.tensor([[0, 1, 1, 0, 1]])
@@ -161,7 +161,7 @@ def test_the_empty_string_is_answered_from_z_0():
     inputs, lengths = torch.tensor([[1, 2], [0, 0], [0, 0]]), torch.tensor([2, 0, 1])
     got = model.classify(inputs, lengths)
     close(got[1], model.emission_network.logits[0].softmax(-1).detach())
-    close(got[0], model.production(inputs[:1]).outputs[0, 1])
+    close(got[0], model.open_loop(inputs[:1]).outputs[0, 1])
     with pytest.raises(ValueError, match="sequence 1 is empty; only a model with initial='transition'"):
         make("symbols, moore").classify(inputs, lengths)
 
@@ -169,19 +169,19 @@ def test_the_empty_string_is_answered_from_z_0():
 def test_targets_at_last_steps_only():
     model = make("symbols, moore")
     inputs = [[0, 1, 2], [1], [2, 2]]
-    batch = model.as_batch([1, 0, 1], inputs=inputs)
+    batch = model._as_batch([1, 0, 1], inputs=inputs)
     assert batch.x.tolist() == [[-1, -1, 1], [0, -1, -1], [-1, 1, -1]] and batch.lengths.tolist() == [3, 1, 2]
     probs = model.classify(inputs)
     assert model.score([1, 0, 1], inputs=inputs) == pytest.approx(
         float(probs[torch.arange(3), torch.tensor([1, 0, 1])].log().sum())
     )
     bits = make("bits")
-    batch = bits.as_batch(torch.tensor([[1.0, 0.0]]), inputs=torch.zeros(1, 3, 2))
+    batch = bits._as_batch(torch.tensor([[1.0, 0.0]]), inputs=torch.zeros(1, 3, 2))
     assert batch.x[0, -1].tolist() == [1, 0] and batch.x[0, :2].isnan().all()
     with pytest.raises(ValueError, match="sequence 1 is empty, so that no step can bear its target"):
-        model.as_batch(torch.tensor([0, 1]), torch.tensor([3, 0]), inputs=torch.zeros(2, 3).long())
+        model._as_batch(torch.tensor([0, 1]), torch.tensor([3, 0]), inputs=torch.zeros(2, 3).long())
     with pytest.raises(ValueError, match=r"one target a sequence must have shape \(3,\)"):
-        model.as_batch([1, 0], inputs=inputs)
+        model._as_batch([1, 0], inputs=inputs)
 
 
 def test_single_inputs_and_outputs_may_be_plain_numbers():
@@ -213,7 +213,7 @@ def test_observed_and_partly_observed_states():
         original, seen = truth.density, truth.__dict__.get("seen", {})
         truth.density = lambda t, original=original, seen=seen: seen.get(t, None) if t in seen else original(t)
         close(got[row], truth.likelihood().log().detach())
-    everything = model.as_batch(x, LENGTHS, states=states, inputs=inputs)
+    everything = model._as_batch(x, LENGTHS, states=states, inputs=inputs)
     close(model.posterior(everything.x, everything.lengths, **everything.known).log_prob(), got)
     assert model.score(x, LENGTHS, inputs=inputs, states=states) == pytest.approx(float(got.sum()))
     # the same as targets that are states
@@ -362,6 +362,6 @@ def test_flat_targets_beside_one_column_of_inputs():
     model = IOHMM(2, num_inputs=1, outputs="gaussian", num_outputs=1)
     x, inputs = torch.randn(5, dtype=torch.float64), torch.randn(5, 1, dtype=torch.float64)
     with pytest.raises(ValueError, match="one sequence of 5 or 5 sequences of one step"):
-        model.as_batch(x, inputs=inputs)
-    assert model.as_batch(x[None], inputs=inputs[None]).x.shape == (1, 5, 1)
-    assert model.as_batch(x[:, None], inputs=inputs[:, :, None]).x.shape == (5, 1, 1)
+        model._as_batch(x, inputs=inputs)
+    assert model._as_batch(x[None], inputs=inputs[None]).x.shape == (1, 5, 1)
+    assert model._as_batch(x[:, None], inputs=inputs[:, :, None]).x.shape == (5, 1, 1)

@@ -51,7 +51,7 @@ def test_em_rises_finds_the_states_and_ends_at_a_maximum():
     trace = model.history.restarts.trace
     assert float((trace[1:] - trace[:-1]).nan_to_num(0.0).min()) > -1e-8
     assert model.score(x, inputs=inputs) > truth.score(x, inputs=inputs)
-    batch = model.as_batch(x, inputs=inputs)
+    batch = model._as_batch(x, inputs=inputs)
     model.log_joint(batch.x, batch.lengths, inputs=batch.inputs).backward()
     assert max(float(value.grad.abs().max()) for value in model.emission_network.parameters()) < 0.05
 
@@ -59,7 +59,7 @@ def test_em_rises_finds_the_states_and_ends_at_a_maximum():
 def test_moments_are_those_of_draws():
     truth, *_ = two_kinds()
     inputs = torch.tensor([[[0.3], [-0.5]]]).double()
-    expected = truth.production(inputs)
+    expected = truth.open_loop(inputs)
     drawn = truth.sample(inputs=inputs.expand(8_000, 2, 1), seed=1)[0][:, 1]
     classes = torch.nn.functional.one_hot(drawn[:, 2].long(), 3)
     drawn = torch.cat([drawn[:, :2], classes.to(drawn), drawn[:, 3:]], -1)

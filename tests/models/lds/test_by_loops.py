@@ -83,7 +83,7 @@ def check(model, x, close=1e-10, lengths=None):
     compare(own, value_and_gradients(lambda **options: Estimator.log_joint(model, x, lengths, **options), model), close)
     with torch.no_grad():
         values, batch = model.values, Batch(x, lengths)
-        found, log_prob = model.expectation_at_once(batch)
+        found, log_prob = model._expectation_by_loops(batch)
         chain = chain_of(values, batch)
         assert log_prob == pytest.approx(float(chain.log_prob().sum(dtype=torch.float64)), rel=close)
         compare(found, e_step(values, chain, batch), close)
@@ -130,9 +130,9 @@ def test_precise_observations_of_many_states():
     check(model, x, close=1e-6)
     model, x = system(2, 12, 4, 10, {})
     model.set_parameters(emission_noise=1e-5 * torch.eye(12))
-    assert model.expectation_at_once(Batch(x)) is not None
+    assert model._expectation_by_loops(Batch(x)) is not None
     model.set_parameters(emission_noise=1e-8 * torch.eye(12))  # whose digits the chain keeps, of fewer numbers
-    assert model.expectation_at_once(Batch(x)) is None and model.expectation_at_once(Batch(with_gaps(x, "numbers"))) is None
+    assert model._expectation_by_loops(Batch(x)) is None and model._expectation_by_loops(Batch(with_gaps(x, "numbers"))) is None
     assert model.log_joint(x) == Estimator.log_joint(model, x)
 
 
@@ -250,7 +250,7 @@ def test_what_is_not_finite_is_named_as_ever():
 def test_rows_without_room_take_the_long_way(monkeypatch):
     monkeypatch.setattr(systems, "MOST_CELLS", 20)
     model, x = system(2, 2, 3, 9, {})
-    assert model.expectation_at_once(Batch(x)) is None
+    assert model._expectation_by_loops(Batch(x)) is None
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -324,12 +324,12 @@ def test_em_on_arrays_is_em_on_tensors(kind, held, monkeypatch):
         with monkeypatch.context() as patch:
             patch.setattr(LDS, "_has_array_em", False)
             expected, _ = fitted(*size)
-            units = expected.em_coordinates()
+            units = expected._em_coordinates()
         assert found.history.notes == expected.history.notes
         assert found.history.log_likelihoods == pytest.approx(expected.history.log_likelihoods, rel=1e-9)
         for name, value in expected.state_dict().items():
             torch.testing.assert_close(found.state_dict()[name], value, rtol=1e-7, atol=1e-7, msg=lambda text, n=name: n + text)
-        for one, other in zip(expected.em_coordinates(), units, strict=True):
+        for one, other in zip(expected._em_coordinates(), units, strict=True):
             torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-10)
 
 
@@ -337,7 +337,7 @@ def test_coordinates_of_singular_covariances_take_the_long_way():
     model, _ = system(3, 2, 1, 2, {})
     model.set_parameters(state_noise=torch.diag(torch.tensor([1.0, 0.0, 2.0])))
     assert array_em.coordinates(model._parameters, model._free) is None
-    assert all(bool(part.isfinite().all()) for part in model.em_coordinates())
+    assert all(bool(part.isfinite().all()) for part in model._em_coordinates())
 
 
 def test_what_is_asked_for_is_what_the_loops_take_it_for():

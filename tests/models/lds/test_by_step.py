@@ -59,7 +59,7 @@ def truth(model, x, known):
         c = [model.emission_offset + part for part in at("emission_offsets", row, 0.0)]
         seen = [~y.isnan() for y in x[row, :n]]
         total = total + kalman_loop(GaussianSequence(
-            *model.initial_belief, A[1:n], Q[1:n], a[1:n],
+            *model._initial_belief, A[1:n], Q[1:n], a[1:n],
             [C[t][o] for t, o in enumerate(seen)], [R[t][o][:, o] for t, o in enumerate(seen)],
             [c[t][o] for t, o in enumerate(seen)], [x[row, t][o] if bool(o.any()) else None for t, o in enumerate(seen)],
         )).log_prob  # fmt: skip
@@ -98,7 +98,7 @@ def test_likelihoods_and_gradients_are_the_textbook_s(which, rows, missing, nois
 def test_statistics_have_the_gradient_of_the_likelihood(which, missing):
     """Fisher's identity: at the parameters of the E-step the expected log-density rises as the likelihood does."""
     model, x, known = made(which, missing=missing)
-    batch = model.as_batch(x, LENGTHS, **known)
+    batch = model._as_batch(x, LENGTHS, **known)
     found = model.expected_statistics(model.chain_of(batch), batch)
     model.log_joint(batch.x, batch.lengths, **batch.known).backward()
     for kind, size in (("transition", H), ("emission", N)):
@@ -122,7 +122,7 @@ def test_statistics_have_the_gradient_of_the_likelihood(which, missing):
 def test_constant_matrices_have_the_sums_of_the_fast_way(missing):
     model, x, _ = made((), missing=missing)
     same = {"state_noises": torch.zeros(T, H, H), "emission_noises": torch.zeros(T, N, N)}
-    batches = [model.as_batch(x, LENGTHS, **known) for known in ({}, same)]
+    batches = [model._as_batch(x, LENGTHS, **known) for known in ({}, same)]
     plain, stepwise = (model.expected_statistics(model.chain_of(batch), batch) for batch in batches)
     for name, value in plain.items():
         close(stepwise[name], value, rtol=1e-9, atol=1e-10)
@@ -182,7 +182,7 @@ def test_forecasts_are_predictions_of_steps_that_are_missing(which):
     model, x, known = made(which, missing=False)
     past, ahead = split(known, 4)
     x[:, 4:] = torch.nan
-    found, wanted = model.forecast(x[:, :4], 2, **past, **ahead), model.predictive(x, **known)
+    found, wanted = model.forecast(x[:, :4], 2, **past, **ahead), model.one_step(x, **known)
     close(found.means, wanted.means[:, 4:])
     close(found.covariances, wanted.covariances[:, 4:])
     states = model.smooth(x, **known)
@@ -205,10 +205,10 @@ def test_signals_errors_and_features_know_the_steps():
     close(model.transform(x, LENGTHS, **known), states.means)
     ragged = model.reconstruct([x[0], x[2, :4]], **{name: [value[0], value[2, :4]] for name, value in known.items()})
     close(ragged.means[1], found[2, :4])
-    told = model.predictive(x, **known)
+    told = model.one_step(x, **known)
     errors = model.diagnostics(x, **known, skip=0, lags=2).errors
     close(errors, (x - told.means) / told.covariances.diagonal(dim1=-2, dim2=-1).sqrt(), equal_nan=True)
-    for ask in (model.predictive, model.reconstruct, model.diagnostics, model.transform):
+    for ask in (model.one_step, model.reconstruct, model.diagnostics, model.transform):
         with pytest.raises(TypeError, match="no argument 'transition'"):
             ask(x, transition=known["transitions"])
     with pytest.raises(TypeError, match="no argument 'future_transition'.*future_transitions"):

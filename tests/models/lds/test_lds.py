@@ -84,7 +84,7 @@ def test_filters_predicts_and_forecasts_as_the_joint_gaussian(options):
     model = make(options)
     x, inputs = data(model, "partly")
     filtered = model.filter(x, LENGTHS, inputs=inputs)
-    predicted = model.predictive(x, LENGTHS, inputs=inputs)
+    predicted = model.one_step(x, LENGTHS, inputs=inputs)
     torch.manual_seed(5)
     future_inputs = None if inputs is None else torch.randn(B, 3, model.num_inputs, dtype=F64)
     forecast = model.forecast(x, 3, LENGTHS, inputs=inputs, future_inputs=future_inputs)

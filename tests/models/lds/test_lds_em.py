@@ -74,7 +74,7 @@ def test_one_step_is_the_textbook_s(options, missing):
 def test_statistics_are_those_of_the_joint_gaussian():
     model = make(dict(num_inputs=U))
     x, inputs = sequences(missing=False)
-    batch = model.as_batch(x, inputs=inputs)
+    batch = model._as_batch(x, inputs=inputs)
     got = model.expected_statistics(model.posterior(batch.x, batch.lengths, inputs=batch.inputs), batch)
     truths = [dense(values(model), row, u) for row, u in zip(x, inputs, strict=True)]
     moment = sum(np.einsum("ti,tj->ij", t.mean[:-1], t.mean[:-1]) for t in truths)
@@ -110,7 +110,7 @@ def test_em_in_a_stationary_start_ends_where_the_gradient_vanishes():
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)
         model.fit(x, max_iterations=50, tolerance=0)
-    batch = model.as_batch(x)
+    batch = model._as_batch(x)
     model.zero_grad()
     (-model.log_joint(batch.x) / batch.num_tokens).backward()
     assert all(float(value.grad.abs().max()) < 0.02 for value in model.parameters())
@@ -136,7 +136,7 @@ def test_em_s_chain_is_the_program_s(sizes, options):
     x = torch.randn(4, 7, sizes[1], dtype=F64) + 3
     x[0, 2] = x[1, 0] = torch.nan
     inputs = torch.randn(4, 7, 2, dtype=F64) if model.num_inputs else None
-    batch = model.as_batch(x, torch.tensor([7, 7, 3, 1]), inputs=inputs)
+    batch = model._as_batch(x, torch.tensor([7, 7, 3, 1]), inputs=inputs)
     direct, program = model.chain_of(batch), model.posterior(batch.x, batch.lengths, **batch.known)
     for found, expected in zip(
         (direct.token_log_probs(), *direct.smoothed_states()), (program.token_log_probs(), *program.smoothed_states()),

@@ -64,7 +64,7 @@ def test_the_start_says_much_already(truth, sequences):
     for how in ("subspace", "pca", "random"):
         model = LDS(H, N)
         torch.manual_seed(0)
-        model.initialize(model.as_batch(sequences), how)
+        model.initialize(model._as_batch(sequences), how)
         scores[how] = model.score(sequences, per_token=True)
     best = truth.score(sequences, per_token=True)
     assert all(best > score > scores["random"] + 1 for how, score in scores.items() if how != "random")
@@ -194,7 +194,7 @@ def test_states_become_features(truth, sequences):
     assert len(together) == len(sequences)
     # innovations are white: what was predicted is orthogonal to what was seen before
     x, *_ = truth.sample(400, 1, seed=2)
-    error = (x - truth.predictive(x).means)[0, 20:]
+    error = (x - truth.one_step(x).means)[0, 20:]
     lag_one = (error[1:].T @ error[:-1] / len(error)).abs().max() / error.var(0).max()
     assert float(lag_one) < 0.15
 
@@ -218,7 +218,7 @@ def test_the_next_step_behind_rows_that_may_be_empty():
     for row, length in enumerate(lengths.tolist()):  # the same as a step of which nothing was seen
         longer = torch.cat([x[row, :length], torch.full((1, N), torch.nan).double()])[None]
         given = torch.cat([inputs[row, :length], further[row : row + 1]])[None]
-        expected = model.predictive(longer, inputs=given)
+        expected = model.one_step(longer, inputs=given)
         close(found.means[row], expected.means[0, -1])
         close(found.covariances[row], expected.covariances[0, -1])
     ragged = [row[:length] for row, length in zip(x, lengths.tolist(), strict=True)]

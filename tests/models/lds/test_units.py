@@ -83,10 +83,10 @@ class Linear:
             torch.diag(torch.tensor([0.99, 0.9, 0.5], dtype=F64)),
         )
 
-    def em_coordinates(self):
+    def _em_coordinates(self):
         return self.place.clone(), torch.ones(3, dtype=F64)
 
-    def set_em_coordinates(self, coordinates):
+    def _set_em_coordinates(self, coordinates):
         self.place = coordinates
 
 

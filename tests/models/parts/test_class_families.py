@@ -123,7 +123,7 @@ def test_gradients_of_what_a_mask_hides(name):
     """Missing steps and padded ones, alone and among other columns; the likelihood is that of the states of whole rows."""
     x = torch.tensor(FAMILIES[name]).double()[:, None]
     model = HMM(2, emission=name)
-    ragged = model.as_batch([x, x[:3], x[3:]])
+    ragged = model._as_batch([x, x[:3], x[3:]])
     value = model.log_joint(ragged.x, ragged.lengths)
     value.backward()
     value = value.detach()
@@ -142,7 +142,7 @@ def test_gradients_of_outputs_that_are_missing(outputs):
     x = np.array(POSITIVE)
     x = np.round(x) if outputs == "poisson" else x
     model = IOHMM(2, num_inputs=0, outputs=outputs)
-    batch = model.as_batch([x, x[:3]])
+    batch = model._as_batch([x, x[:3]])
     model.log_joint(batch.x, batch.lengths, **batch.known).backward()
     assert all(bool(parameter.grad.isfinite().all()) for parameter in model.parameters() if parameter.grad is not None)
 

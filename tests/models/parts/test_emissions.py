@@ -120,7 +120,7 @@ def test_em_rises_to_where_the_gradient_is_zero_and_finds_the_states(name):
     options, rows, known, _ = case(name)
     model = HMM(2, **options).fit(rows, **known, seed=1, max_iterations=1000, tolerance=1e-11)
     assert np.diff(model.history.log_likelihoods).min() > -1e-8
-    batch = model.as_batch(rows, **known)
+    batch = model._as_batch(rows, **known)
     model.log_joint(batch.x, batch.lengths, **batch.known).backward()
     for own, parameter in model.named_parameters():
         # at the end of a range, as of a gate at 0, the last step is small and not zero
@@ -139,7 +139,7 @@ def test_gradients_are_finite_differences_also_with_ties_and_known_states(name):
     model = HMM(3, ties=[0, 1, 1], **options)
     states = torch.full((3, 50), -1)
     states[0, :5] = torch.tensor(STATES[:5])
-    batch = model.as_batch(rows, states=[row[:n] for row, n in zip(states, map(len, rows), strict=True)], **known)
+    batch = model._as_batch(rows, states=[row[:n] for row, n in zip(states, map(len, rows), strict=True)], **known)
     model.log_joint(batch.x, batch.lengths, **batch.known).backward()
     for parameter in model.emissions.parameters():
         for place in list(np.ndindex(*parameter.shape))[:3]:
@@ -354,7 +354,7 @@ def test_every_family_is_an_output_that_inputs_drive(name, mealy):
     model.fit(x, **known, num_restarts=2, seed=0, max_iterations=80, tolerance=1e-7)
     trace = model.history.restarts.trace
     assert float((trace[1:] - trace[:-1]).nan_to_num(0.0).min()) > -1e-8
-    batch = model.as_batch(x, **known)
+    batch = model._as_batch(x, **known)
     start = float(model.log_joint(batch.x, **batch.known).detach())
     again = IOHMM(2, num_inputs=int(mealy), outputs=name, mealy=mealy)
     again.load_state_dict(model.state_dict())
@@ -373,7 +373,7 @@ def test_a_constant_predictor_is_the_hmm(name):
     model = IOHMM(2, num_inputs=0, outputs=family, **options)
     values = {n: v.numpy()[:, 0] for n, v in hmm.emission_parameters.items()}
     mean = np.log(values["rate"]) if "rate" in values else np.log(values["probs"] / (1 - values["probs"]))
-    model.set_tables(initial=hmm.initial, emission=mean[:, None])
+    model._set_tables(initial=hmm.initial, emission=mean[:, None])
     with torch.no_grad():
         model.transition_network.weight.copy_(hmm.transition.log()[:, None])
         if "gate" in values:
@@ -391,7 +391,7 @@ def test_a_constant_predictor_is_the_hmm(name):
     torch.testing.assert_close(one.means, found.means[:, 0])
     torch.testing.assert_close(one.covariances, found.covariances[:, 0])
     for lost in known:
-        for ask in (model.score, model.filter, model.predictive, lambda x: model.forecast(x, 2)):
+        for ask in (model.score, model.filter, model.one_step, lambda x: model.forecast(x, 2)):
             with pytest.raises(ValueError, match=f"^{lost}: "):
                 ask(rows)
         with pytest.raises(ValueError, match=f"^future_{lost}: "):

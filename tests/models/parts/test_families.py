@@ -54,7 +54,7 @@ def test_a_family_is_scipys_and_em_ends_where_the_gradient_is_zero(name):
     wanted = DENSITIES[name](seen[:, None], {n: v[:, 0].numpy() for n, v in model.emission_parameters.items()})
     close(model.emissions.spec().log_likelihood(torch.tensor(seen[:, None])), torch.tensor(wanted), atol=1e-9, rtol=1e-9)
     assert np.all(np.diff(model.history.log_likelihoods) > -1e-8)
-    batch = model.as_batch(x)
+    batch = model._as_batch(x)
     model.log_joint(batch.x, batch.lengths).backward()
     for name, parameter in model.emissions.named_parameters():
         assert parameter.grad.abs().max() < 5e-3, f"{name}: {parameter.grad}"
@@ -103,7 +103,7 @@ def test_columns_of_different_kinds_are_independent_and_may_be_missing():
         density = DENSITIES[name](np.where(np.isnan(x[:, column]), 0, x[:, column])[:, None], own)
         total += np.where(np.isnan(x[:, column, None]), 0.0, density)
     close(model.emissions.spec().log_likelihood(torch.tensor(x)), torch.tensor(total))
-    batch = model.as_batch(x)
+    batch = model._as_batch(x)
     model.log_joint(batch.x).backward()
     assert all(torch.isfinite(p.grad).all() for p in model.parameters())
     assert model.sample(5, 3, seed=0).x.shape == (3, 5, 4)

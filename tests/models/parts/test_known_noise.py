@@ -77,7 +77,7 @@ def test_likelihoods_gradients_and_states_are_those_of_all_paths(covariance, mis
 def test_statistics_have_the_gradient_of_the_likelihood(covariance, missing):
     """Fisher's identity: the expected log-density of what is without noise rises as the likelihood does."""
     model, x, noises = made(covariance, missing)
-    batch = model.as_batch(x, LENGTHS, emission_noises=noises)
+    batch = model._as_batch(x, LENGTHS, emission_noises=noises)
     found = model.expected_statistics(model.chain_of(batch), batch)
     model.log_joint(batch.x, batch.lengths, **batch.known).backward()
     weight, first, second = (found[name] for name in ("weight", "first", "second"))

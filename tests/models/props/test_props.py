@@ -102,7 +102,7 @@ def test_learned_parameters_come_back_into_the_program():
     stream = PROPS(7, num_sources=1, seed=0).start()
     for y in np.random.default_rng(0).integers(7, size=300):
         stream.step(y, [-2.0])
-    model = PROPS(7, num_sources=1, num_perturbations=2).set_stream(stream)
+    model = PROPS(7, num_sources=1, num_perturbations=2)._set_stream(stream)
     close(model.transition, torch.tensor(stream.transition))
     close(model.emission, torch.tensor(stream.emission()))
     vectors = StreamingHMM(2, num_features=2, covariance="full", seed=0)
@@ -110,7 +110,7 @@ def test_learned_parameters_come_back_into_the_program():
     random = np.random.default_rng(0)
     for _ in range(50):
         stream.step(random.normal(size=2))
-    vectors.set_stream(stream)
+    vectors._set_stream(stream)
     close(vectors.loc, torch.tensor(stream.loc))
     close(vectors.covariances, torch.tensor(stream.covariances))
 

@@ -10,7 +10,7 @@ from pplseq.models.structural.components import partial_weights, stationary_weig
 
 def kernel(model, steps):
     """Covariances of x at two steps, from powers of the moves."""
-    move, noise, spread = model.transition, model.state_noise, model.initial_belief.covariance
+    move, noise, spread = model.transition, model.state_noise, model._initial_belief.covariance
     seen = model.emission[0]
     found = torch.zeros(steps, steps).double()
     for s in range(steps):
@@ -44,7 +44,7 @@ def test_likelihoods_gradients_and_folders(name, tmp_path):
     model, x = made(name), np.random.default_rng(0).normal(size=10)
     dense = torch.distributions.MultivariateNormal(torch.zeros(10).double(), kernel(model, 10))
     assert model.score(x) == pytest.approx(float(dense.log_prob(torch.tensor(x))), abs=1e-8)
-    batch = model.as_batch(x)
+    batch = model._as_batch(x)
     value = model.log_joint(batch.x)
     for parameter, gradient in zip(parameters := list(model.parameters()), torch.autograd.grad(value, parameters), strict=True):
         with torch.no_grad():

@@ -62,7 +62,7 @@ def test_a_step_in_the_level_of_the_nile():
 
 def test_gradients_fits_and_folders(tmp_path):
     model = StructuralModel(trend="stochastic", level="fixed", initial="diffuse").set_parameters(noise=15099.0, slope=10.0)
-    batch = model.as_batch(with_gaps(NILE))
+    batch = model._as_batch(with_gaps(NILE))
     slopes = torch.autograd.grad(model.log_joint(batch.x), list(model.parameters()))
     for parameter, slope in zip(model.parameters(), slopes, strict=True):
         ends = []

@@ -19,7 +19,7 @@ def dense(model, x, inputs=None):
     """log p(x) from the mean and covariance of all numbers, and the covariance of states with them."""
     steps, h = len(x), model.num_states
     matrix, noise, loading = model.transition, model.state_noise, model.emission[0]
-    spread = [model.initial_belief.covariance]
+    spread = [model._initial_belief.covariance]
     for _ in range(steps - 1):
         spread.append(matrix @ spread[-1] @ matrix.T + noise)
     both = torch.zeros(steps, h, steps, h).double()
@@ -50,7 +50,7 @@ def test_values_gradients_and_components_are_those_of_one_gaussian(options, inpu
         model.set_parameters(inputs=[0.7])
     wanted, states = dense(model, x, drawn)
     assert model.score([x], **known) == pytest.approx(float(wanted.detach()), abs=1e-8)
-    batch = model.as_batch([x], **known)
+    batch = model._as_batch([x], **known)
     value = model.log_joint(batch.x, **batch.known)
     parameters = [parameter for parameter in model.parameters() if parameter.numel()]
     for ours, theirs in zip(torch.autograd.grad(value, parameters), torch.autograd.grad(wanted, parameters), strict=True):
@@ -134,7 +134,7 @@ def test_a_variance_that_ends_at_zero_is_said_to_be_at_its_bound():
     with pytest.warns(RuntimeWarning, match="variance of slope is at its bound"):
         close(model.summary(NILE).errors[[0, 2]], found.errors[[0, 2]], rtol=1e-3, atol=0.0)
     model.set_parameters(slope=5.0)  # far from the bound, though the likelihood is larger there
-    assert not model.at_bounds(model.as_batch(NILE))
+    assert not model._at_bounds(model._as_batch(NILE))
 
 
 @pytest.mark.parametrize("name", ["plain", "logarithms"])

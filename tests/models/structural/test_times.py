@@ -83,8 +83,8 @@ def test_whole_times_are_steps(name):
     model = make(name)
     assert model.score(x, times=np.arange(12)) == pytest.approx(model.score(x), abs=1e-8)
     gradients = []
-    for known in ({}, {"gaps": model.as_batch(x, times=np.arange(12)).gaps}):
-        value = model.log_joint(model.as_batch(x).x, **known)
+    for known in ({}, {"gaps": model._as_batch(x, times=np.arange(12)).gaps}):
+        value = model.log_joint(model._as_batch(x).x, **known)
         gradients.append(torch.autograd.grad(value, list(model.parameters())))
     for one, other in zip(*gradients, strict=True):
         torch.testing.assert_close(one, other)

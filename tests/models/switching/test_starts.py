@@ -27,8 +27,8 @@ def model_and_statistics(switching, initial="stationary", num_regimes=3):
     torch.manual_seed(0)
     model = SwitchingRegression(num_regimes, order=1, num_inputs=2, switching=switching, initial=initial)
     x, inputs = torch.randn(2, 40, 1).double().cumsum(1), torch.randn(2, 40, 2).double()
-    batch = model.as_batch(x, torch.tensor([40, 23]), inputs=inputs)
-    model.check_data(batch)
+    batch = model._as_batch(x, torch.tensor([40, 23]), inputs=inputs)
+    model._check_data(batch)
     model.initialize(batch)
     return model, model.expected_statistics(model.chain_of(batch), batch), batch
 

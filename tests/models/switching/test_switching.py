@@ -173,7 +173,7 @@ def test_forecasts_are_those_of_all_paths(lags_of, order, inputs):
 # ------------------------------------------------------------------------------------------------ the rest
 def test_standard_errors_are_those_of_numerical_second_derivatives():
     model = HMM(2, emission="poisson").fit(np.random.default_rng(0).poisson(np.repeat([2, 9, 3], 30)), seed=0)
-    batch = model.as_batch(np.random.default_rng(0).poisson(np.repeat([2, 9, 3], 30)).astype(float))
+    batch = model._as_batch(np.random.default_rng(0).poisson(np.repeat([2, 9, 3], 30)).astype(float))
     model.fit(batch.x, method="lbfgs", warm_start=True, tolerance=1e-12)
     with pytest.warns(RuntimeWarning, match=r"no standard errors of initial\[0\]"):  # of one row: it is 0 or 1
         found = model.summary(batch.x)
@@ -252,7 +252,7 @@ def test_other_units_leave_parameters_as_they_are():
         before = {name: value.detach().clone() for name, value in model.estimates().items()}
         x, u = 50 + 3 * torch.randn(2, 20, 1).double(), torch.randn(2, 20, 1).double()
         score = model.score(x, inputs=u)
-        model.check_data(model.as_batch(x, inputs=u))
+        model._check_data(model._as_batch(x, inputs=u))
         assert float(model.unit) != 1.0
         close(model.estimates(), before)
         assert model.score(x, inputs=u) == pytest.approx(score)

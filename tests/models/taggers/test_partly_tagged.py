@@ -25,12 +25,12 @@ def told(monkeypatch, alone, counted, both):
     monkeypatch.setattr(partly_tagged, "num_right", lambda tagger, sentences: next(right))
 
 
-@pytest.mark.parametrize("dev", [None, TRAIN[40:]])
-def test_harmful_sentences_are_not_used(monkeypatch, dev):
+@pytest.mark.parametrize("validation", [None, TRAIN[40:]])
+def test_harmful_sentences_are_not_used(monkeypatch, validation):
     told(monkeypatch, 9, 8, 5)
     few = TRAIN[:6]
     with pytest.warns(RuntimeWarning, match="lack tags are not used: with them .* words of held-out") as said:
-        found = PartlyTaggedTagger().fit(few + without_tags(TRAIN[6:]), dev)
+        found = PartlyTaggedTagger().fit(few + without_tags(TRAIN[6:]), validation)
     assert len(said) == 1 and found.tag(WORDS) == DictionaryTagger.semi_supervised().fit(few).tag(WORDS)
     assert found.get_params()["num_folds"] == 3
 

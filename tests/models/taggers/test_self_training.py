@@ -54,12 +54,12 @@ def test_text_without_tags_helps():
     both = SelfTrainedTagger(**SMALL).fit(few + rest)
     assert accuracy(both) > accuracy(alone) + 0.02
     assert both.known_words > alone.known_words and both.get_params()["num_folds"] == 3
-    again = SelfTrainedTagger(**SMALL).fit(few + rest, dev=TRAIN[40:])  # two trainings instead of eight
+    again = SelfTrainedTagger(**SMALL).fit(few + rest, validation=TRAIN[40:])  # two trainings instead of eight
     assert accuracy(again) == accuracy(both)
 
 
-@pytest.mark.parametrize("dev", [None, TRAIN[40:]])
-def test_harmful_guesses_are_not_used(monkeypatch, dev):
+@pytest.mark.parametrize("validation", [None, TRAIN[40:]])
+def test_harmful_guesses_are_not_used(monkeypatch, validation):
     turn = dict(zip("DET ADJ NOUN VERB PUNCT".split(), "ADJ NOUN VERB PUNCT DET".split(), strict=True))
     honest = self_training.filled
 
@@ -69,7 +69,7 @@ def test_harmful_guesses_are_not_used(monkeypatch, dev):
     monkeypatch.setattr(self_training, "filled", lies)
     few = TRAIN[:10]
     with pytest.warns(RuntimeWarning, match="lack tags are not used: with them .* words of held-out sentences"):
-        tagger = SelfTrainedTagger(**SMALL).fit(few + without_tags(TRAIN[10:]), dev)
+        tagger = SelfTrainedTagger(**SMALL).fit(few + without_tags(TRAIN[10:]), validation)
     alone = LatentTagger(**SMALL).fit(few)
     torch.testing.assert_close(tagger.transition.matrix, alone.transition.matrix, rtol=0, atol=0)
     assert tagger.tag([s.words for s in TEST]) == alone.tag([s.words for s in TEST])

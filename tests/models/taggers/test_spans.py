@@ -216,6 +216,8 @@ def test_one_text_has_one_accuracy(tmp_path):
     assert train_tagger("spans", text, text)[1]["dev_accuracy"] == 1
     assert compare(["spans"], text, text).results[0].scores.accuracy == 1
     write_tagged(tmp_path / "text.txt", text, "columns")
-    summary = train("tagger", tmp_path / "text.txt", folder=tmp_path / "run", system="spans", dev=str(tmp_path / "text.txt"))
+    summary = train(
+        "tagger", tmp_path / "text.txt", folder=tmp_path / "run", system="spans", validation=str(tmp_path / "text.txt")
+    )
     [found] = evaluate(tmp_path / "run", tmp_path / "text.txt")
     assert summary["dev_accuracy"] == found["all"]["accuracy"] == found["spans"]["f1"] == 1

@@ -56,7 +56,7 @@ def test_vectors_of_types(vocabulary):
 def test_posteriors_are_those_of_each_sentence_alone_without_words_left_out(vocabulary, least):
     torch.manual_seed(0)
     blocks = torch.arange(len(vocabulary)) % 2
-    model = VLHMM(len(vocabulary), 6, blocks, hidden_size=8, reset_id=vocabulary.eos_id, init_scale=1.0)
+    model = VLHMM(6, num_words=len(vocabulary), blocks=blocks, hidden_size=8, reset_id=vocabulary.eos_id, init_scale=1.0)
 
     def forms(word):
         return word.lower() if word.isalpha() else None
@@ -132,7 +132,9 @@ def test_vectors_that_change_before_the_tagger_is_saved(vectors, tmp_path):
 
 
 def test_states_of_a_model_on_disk(vocabulary, tmp_path):
-    model = VLHMM(len(vocabulary), 4, torch.arange(len(vocabulary)) % 2, hidden_size=4, reset_id=vocabulary.eos_id)
+    model = VLHMM(
+        4, num_words=len(vocabulary), blocks=torch.arange(len(vocabulary)) % 2, hidden_size=4, reset_id=vocabulary.eos_id
+    )
     model.vocabulary = vocabulary
     model.save(tmp_path / "model")
     saved = SavedColumns("states", tmp_path / "model", load_text_model)

@@ -16,8 +16,8 @@ class MostFrequent:
 
     name = "most-frequent"
 
-    def fit(self, sentences, dev=None):
-        self.fitted, self.dev = list(sentences), dev
+    def fit(self, sentences, validation=None):
+        self.fitted, self.validation = list(sentences), validation
         self.best = Counter(tag for sentence in sentences for tag in sentence.tags).most_common(1)[0][0]
         return self
 
@@ -59,9 +59,9 @@ def test_learning_curve():
         made.append(MostFrequent())
         return made[-1]
 
-    points = learning_curve(make, TRAIN, TEST, (1.0, 0.01, 0.5), dev=TEST, on_point=made.append)
+    points = learning_curve(make, TRAIN, TEST, (1.0, 0.01, 0.5), validation=TEST, on_point=made.append)
     taggers = made[::2]
-    assert made[1::2] == points and all(tagger.dev is TEST for tagger in taggers)
+    assert made[1::2] == points and all(tagger.validation is TEST for tagger in taggers)
     assert [(p.num_sentences, p.num_tokens) for p in points] == [(1, 2), (10, 20), (20, 40)]
     assert taggers[2].fitted == TRAIN
     parts = [Counter(tagger.fitted) for tagger in taggers]

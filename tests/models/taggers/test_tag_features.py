@@ -156,7 +156,7 @@ def test_words_are_remembered_up_to_a_number(monkeypatch):
         assert len(features._of_word) < 3 + max(map(len, SENTENCES))
 
 
-def test_short_ways_to_attributes_are_the_definitions():
+def test_by_loops_to_attributes_are_the_definitions():
     signs = [c for c in map(chr, range(0x110000)) if c < "\u2200" or c.isdigit() or c.isupper() or c.istitle()]
     for word in (*signs, *(f"a{c}" for c in signs), "", "AB", "Ab1", "ab12", "é1"):
         shape = "".join("d" if c.isdigit() else "X" if c.isupper() else "x" if c.isalpha() else c for c in word)

@@ -238,6 +238,6 @@ def test_an_m_step_that_leaves_the_models_is_repaired(start, cov):
 
 def test_options_that_there_are_not():
     with pytest.raises(TypeError, match="TextLDS.fit has no option 'device'. It is fitted on the CPU"):
-        TextLDS(4, 2).fit([[0, 1, 2, 3] * 5], device="cpu")
+        TextLDS(2, num_words=4).fit([[0, 1, 2, 3] * 5], device="cpu")
     with pytest.raises(TypeError, match="no option 'max_iteration'.*max_iterations"):
-        TextLDS(4, 2).fit([[0, 1, 2, 3] * 5], max_iteration=3)
+        TextLDS(2, num_words=4).fit([[0, 1, 2, 3] * 5], max_iteration=3)

@@ -124,14 +124,14 @@ def test_restriction_to_a_subspace(sequences):
 def test_held_out_text_is_centred_and_whitened_by_the_training_text(sequences, normalize):
     training = covariances(sequences, V, 1.0, max_lag=2, normalize=normalize)
     ids = np.random.default_rng(6).integers(0, 5, size=400)  # some training words do not occur
-    held_out = LagCovariances.from_counts(counts_of([ids], V, 2), probs_from=training)
+    validation = LagCovariances.from_counts(counts_of([ids], V, 2), probs_from=training)
     words = (np.eye(V)[ids] - training.probs) / training.unit
-    np.testing.assert_allclose(held_out.dense(0), words.T @ words / len(ids), atol=1e-12)
-    assert held_out.trace == pytest.approx(np.trace(held_out.dense(0)))
+    np.testing.assert_allclose(validation.dense(0), words.T @ words / len(ids), atol=1e-12)
+    assert validation.trace == pytest.approx(np.trace(validation.dense(0)))
     for lag in (1, 2):
         truth = words[lag:].T @ words[:-lag] / (len(ids) - (lag if normalize == "pairs" else 0))
-        np.testing.assert_allclose(held_out.dense(lag), truth, atol=1e-12)
-        np.testing.assert_allclose(held_out.apply_transposed(lag, np.eye(V)), truth.T, atol=1e-12)
+        np.testing.assert_allclose(validation.dense(lag), truth, atol=1e-12)
+        np.testing.assert_allclose(validation.apply_transposed(lag, np.eye(V)), truth.T, atol=1e-12)
 
 
 def test_single_precision_stays_close(sequences):

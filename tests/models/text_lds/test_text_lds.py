@@ -37,7 +37,7 @@ def model(request):
 # ---------------------------------------------------------------- parameters
 def test_parameters_are_kept_in_the_basis_they_were_given_in():
     model = make()
-    again = TextLDS(NUM_WORDS, NUM_STATES, probs=model.probs, dtype=torch.float64)
+    again = TextLDS(NUM_STATES, num_words=NUM_WORDS, probs=model.probs, dtype=torch.float64)
     again.set_parameters(model.transition, model.emission, model.state_noise, model.reduction)
     for name in ("transition", "emission", "state_noise", "reduction", "second_moment"):
         close(getattr(again, name), getattr(model, name))
@@ -72,11 +72,11 @@ def test_parameters_that_describe_no_model():
     with pytest.raises(ValueError, match="probs must be positive: word 0"):
         model.set_parameters(probs=torch.zeros(7))
     with pytest.raises(ValueError, match="num_states must be in 1..num_words - 1"):
-        TextLDS(4, 4)
+        TextLDS(4, num_words=4)
     with pytest.raises(ValueError, match="initial must be one of stationary, steady"):
-        TextLDS(4, 2, initial="zero")
+        TextLDS(2, num_words=4, initial="zero")
     with pytest.raises(TypeError, match="num_words must be a whole number"):
-        TextLDS(4.0, 2)
+        TextLDS(2, num_words=4.0)
     close(model.transition, make().transition)  # nothing was half set
 
 
@@ -331,7 +331,7 @@ def test_singular_pairs():
     emission = torch.zeros(6, 2).double()
     emission[[0, 1], 0] = torch.tensor([0.5, 0.4], dtype=torch.float64)
     emission[[2, 3], 1] = torch.tensor([0.5, 0.4], dtype=torch.float64)
-    model = TextLDS(6, 2, dtype=torch.float64)
+    model = TextLDS(2, num_words=6, dtype=torch.float64)
     transition = torch.tensor([[0.0, 0.1], [0.9, 0.0]], dtype=torch.float64)
     model.set_parameters(transition, emission, torch.eye(2).double(), 0.5 * torch.eye(2).double())
     for ranking in ("lift", "probability"):
@@ -352,7 +352,7 @@ def test_fit_takes_counts_texts_and_ids():
     text = Text(ids.astype(np.int32), np.arange(0, 3001, 30), np.array([0, 100]), Vocabulary(tuple("abcdefghijkl")))
     settings = dict(pseudo_counts=5.0, max_iterations=2, restricted_iterations=5)
     fits = [
-        TextLDS(12, 2).fit(x, lengths, held_out=x, **settings)
+        TextLDS(2, num_words=12).fit(x, lengths, validation=x, **settings)
         for x, lengths in (
             (LagCounts.from_text(text, 7), None), (text, None), (list(ids.reshape(100, 30)), None),
             (ids.reshape(100, 30), np.full(100, 30)),
@@ -364,9 +364,9 @@ def test_fit_takes_counts_texts_and_ids():
         for name, value in model.state_dict().items():
             assert value.equal(fits[0].state_dict()[name]), name
     with pytest.raises(ValueError, match="num_words=11"):
-        TextLDS(11, 2).fit(text, **settings)
+        TextLDS(2, num_words=11).fit(text, **settings)
     with pytest.raises(ValueError, match="word ids 0..10, got 0..11"):
-        TextLDS(11, 2).fit([ids], **settings)
+        TextLDS(2, num_words=11).fit([ids], **settings)
 
 
 # ---------------------------------------------------------------- short sentences
@@ -374,16 +374,16 @@ SHORT = ["the cat sees a dog", "a dog barks", "the dog sees the cat"] * 20
 
 
 def test_short_sentences_have_as_many_lags_as_their_longest():
-    fitted = TextLDS(7, 2).fit(SHORT, max_iterations=2)
+    fitted = TextLDS(2, num_words=7).fit(SHORT, max_iterations=2)
     assert "lags 1..5: no line is longer" in fitted.history.records[0]["remarks"]
-    asked = TextLDS(7, 2).fit(SHORT, max_iterations=2, blocks=3)
+    asked = TextLDS(2, num_words=7).fit(SHORT, max_iterations=2, blocks=3)
     close(asked.transition, fitted.transition)
-    held_out = TextLDS(7, 2).fit(SHORT, max_iterations=2, held_out=["a dog barks"]).history.records[0]
-    assert np.isfinite(held_out["held_out_gain_per_token"])
+    validation = TextLDS(2, num_words=7).fit(SHORT, max_iterations=2, validation=["a dog barks"]).history.records[0]
+    assert np.isfinite(validation["held_out_gain_per_token"])
     with pytest.raises(ValueError, match="blocks: 4 need words up to 7 places .* longest line has 6 words; give 3"):
-        TextLDS(7, 2).fit(SHORT, blocks=4)
+        TextLDS(2, num_words=7).fit(SHORT, blocks=4)
     with pytest.raises(ValueError, match="the longest line has 3 words, .* expected one of 4 words or more"):
-        TextLDS(5, 2).fit(["a b", "c d"] * 5)
+        TextLDS(2, num_words=5).fit(["a b", "c d"] * 5)
 
 
 def test_lags_without_pairs_have_no_covariance_in_held_out_text_alone():
@@ -392,8 +392,8 @@ def test_lags_without_pairs_have_no_covariance_in_held_out_text_alone():
     few = LagCounts.from_text(Text.from_lines([["a", "dog"]] * 3, text.vocabulary), 5)
     cov = LagCovariances.from_counts(counts, 1.0)
     x = np.eye(len(text.vocabulary))
-    held_out = LagCovariances.from_counts(few, probs_from=cov)
-    assert not held_out.apply(5, x).any() and held_out.apply(1, x).any()
+    validation = LagCovariances.from_counts(few, probs_from=cov)
+    assert not validation.apply(5, x).any() and validation.apply(1, x).any()
     with pytest.raises(ValueError, match="no two words 3 places apart"):
         LagCovariances.from_counts(few, 1.0)
     with pytest.raises(ValueError, match="no two words 3 places apart"):

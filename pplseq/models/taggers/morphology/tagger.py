@@ -69,7 +69,7 @@ class MorphologyTagger(Tagger):
         return ",".join(self.columns)
 
     def fit(
-        self, x: Sequence[TaggedSentence], dev: Sequence[TaggedSentence] | None = None, *, progress: bool = False
+        self, x: Sequence[TaggedSentence], validation: Sequence[TaggedSentence] | None = None, *, progress: bool = False
     ) -> MorphologyTagger:
         check_sentences(x)
         for i, sentence in enumerate(x):
@@ -94,7 +94,7 @@ class MorphologyTagger(Tagger):
 
     def tag(self, x: Sequence[Words]) -> list[tuple[str, ...]]:
         """The columns of every word, with tabs between."""
-        self.check_fitted()
+        self._check_fitted()
         found, lemmas = self.tagger.tag(x), self.lemmas
         if lemmas is None:
             return found

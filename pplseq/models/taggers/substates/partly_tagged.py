@@ -21,7 +21,8 @@ class PartlyTaggedTagger(DictionaryTagger):
     """An HMM by EM on text of which some sentences, or some words, have tags; the check is as that of
     :class:`~pplseq.models.taggers.substates.self_training.SelfTrainedTagger`.
 
-    Where some sentences have all their tags, held-out ones among them (or `dev`) are tagged by a tagger that learned from all,
+    Where some sentences have all their tags,
+    held-out ones among them (or `validation`) are tagged by a tagger that learned from all,
     and by one that learned from tagged sentences alone. Where the sentences that lack tags made it worse they are not used, and
     a warning says so; another says when an HMM that counts tagged sentences (the system `hmm`) is better than what was learned.
     Where nothing can be held out, a warning says that nothing was checked.
@@ -61,11 +62,11 @@ class PartlyTaggedTagger(DictionaryTagger):
             emission_pseudo_count=emission_pseudo_count, tagged_weight=tagged_weight, seed=seed, decoder=decoder,
         )  # fmt: skip
 
-    def training(self, x: Sequence[TaggedSentence], dev: Sequence[TaggedSentence] | None = None) -> DictionaryTraining:
-        unchecked = super().training(x, dev)
+    def training(self, x: Sequence[TaggedSentence], validation: Sequence[TaggedSentence] | None = None) -> DictionaryTraining:
+        unchecked = super().training(x, validation)
         if not self.num_folds or not any(None in sentence.tags for sentence in x):
             return unchecked
-        held_out = [s for s in dev or () if len(s.words)]
+        held_out = [s for s in validation or () if len(s.words)]
         made = (unchecked.sentences, unchecked.dictionary, unchecked.batches, unchecked.counts)
         return PartlyTaggedTraining(self, *made, held_out)
 
@@ -80,12 +81,12 @@ class PartlyTaggedTraining(DictionaryTraining):
     tagger: PartlyTaggedTagger  # pyright: ignore[reportIncompatibleVariableOverride]
 
     def __init__(self, *made_of: Any):
-        *training, dev = made_of  # those of DictionaryTraining, and sentences to check on
+        *training, validation = made_of  # those of DictionaryTraining, and sentences to check on
         super().__init__(*training)
         whole = [s for s in self.sentences if None not in s.tags]
         lacking = [s for s in self.sentences if None in s.tags]
         self.whole = whole
-        self.stages = [s for s in stages_of(whole, lacking, dev, self.tagger.num_folds) if s.held_out and s.tagged]
+        self.stages = [s for s in stages_of(whole, lacking, validation, self.tagger.num_folds) if s.held_out and s.tagged]
         self.right: dict[str, int] = {}
 
     @property

@@ -33,7 +33,7 @@ class Product(Tagger):
 
     def smooth(self, x: Sequence[Words]) -> list[np.ndarray]:
         """Of each sentence the (T, tags) probabilities of tags given all its words."""
-        self.check_fitted()
+        self._check_fitted()
         total: list[np.ndarray] = [np.zeros((len(words), len(self.tags))) for words in x]
         for model in self.models:
             order = [list(model.tags).index(tag) for tag in self.tags]
@@ -82,14 +82,14 @@ class ProductTagger(Product):
         self.models: list[LatentTagger] = []  # pyright: ignore[reportIncompatibleVariableOverride]
 
     def fit(
-        self, x: Sequence[TaggedSentence], dev: Sequence[TaggedSentence] | None = None, *, progress: bool = False
+        self, x: Sequence[TaggedSentence], validation: Sequence[TaggedSentence] | None = None, *, progress: bool = False
     ) -> ProductTagger:
         models: list[LatentTagger] = []
         for seed in range(self.settings.seed, self.settings.seed + self.num_models):
             model = LatentTagger(replace(self.settings, seed=seed))
             if models:  # they know nothing of substates
                 model.known_forms = models[0].forms
-            models.append(model.fit(x, dev, progress=progress))
+            models.append(model.fit(x, validation, progress=progress))
             model.known_forms = None  # another text has other forms
         return self._take(models)
 
@@ -152,7 +152,7 @@ class ProductOfTaggers(Product):
         product = cls(models)
         product._check_members()
         for member in product.members:
-            member.check_fitted()
+            member._check_fitted()
             if set(member.tags) != set(product.members[0].tags):
                 differ = sorted(set(member.tags) ^ set(product.members[0].tags))
                 raise ValueError(f"models: expected taggers of the same tags; only some of them know {', '.join(differ)}")
@@ -163,12 +163,12 @@ class ProductOfTaggers(Product):
             raise ValueError("members: expected at least one tagger, got none")
 
     def fit(
-        self, x: Sequence[TaggedSentence], dev: Sequence[TaggedSentence] | None = None, *, progress: bool = False
+        self, x: Sequence[TaggedSentence], validation: Sequence[TaggedSentence] | None = None, *, progress: bool = False
     ) -> ProductOfTaggers:
         self._check_members()
         check_sentences(x)
         copies = [member.__sklearn_clone__() for member in self.members]
-        return self._take([copy.fit(x, dev, progress=progress) for copy in copies])
+        return self._take([copy.fit(x, validation, progress=progress) for copy in copies])
 
     # ---------------------------------------------------------------- on disk
     def state(self) -> tuple[dict[str, Any], dict[str, Tensor]]:

@@ -35,17 +35,17 @@ class Stage(NamedTuple):
 
 
 def stages_of(
-    whole: Sequence[TaggedSentence], lacking: Sequence[TaggedSentence], dev: Sequence[TaggedSentence], num_folds: int
+    whole: Sequence[TaggedSentence], lacking: Sequence[TaggedSentence], validation: Sequence[TaggedSentence], num_folds: int
 ) -> Iterator[Stage]:
     """On tagged sentences alone; of every fold, without and with the other sentences; on all."""
     if whole:
-        yield Stage(whole, (), dev, True)
+        yield Stage(whole, (), validation, True)
         number = min(num_folds, len(whole))
-        for k in range(number if not dev and number > 1 else 0):
+        for k in range(number if not validation and number > 1 else 0):
             rest = [sentence for i, sentence in enumerate(whole) if i % number != k]
             yield Stage(rest, (), whole[k::number], False)
             yield Stage(rest, lacking[:MAX_CHECKED], whole[k::number], False)
-    yield Stage(whole, lacking, dev, True)
+    yield Stage(whole, lacking, validation, True)
 
 
 @dataclass(frozen=True)
@@ -68,10 +68,11 @@ class SelfTrainedTagger(LatentTagger):
 
     It is trained on the sentences that have all tags, guesses the tags that are missing (the most probable ones, given all
     words and the tags that are there), and is trained again on everything. The second training is kept if it is at least as
-    accurate on held-out sentences: `dev`, or else each of `num_folds` parts of the tagged sentences in turn. Where it is not,
+    accurate on held-out sentences: `validation`,
+    or else each of `num_folds` parts of the tagged sentences in turn. Where it is not,
     the first one is kept and a warning says so.
 
-    Cost: 2 (num_folds + 1) trainings; 2 with `dev`. Those of the folds see at most 2,000 sentences that lack tags.
+    Cost: 2 (num_folds + 1) trainings; 2 with `validation`. Those of the folds see at most 2,000 sentences that lack tags.
 
     Source: Huang, Eidelman and Harper (2009), Improving a simple bigram HMM part-of-speech tagger by latent annotation.
     """
@@ -80,8 +81,8 @@ class SelfTrainedTagger(LatentTagger):
     settings_class = SelfTrainedSettings
     settings: SelfTrainedSettings
 
-    def training(self, x: Sequence[TaggedSentence], dev: Sequence[TaggedSentence] | None = None) -> TaggerTraining:
-        return SelfTraining(self, x, dev) if any(None in sentence.tags for sentence in x) else super().training(x)
+    def training(self, x: Sequence[TaggedSentence], validation: Sequence[TaggedSentence] | None = None) -> TaggerTraining:
+        return SelfTraining(self, x, validation) if any(None in sentence.tags for sentence in x) else super().training(x)
 
 
 class SelfTraining(TaggerTraining):
@@ -100,7 +101,9 @@ class SelfTraining(TaggerTraining):
 
     tagger: SelfTrainedTagger
 
-    def __init__(self, tagger: SelfTrainedTagger, x: Sequence[TaggedSentence], dev: Sequence[TaggedSentence] | None = None):
+    def __init__(
+        self, tagger: SelfTrainedTagger, x: Sequence[TaggedSentence], validation: Sequence[TaggedSentence] | None = None
+    ):
         check_sentences(x, need_tags=False)
         self.tags = tag_names(x)
         if not self.tags:
@@ -108,8 +111,8 @@ class SelfTraining(TaggerTraining):
         tagger.settings.listed_tags(self.tags)
         whole = [s for s in x if len(s.words) and None not in s.tags]
         lacking = [s for s in x if None in s.tags]
-        dev = [s for s in dev or () if len(s.words)]
-        self.stages = list(stages_of(whole, lacking, dev, tagger.settings.num_folds))
+        validation = [s for s in validation or () if len(s.words)]
+        self.stages = list(stages_of(whole, lacking, validation, tagger.settings.num_folds))
         kept = {field.name: getattr(tagger.settings, field.name) for field in fields(LatentTaggerSettings)}
         self.inner_settings = LatentTaggerSettings(**kept)
         self.number = 0

@@ -19,7 +19,9 @@ from pplseq.infer.fit.em import Batch
 from pplseq.kernels import twice
 
 # what leads from parameters and observations to a chain; a model that has its own way of any of it takes the long way
-WAYS = frozenset(("specs", "given", "observed", "direct_chain", "posterior", "draw_weights", "as_batch", "_emission", "_told"))
+WAYS = frozenset(
+    ("specs", "given", "observed", "_direct_chain", "posterior", "_draw_weights", "_as_batch", "_emission", "_told")
+)
 OUTPUTS = ("categorical", "bernoulli", "gaussian")  # that say by a mark alone whether they are there
 
 
@@ -27,7 +29,7 @@ def is_short(model: Any, batch: Batch) -> bool:
     """Whether a batch that was checked is whole, and a model as it is and its transitions see inputs, nothing else does."""
     if model.outputs not in OUTPUTS or model.initial not in ("constant", "transition") or model.feedback or model._own:
         return False
-    if model.priors is not None or not WAYS.isdisjoint(vars(model)) or not model.is_one_chain or twice.derivatives_wanted():
+    if model.priors is not None or not WAYS.isdisjoint(vars(model)) or not model._is_one_chain or twice.derivatives_wanted():
         return False
     if model.sources["transition"] is None or any(model.sources[part] is not None for part in ("initial", "emission")):
         return False

@@ -28,7 +28,7 @@ def model_and_rows(outputs="gaussian", num_states=3, rows=2, steps=6, **options)
 }, times=2)
 def test_the_short_way_is_the_long_one(outputs, initial, num_states, rows, steps):
     model, x, inputs = model_and_rows(outputs, num_states, rows, steps, initial=initial)
-    short = model.short_chain(model.as_batch(x, inputs=inputs))
+    short = model._chain_of_rows(model._as_batch(x, inputs=inputs))
     chain = SequenceModel.posterior(model, x, inputs=inputs)
     assert short is not None and short.is_whole and not short.log_prob().requires_grad
     torch.testing.assert_close(short.log_prob(), chain.log_prob(), rtol=1e-12, atol=1e-12)
@@ -53,21 +53,21 @@ def test_what_is_out_of_the_ordinary_takes_the_long_way():
     part = x.clone()
     part[0, 2, 1] = torch.nan
     for y in (gap, part):
-        assert model.short_chain(model.as_batch(y, inputs=inputs)) is None
-    assert model.short_chain(model.as_batch(x, torch.tensor([6, 3]), inputs=inputs)) is None
-    assert model.short_chain(Batch(x, states=torch.full((2, 6), -1), inputs=inputs)) is None
+        assert model._chain_of_rows(model._as_batch(y, inputs=inputs)) is None
+    assert model._chain_of_rows(model._as_batch(x, torch.tensor([6, 3]), inputs=inputs)) is None
+    assert model._chain_of_rows(Batch(x, states=torch.full((2, 6), -1), inputs=inputs)) is None
     others = (
         {"initial": "inputs", "num_inputs": 2}, {"mealy": True, "num_inputs": 2}, {"priors": True},
         {"num_inputs": {"emission": 2}, "mealy": True}, {"feedback": "transition"},
     )  # fmt: skip
     for options in others:
         other = model_and_rows(**options)[0]
-        batch = other.as_batch(x, inputs=inputs)
-        assert other.short_chain(batch) is None
+        batch = other._as_batch(x, inputs=inputs)
+        assert other._chain_of_rows(batch) is None
         assert other.score(x, inputs=inputs) == pytest.approx(
             float(SequenceModel.posterior(other, x, inputs=inputs).log_prob().sum()), rel=1e-12
         )
     own = Own(3, num_inputs={"transition": 2}, outputs="gaussian", num_outputs=2)
-    assert own.short_chain(own.as_batch(x, inputs=inputs)) is None
+    assert own._chain_of_rows(own._as_batch(x, inputs=inputs)) is None
     model.specs = model.specs
-    assert model.short_chain(model.as_batch(x, inputs=inputs)) is None
+    assert model._chain_of_rows(model._as_batch(x, inputs=inputs)) is None

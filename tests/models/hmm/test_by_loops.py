@@ -36,30 +36,30 @@ def test_what_is_out_of_the_ordinary_takes_another_way(monkeypatch):
     gap, beyond = x.clone(), x.clone()
     gap[1, 2], beyond[1, 2] = -1, 7
     for other in (gap, beyond, x.int(), x.tolist(), x.numpy(), x[0], x[:, :1], x[:0], x.unsqueeze(-1), x.double(), None):
-        assert model.chain_at_once(other) is None
+        assert model._chain_by_loops(other) is None
     with pytest.raises(ValueError, match=r"x must hold ids 0..6, or -1 for a missing word; got 0..7"):
         model.score(beyond)
     for options in ({"dtype": "float32"}, {"ties": [0, 1, 1]}):
-        assert model_and_words(**options)[0].chain_at_once(x) is None
+        assert model_and_words(**options)[0]._chain_by_loops(x) is None
     torch.manual_seed(0)
     own = Own(3, 7)
     own.is_fitted = True
     own.score(x)
-    assert own.chain_at_once(x) is None
+    assert own._chain_by_loops(x) is None
     with parallel_in_time():
-        assert model.chain_at_once(x) is None
+        assert model._chain_by_loops(x) is None
     with torch.inference_mode():
-        assert model.chain_at_once(x) is None
+        assert model._chain_by_loops(x) is None
     with torch.autocast("cpu"):
-        assert model.chain_at_once(x) is None
+        assert model._chain_by_loops(x) is None
     with torch.enable_grad():
-        assert not model.chain_at_once(x).log_prob().requires_grad  # as all questions
+        assert not model._chain_by_loops(x).log_prob().requires_grad  # as all questions
     monkeypatch.setattr(hmm_rows, "MOST_NUMBERS", x.numel() * 3 - 1)
-    assert model.chain_at_once(x) is None
+    assert model._chain_by_loops(x) is None
     monkeypatch.undo()
-    assert model.chain_at_once(x) is not None and model.chain_at_once(x.T.contiguous().T) is not None
+    assert model._chain_by_loops(x) is not None and model._chain_by_loops(x.T.contiguous().T) is not None
     model.specs = lambda: None
-    assert model.chain_at_once(x) is None
+    assert model._chain_by_loops(x) is None
 
 
 CHANGES = {
@@ -78,9 +78,9 @@ CHANGES = {
 @pytest.mark.parametrize("change", CHANGES)
 def test_changes_of_the_model_are_seen(change):
     model, x = model_and_words()
-    assert model.chain_at_once(x) is not None
+    assert model._chain_by_loops(x) is not None
     CHANGES[change](model)
-    assert model.chain_at_once(x) is None
+    assert model._chain_by_loops(x) is None
     assert model.score(x) == pytest.approx(float(model.log_joint(x).detach()), rel=1e-12)
 
 
@@ -89,7 +89,7 @@ def test_parameters_lent_for_a_call_are_those_used():
     lent = {"transition_logits": torch.eye(3).double()}
     before = model.score(x)
     with torch.nn.utils.stateless._reparametrize_module(model, lent):
-        assert model.chain_at_once(x) is None
+        assert model._chain_by_loops(x) is None
         inside = model.score(x)
     assert model.score(x) == before != inside
 
@@ -125,8 +125,8 @@ def test_no_counts_of_what_is_no_word():
     other = x.clone()
     for number in (-2, 7):
         other[1, 3] = number
-        assert model.expectation_at_once(Batch(other)) is None
-        assert model.expectation_at_once(Batch(other, torch.tensor([9, 3]))) is not None  # behind a row's end
+        assert model._expectation_by_loops(Batch(other)) is None
+        assert model._expectation_by_loops(Batch(other, torch.tensor([9, 3]))) is not None  # behind a row's end
         with pytest.raises(ValueError, match="x must hold ids"):
             model.log_joint(other)
     for lengths in ([9], [9, 10], [9, -1]):
@@ -237,4 +237,4 @@ def test_emissions_with_a_way_of_their_own():
     model.emissions.spec = other.emissions.spec
     with compiled.twins_only():
         expected = float(model.posterior(x, torch.full((len(x),), x.shape[1])).log_prob().sum())
-    assert model.chain_at_once(x) is None and model.score(x) == pytest.approx(expected, rel=1e-12)
+    assert model._chain_by_loops(x) is None and model.score(x) == pytest.approx(expected, rel=1e-12)

@@ -33,19 +33,20 @@ from pplseq.models.remembered import Remembered
 
 # what leads from parameters and observations to a chain; an HMM that has its own way of any of it takes the long way
 WAYS = frozenset((
-    "specs", "specs_given", "given", "observed", "direct_chain", "posterior", "as_batch", "check_observations", "_point_specs",
+    "specs", "_specs_given", "given", "observed", "_direct_chain", "posterior", "_as_batch", "_check_observations",
+    "_point_specs",
     "_shared", "spec",
 ))  # fmt: skip
 
 
-class ShortWays(StateTables):
+class LoopAnswers(StateTables):
     """What an HMM has beside its program.
 
     Attributes:
-        has_short_ways: of a class, not of those that inherit from it, which may have changed anything.
+        _has_loops: of a class, not of those that inherit from it, which may have changed anything.
     """
 
-    has_short_ways: ClassVar[bool] = False
+    _has_loops: ClassVar[bool] = False
     priors: Any
     rows: Tensor | None
 
@@ -61,19 +62,19 @@ class ShortWays(StateTables):
     def _plain(self) -> Remembered[PointSpecs] | None:
         """What a model remembers that is as it is, with no way of its own to a chain; None of another."""
         own = self.__dict__
-        if not vars(type(self)).get("has_short_ways") or not WAYS.isdisjoint(own) or not self.is_one_chain:
+        if not vars(type(self)).get("_has_loops") or not WAYS.isdisjoint(own) or not self._is_one_chain:
             return None
         if not WAYS.isdisjoint(vars(own["_modules"]["emissions"])):
             return None
         return own.get("_remembered")  # a model that was pickled by an earlier version has none
 
-    def chain_at_once(self, x: Any) -> Chain | None:
+    def _chain_by_loops(self, x: Any) -> Chain | None:
         remembered = self._plain()
         specs = None if remembered is None else remembered.last()
         return None if specs is None else chain_of_ready_words(specs, x)
 
     @torch.no_grad()
-    def short_chain(self, batch: Batch) -> Chain | None:
+    def _chain_of_rows(self, batch: Batch) -> Chain | None:
         remembered = self._plain() if are_rows(batch) else None
         return None if remembered is None else chain_of_rows(remembered.get(self, self._point_specs), batch, self.observed)
 
@@ -83,11 +84,11 @@ class ShortWays(StateTables):
             return None
         return self._plain() if may_be_words(batch.x) or are_few(batch.x, self.num_states) else None
 
-    def expectation_at_once(self, batch: Batch) -> tuple[Statistics, float] | None:
+    def _expectation_by_loops(self, batch: Batch) -> tuple[Statistics, float] | None:
         remembered = self._counts(batch)
         return None if remembered is None else expectation_of_rows(self, remembered, batch)
 
-    def maximize_at_once(self, statistics: Statistics) -> bool:
+    def _maximize_by_loops(self, statistics: Statistics) -> bool:
         """The M-step of a model that is small and as it is, without gradients; False where it is left to :meth:`maximize`."""
         if self.priors is not None or self._buffers.get("rows") is not None:
             return False
@@ -101,7 +102,7 @@ class ShortWays(StateTables):
                 if may_be_words(x):  # which the loops look at
                     checks.lengths(lengths, x)
                 else:
-                    self.check_rows(x, lengths)
+                    self._check_rows(x, lengths)
             remembered = self._counts(batch := Batch(x, lengths))
             found = None if remembered is None else log_prob_of_rows(self, remembered, batch)
         if found is None:

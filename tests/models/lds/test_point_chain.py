@@ -156,7 +156,7 @@ def test_other_distributions_keep_their_own_way():
     plain = LDS(2, 2)
     plain.load_state_dict(model.state_dict())
     x = data(model, 1, 8)
-    assert model.short_chain(model.as_batch(x)) is None
+    assert model._chain_of_rows(model._as_batch(x)) is None
     plain.score(x)
     assert abs(model.score(x) - plain.score(x)) > 1e-3
 
