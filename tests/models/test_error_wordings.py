@@ -46,7 +46,7 @@ def test_paths_at_other_doors(models):
         HMMTagger.enhanced().fit("train.conllu")
     with pytest.raises(TypeError, match="a list of TaggedSentence.*got NoneType"):
         HMMTagger.enhanced().fit(None)
-    with pytest.raises(ValueError, match=r"the number of words comes first: TextLDS\(num_words, num_states\)"):
+    with pytest.raises(ValueError, match=r"num_states must be in 1..num_words - 1 .*got 50 with 10 words"):
         TextLDS(50, num_words=10)
 
 
