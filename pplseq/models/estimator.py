@@ -232,8 +232,8 @@ class Estimator(HeldParameters, SequenceModel):
             alone, starts = folder is None and max_time is None and not resume, []
             holds = self._held_by(fixed)
             self._take_units(batch, warm_start or resume, holds)
-            boxes = self.bounds_by({} if bounds is None else bounds, method)
-            stack.enter_context(self.keeping(holds, method, () if resume else drawn, boxes))  # a run that goes on sets all
+            boxes = self._bounds_by({} if bounds is None else bounds, method)
+            stack.enter_context(self._keeping(holds, method, () if resume else drawn, boxes))  # a run that goes on sets all
             stack.enter_context(self._saying_why(batch))
             if not (warm_start or resume):
                 finalists, num_starts = self._finalists if alone else 1, max(num_restarts, self._least_starts)
@@ -263,7 +263,7 @@ class Estimator(HeldParameters, SequenceModel):
         try:
             yield
         except ArithmeticError as error:
-            if not (why := self.why_no_number(batch)):
+            if not (why := self._why_no_number(batch)):
                 raise
             raise type(error)(f"{why}: {error}") from error
 
@@ -281,7 +281,7 @@ class Estimator(HeldParameters, SequenceModel):
     def _check_data(self, batch: Batch) -> None:
         """Raises ValueError for data of which nothing can be learned."""
 
-    def why_no_number(self, batch: Batch) -> str:
+    def _why_no_number(self, batch: Batch) -> str:
         """What to say of data at which a likelihood, or its gradient, is no number with these parameters; "" for nothing."""
         return ""
 
@@ -503,9 +503,9 @@ class Estimator(HeldParameters, SequenceModel):
             (B, K, D, D) and ``intervals(level)``, two of (B, K, D).
         """
         num_steps = checks.steps_ahead(x, num_steps)
-        return self._labelled(self._observations_of(*self.states_ahead(x, num_steps, lengths, **known)), x, lengths, num_steps)
+        return self._labelled(self._observations_of(*self._states_ahead(x, num_steps, lengths, **known)), x, lengths, num_steps)
 
-    def states_ahead(self, x, num_steps: int, lengths=None, **known) -> tuple[Tensor, Any]:
+    def _states_ahead(self, x, num_steps: int, lengths=None, **known) -> tuple[Tensor, Any]:
         """(B, K, Z) log p(z_{T+k} | x), k = 1..K, and the emission of the chain behind x."""
         known |= {name: self._states_in_form(value, x, lengths) for name, value in known.items() if name == "states"}
         x, lengths = self._in_form(x, lengths)

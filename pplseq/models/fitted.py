@@ -337,7 +337,7 @@ class HeldParameters(FittedState):
             raise ValueError(f"{argument}: {type(self).__name__} has no parameter {str(name)[:40]!r}.{near}")
         return own
 
-    def bounds_by(self, bounds: Mapping[str, Any], method: str) -> dict[str, Entries]:
+    def _bounds_by(self, bounds: Mapping[str, Any], method: str) -> dict[str, Entries]:
         """Where a fit shall keep parameters, by the names of :attr:`slots`.
 
         Raises:
@@ -368,10 +368,10 @@ class HeldParameters(FittedState):
         return found
 
     @contextlib.contextmanager
-    def keeping(
+    def _keeping(
         self, holds: Mapping[str, Tensor | None], method: str, drawn: Sequence[str], boxes: Mapping[str, Entries] | None = None
     ) -> Iterator[None]:
-        """Holds what :meth:`_held_by` found while a fit lasts, and remembers it; and keeps to :meth:`bounds_by`.
+        """Holds what :meth:`_held_by` found while a fit lasts, and remembers it; and keeps to :meth:`_bounds_by`.
 
         Args:
             drawn: the :attr:`_random_parameters`, which nobody has set.

@@ -127,7 +127,7 @@ def test_by_adam_and_where_a_run_goes_on(name, tmp_path):
     assert min(room(make().fit(x, num_steps=8, folder=tmp_path / "run", resume=True, **run), bounds)) > -1e-9
     other, batch = copy.deepcopy(model), model._as_batch(x)
     for one in (model, other):
-        with one.keeping({}, "sgd", (), one.bounds_by(bounds, "sgd")):
+        with one._keeping({}, "sgd", (), one._bounds_by(bounds, "sgd")):
             training = DescentTraining(one, [batch], num_steps=6)
             for _ in range(3):
                 training.step()

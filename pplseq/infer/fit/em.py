@@ -73,8 +73,8 @@ class Part(Protocol):
 
 
 class ExpectationModel(Protocol):
-    """What a model offers to be fitted by EM; ``_expectation_by_loops(batch)`` beside it, where :func:`expectation` of some data
-    needs no chain: None of other data."""
+    """What a model offers to be fitted by EM; ``_expectation_by_loops(batch)`` beside it, where :func:`expectation` of some
+    data needs no chain: None of other data."""
 
     def chain_of(self, batch: Batch) -> Any:
         """The :class:`~pplseq.infer.discrete.chain.Chain`, or ``GaussianChain``, of a batch."""

@@ -390,7 +390,7 @@ class HMM(Constrainable, StateLanguages, LoopAnswers):
         num_steps = checks.steps_ahead(x, num_steps)
         past = {"emission_noises": emission_noises, "trials": trials, "exposure": exposure}
         past = {name: column_of(name, value, x) for name, value in past.items() if value is not None}
-        states, emission = self.states_ahead(x, num_steps, lengths, **past)
+        states, emission = self._states_ahead(x, num_steps, lengths, **past)
         shape, size = (states.shape[0], num_steps), self.num_features or 0
         known = None
         if emission_noises is not None or future_emission_noises is not None:

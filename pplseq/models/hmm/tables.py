@@ -169,8 +169,8 @@ class StateTables(Estimator):
         moves = self.num_states - 1 + self.num_states * (self.num_states - 1)
         return moves + self.emissions.num_free - self._num_held
 
-    def why_no_number(self, batch: Batch) -> str:
-        said = getattr(self.emissions, "why_no_number", None)
+    def _why_no_number(self, batch: Batch) -> str:
+        said = getattr(self.emissions, "_why_no_number", None)
         return "" if said is None else said(*self.observed(batch.x))
 
     # ---------------------------------------------------------------- observations

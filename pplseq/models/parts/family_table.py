@@ -237,7 +237,7 @@ class FamilyTable(Table):
                 "filter for the states, or draw what comes by sample"
             ) from None
 
-    def why_no_number(self, x: Tensor, seen: Tensor) -> str:
+    def _why_no_number(self, x: Tensor, seen: Tensor) -> str:
         """Of which column a density, or its gradient, is no number at the parameters as they are, in words; "" of none."""
         for prefix, family, columns in self.parts:
             if family.num_levels is not None or family.sized == "trials":

@@ -101,7 +101,6 @@ def with_zeros(kind: str, base: Family) -> Family:
     if driven is not None:
         first = driven.start if driven.start is not None or len(base.parameters) > 1 else lambda *_: {}
 
-
         def begin(mean: Tensor, variance: Tensor) -> dict[str, Tensor]:
             assert first is not None
             return {"gate": FIRST_GATE * torch.ones_like(mean), **first(mean, variance)}

@@ -382,10 +382,10 @@ class StructuralModel(LDS):
                 found[raw] = mask if mask is True else np.asarray(mask)[None]
         return super()._held_by(found | ({"log_scales": scales} if bool(scales.any()) else {}))
 
-    def bounds_by(self, bounds: Mapping[str, Any], method: str) -> dict[str, Entries]:
+    def _bounds_by(self, bounds: Mapping[str, Any], method: str) -> dict[str, Entries]:
         """As of the base class, by the names of :meth:`set_parameters`."""
         if not isinstance(bounds, Mapping):
-            return super().bounds_by(bounds, method)
+            return super()._bounds_by(bounds, method)
         places, shares, found = self._held_as, self._shares(), {}
         for name, pair in bounds.items():
             if name not in places:
@@ -398,7 +398,7 @@ class StructuralModel(LDS):
             every = found.setdefault(raw, tuple(torch.full_like(own, free).double() for free in (-math.inf, math.inf)))
             for all_ends, end in zip(every, ends(name, pair, own[place]), strict=True):
                 all_ends[place] = end / shares[name]
-        return super().bounds_by(found, method)
+        return super()._bounds_by(found, method)
 
     def _held_estimate(self, name: str, value: Tensor) -> Tensor:
         raw, place = self._held_as.get({"ar": "ar_weights"}.get(name, name.removeprefix("variance of ")), (name, None))

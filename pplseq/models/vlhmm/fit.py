@@ -168,7 +168,7 @@ def fit(
             lay_out(model, vocabulary, clusters, block_sizes=block_sizes, reset=reset)
         elif not warm_start:
             model.draw_anew(holds)
-        stack.enter_context(model.keeping(holds, "sgd", drawn))
+        stack.enter_context(model._keeping(holds, "sgd", drawn))
         with restored(model):
             if start == "counts":
                 start_from_counts(model, train_text)
