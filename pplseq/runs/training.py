@@ -23,7 +23,7 @@ from pplseq import checks
 from pplseq.data.batches import SentenceBatches, StreamBatches
 from pplseq.distributions.drawing import undrawn
 from pplseq.distributions.state import Belief
-from pplseq.infer.fit.held import settle
+from pplseq.infer.fit.held import entries_of, settle
 from pplseq.kernels.precision import exact_products, matmul_precision
 from pplseq.runs import checkpoint, processes
 from pplseq.runs.loop import Step, Training, run_training
@@ -106,6 +106,7 @@ class GradientTraining(Training):
                 _by_program(self.elbo, batch.x.to(self.device), _to(batch.lengths, self.device), None)
             checkpoint.restore_random_states(before, self.device)
         self.parameters = list(self.elbo.parameters())
+        self.held = [own for own in self.parameters if entries_of(own) is not None]  # in part, or with bounds
         self.together = processes.current()
         self.loss: torch.nn.Module = _Loss(self.elbo, model, self._direct_chain)
         if self.together.several:
@@ -192,7 +193,8 @@ class GradientTraining(Training):
             for group in self.optimizer.param_groups:
                 group["lr"] = self.settings.lr * self._left(p.step - 1)
         self.optimizer.step()
-        settle(self.parameters)
+        if self.held:
+            settle(self.held)
         self.on_step(p, num_tokens)
 
     def _sum_gradients(self, x: Tensor, lengths: Tensor | None, start: Any, num_tokens: int) -> tuple[Any, Tensor]:
