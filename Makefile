@@ -10,7 +10,7 @@ INSTALL = $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.
 HASHED ?=
 INSTALL_HASHED = $(BIN)/pip install --quiet --disable-pip-version-check --require-hashes --only-binary :all: -r $(HASHED)
 
-.PHONY: demo test test-slow gpu lint docs clean
+.PHONY: demo test test-slow gpu lint docs release clean
 
 $(VENV)/.core: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -56,6 +56,12 @@ $(VENV)/.docs: $(VENV)/.core
 docs: $(VENV)/.docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --clean --quiet
 	@echo "open site/index.html"
+
+# wheel, sdist and notes of the last commit; nothing is uploaded
+release:
+	$(PYTHON) -m venv $(VENV)/release
+	$(VENV)/release/bin/pip install --quiet --disable-pip-version-check build check-manifest twine
+	$(VENV)/release/bin/python scripts/release.py
 
 clean:
 	rm -rf $(VENV) demo site .pytest_cache .ruff_cache

@@ -248,7 +248,7 @@ def datasets_lines(source: str, *, lower: bool = False, units: str = "words") ->
     try:
         import datasets  # pyright: ignore[reportMissingImports]  # an extra
     except ImportError as error:
-        raise ImportError(f'hf:{source} needs the package `datasets`: pip install "pplseq[datasets]"') from error
+        raise ImportError(f'hf:{source} needs the package `datasets`: pip install "pplseq[huggingface]"') from error
     parts = source.split("/")
     if not 1 <= len(parts) <= 3 or not all(parts):
         raise ValueError(f"hf:{source}: expected hf:NAME, hf:NAME/CONFIG or hf:OWNER/NAME/CONFIG")

@@ -32,7 +32,7 @@ def forecast_frame(
     try:
         import pandas
     except ImportError as error:
-        raise ImportError('frame: a table needs pandas: pip install "pplseq[frames]"') from error
+        raise ImportError('frame: a table needs pandas: pip install "pplseq[tables]"') from error
     if means is None or means.dim() != 3:
         raise ValueError("frame: the steps of a forecast, (B, K, D), are its rows, and one step no rows: ask forecast")
     if row is None and len(means) > 1:

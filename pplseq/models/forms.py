@@ -214,7 +214,7 @@ def as_frame(x: Any, name: str = "x") -> Any:
     try:
         import pandas
     except ImportError as error:
-        raise ImportError(f'{name}: a {type(x).__name__} is read by pandas: pip install "pplseq[frames]"') from error
+        raise ImportError(f'{name}: a {type(x).__name__} is read by pandas: pip install "pplseq[tables]"') from error
     if hasattr(pandas.DataFrame, "from_arrow") and hasattr(x, "__arrow_c_stream__"):
         kind = pandas.DataFrame if hasattr(x, "columns") else pandas.Series
         return kind.from_arrow(x)

@@ -7,6 +7,7 @@ import itertools
 import math
 import os
 import platform
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -14,11 +15,7 @@ from typing import NamedTuple
 from pplseq.files import printable
 
 NEEDED = ("torch", "pyro-ppl", "numpy", "numba", "opt-einsum", "safetensors", "click")
-EXTRAS = {  # extra -> what it installs
-    "arviz": "arviz", "automata": "aalpy", "cluster": "distributed", "datasets": "datasets", "embeddings": "gensim",
-    "formulas": "formulaic", "frames": "pandas", "gpu": "triton", "huggingface": "transformers", "plot": "matplotlib",
-    "sklearn": "scikit-learn", "tables": "pyarrow", "tagging": "python-crfsuite", "tensorboard": "tensorboard", "text": "scipy",
-}  # fmt: skip
+NO_EXTRAS = ("all", "bench", "docs", "test")  # of users: what contributors install, and the others together
 CLOSE = 1e-9  # relative, of double precision
 
 
@@ -42,12 +39,21 @@ def examine() -> Iterator[Finding]:
         optional = name == "numba"  # which Pythons that it has not reached yet do without
         yield Finding(name, version or "not installed", None if version or optional else False)
     yield from _machine()
-    there = [f"{extra} ({version})" for extra, name in EXTRAS.items() if (version := _version(name))]
-    missing = [extra for extra, name in EXTRAS.items() if not _version(name)]
-    yield Finding("extras", ", ".join(there) or "none")
-    yield Finding("not installed", ", ".join(missing) or "none")
+    for extra, names in _extras().items():
+        there = [f"{name} {version}" if (version := _version(name)) else f"no {name}" for name in names]
+        yield Finding(f"extra {extra}", ", ".join(there))
     for family, ask in FAMILIES.items():
         yield _asked(family, ask)
+
+
+def _extras() -> dict[str, list[str]]:
+    """What each extra installs."""
+    found: dict[str, list[str]] = {}
+    for needed in importlib.metadata.requires("pplseq") or ():
+        name, extra = re.match(r"([\w.-]+)", needed), re.search(r"extra == ['\"]([\w-]+)['\"]", needed)
+        if name and extra and extra[1] not in NO_EXTRAS:
+            found.setdefault(extra[1], []).append(name[1])
+    return found
 
 
 def _version(name: str) -> str | None:

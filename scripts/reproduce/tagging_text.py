@@ -113,7 +113,7 @@ def word2vec(text: Text, folder: Path, num_dimensions: int, *, window: int, epoc
     try:
         import gensim
     except ImportError as error:
-        raise ImportError('word2vec needs gensim: pip install "pplseq[embeddings]"') from error
+        raise ImportError('word2vec needs gensim: pip install "pplseq[bench]"') from error
     lines, words = folder / "word2vec.txt", text.vocabulary.words
     with lines.open("w", encoding="utf-8") as file:
         file.writelines(" ".join(words[i] for i in line[:-1]) + "\n" for line in text.lines())

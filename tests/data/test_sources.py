@@ -158,5 +158,5 @@ def test_datasets_source_refuses(fake_datasets, monkeypatch):
 
 def test_datasets_package_missing(monkeypatch):
     monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(ImportError, match=r'pip install "pplseq\[datasets\]"'):
+    with pytest.raises(ImportError, match=r'pip install "pplseq\[huggingface\]"'):
         load_corpus("hf:tiny")

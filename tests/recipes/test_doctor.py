@@ -15,7 +15,7 @@ def told(args=("doctor",)):
 def test_a_sound_installation():
     code, output = told()
     assert code == 0 and "WRONG" not in output, output
-    for name in ("pplseq", "torch", "processor", "compiled loops", "extras", *doctor.FAMILIES):
+    for name in ("pplseq", "torch", "processor", "compiled loops", "extra tables", *doctor.FAMILIES):
         assert f"\n{name} " in f"\n{output}"
 
 

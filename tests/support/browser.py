@@ -33,7 +33,7 @@ def missing() -> str:
     if shutil.which("chromium") is None or shutil.which("chromedriver") is None:
         return "no chromium with its driver: apt-get install chromium chromium-driver"
     if importlib.util.find_spec("selenium") is None:
-        return 'no selenium: pip install "pplseq[browser]"'
+        return 'no selenium: pip install selenium'
     return "" if AXE.is_file() else f"no axe-core at {AXE}: npm install axe-core, or set PPLSEQ_AXE"
 
 

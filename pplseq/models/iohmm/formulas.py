@@ -252,7 +252,7 @@ class Formulas:
             from formulaic import Formula
             from formulaic.errors import DataMismatchWarning, FormulaicError
         except ImportError as error:
-            raise ImportError('formulas need formulaic: pip install "pplseq[formulas]"') from error
+            raise ImportError('formulas need formulaic: pip install "pplseq[tables]"') from error
         text = self.terms[part]
         try:
             with filtering("error", DataMismatchWarning):  # a level that is new would be read as the first one

@@ -63,7 +63,7 @@ def read_formulas(formulas: Formulas, data: str, *, outputs: bool = True) -> For
     try:
         import pandas
     except ImportError as error:
-        raise ImportError('formulas read tables by pandas: pip install "pplseq[formulas]"') from error
+        raise ImportError('formulas read tables by pandas: pip install "pplseq[tables]"') from error
     if data == "-":
         frame = pandas.read_csv(sys.stdin.buffer)
     elif ".parquet" in Path(data).suffixes:
