@@ -1,4 +1,4 @@
-"""What pyproject.toml cannot say: addresses that depend on that of the repository, and a README whose links work on an index."""
+"""What pyproject.toml cannot say: addresses within the repository's, and a README whose links work on an index."""
 
 import re
 from pathlib import Path

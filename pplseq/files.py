@@ -11,11 +11,14 @@ import re
 import shutil
 import stat
 import tempfile
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 NAME_BYTES = 250  # of a folder: what is written beside it (`beside`) has the 255 of nearly every system
+FAR = 1 << 30  # the place in a lock file of the byte that Windows locks
+TURN = 0.05  # seconds between two looks at a lock there
 THROUGH = ("/dev/fd/", "/dev/std", "/proc/")  # names of what is open already: written to even where that is a file
 
 
@@ -86,7 +89,7 @@ def check_writable(*paths: Path | None) -> None:
 def write_text(path: str | Path, text: str) -> None:
     """Write a small file whole or not at all, replacing one that is there."""
     with new_file(path) as new:
-        new.write_text(text, encoding="utf-8")
+        new.write_text(text, encoding="utf-8", newline="\n")  # the same bytes on every system
 
 
 def json_line(value: Any) -> str:
@@ -133,16 +136,11 @@ def locked(path: Path, busy: str | None = None) -> Iterator[None]:
         path: of the file, which gets the number of the process.
         busy: message of the ValueError if another process holds it, `{pid}` being its number; None waits.
     """
-    try:
-        import fcntl
-    except ImportError:  # a system without such locks
-        yield
-        return
     while True:
         # a link that a stranger's folder holds is not followed: what it names would be written over
-        file = open(path, "a+", encoding="utf-8", opener=_itself)  # noqa: SIM115
+        file = open(path, "a+", encoding="utf-8", newline="\n", opener=_itself)  # noqa: SIM115
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | (0 if busy is None else fcntl.LOCK_NB))
+            _lock(file.fileno(), wait=busy is None)
         except BlockingIOError:
             with file:
                 file.seek(0)
@@ -160,11 +158,35 @@ def locked(path: Path, busy: str | None = None) -> Iterator[None]:
         try:
             yield
         finally:
-            path.unlink(missing_ok=True)
+            with contextlib.suppress(PermissionError):  # Windows removes no file that is open
+                path.unlink(missing_ok=True)
+
+
+def _lock(descriptor: int, *, wait: bool) -> None:
+    """Lock an open file until it is closed. Raises BlockingIOError where another one holds it and this one does not wait."""
+    try:
+        import fcntl
+    except ImportError:
+        import msvcrt
+    else:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        return
+    while True:
+        os.lseek(descriptor, FAR, os.SEEK_SET)  # a byte behind the content: what is locked on Windows, no other one reads
+        try:
+            msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)  # pyright: ignore[reportAttributeAccessIssue]
+            return
+        except OSError as error:
+            if error.errno not in (errno.EACCES, errno.EDEADLK):
+                raise
+            if not wait:
+                raise BlockingIOError(error.errno, error.strerror) from None
+            time.sleep(TURN)
 
 
 def _itself(path: str, flags: int) -> int:
-    descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
+    # neither is on Windows, where links are rare and pipes have names of their own
+    descriptor = os.open(path, flags | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0), 0o666)
     if stat.S_ISREG(os.fstat(descriptor).st_mode):
         return descriptor
     os.close(descriptor)
@@ -174,13 +196,11 @@ def _itself(path: str, flags: int) -> int:
 def is_held(path: Path) -> bool:
     """Whether a living process of this machine holds a lock file; False where there are no such locks."""
     try:
-        import fcntl
-
         with open(path, "rb", opener=_itself) as file:  # a pipe would be waited for
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            _lock(file.fileno(), wait=False)
     except BlockingIOError:
         return True
-    except (ImportError, OSError):
+    except OSError:
         pass
     return False
 
@@ -237,6 +257,16 @@ def flush(path: Path) -> None:
         return  # cannot be opened there
     descriptor = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
     try:
-        os.fsync(descriptor)
+        flush_open(descriptor)
     finally:
         os.close(descriptor)
+
+
+def flush_open(descriptor: int) -> None:
+    """An open file onto the disk: on macOS, where fsync leaves it to the disk's own memory, through that."""
+    try:
+        import fcntl
+
+        fcntl.fcntl(descriptor, fcntl.F_FULLFSYNC)  # pyright: ignore[reportAttributeAccessIssue]
+    except (ImportError, AttributeError, OSError):  # another system; or another disk than its own
+        os.fsync(descriptor)

@@ -240,7 +240,7 @@ def seal(path: Path, header: Mapping[str, Any]) -> None:
         for file in sorted(folder.rglob("*"))
         if file.is_file() and file != path
     }
-    path.write_text(sealed({**header, "files": files}), encoding="utf-8")
+    path.write_text(sealed({**header, "files": files}), encoding="utf-8", newline="\n")
 
 
 def sealed(content: Mapping[str, Any]) -> str:

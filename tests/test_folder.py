@@ -1,5 +1,7 @@
 """Folders are whole or absent, every damage is named, and readers and writers do not disturb each other."""
 
+import ast
+import errno
 import json
 import math
 import os
@@ -8,6 +10,8 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -374,3 +378,79 @@ def test_a_folder_replaced_while_its_tensors_are_mapped_is_read_again(saved, mon
     monkeypatch.setattr(safetensors, "load_file", lambda path: (_ for _ in ()).throw(RuntimeError("mapping failed")))
     with pytest.raises(OSError, match=r"t\.safetensors: cannot be read \(mapping failed\)"):
         KIND.read(saved)
+
+
+@pytest.fixture
+def windows(monkeypatch):
+    """A system without fcntl and the flags of POSIX, whose locks are those of msvcrt: of bytes, by descriptor."""
+    held = {}
+
+    def locking(descriptor, mode, num_bytes):
+        assert mode == 2 and num_bytes == 1 and os.lseek(descriptor, 0, os.SEEK_CUR) == 1 << 30
+        file = os.fstat(descriptor).st_ino
+        holder = held.get(file)
+        if holder not in (None, descriptor) and _is_open(holder, file):
+            raise PermissionError(errno.EACCES, "Permission denied")
+        held[file] = descriptor
+
+    monkeypatch.setitem(sys.modules, "fcntl", None)
+    monkeypatch.setitem(sys.modules, "msvcrt", SimpleNamespace(LK_NBLCK=2, locking=locking))
+    monkeypatch.delattr(os, "O_NOFOLLOW")
+    monkeypatch.delattr(os, "O_NONBLOCK")
+    return monkeypatch
+
+
+def _is_open(descriptor, file):
+    try:
+        return os.fstat(descriptor).st_ino == file
+    except OSError:
+        return False
+
+
+def test_locks_of_windows(tmp_path, windows):
+    test_locks(tmp_path)
+
+
+def test_writers_take_turns_on_windows(tmp_path, windows):
+    windows.setattr("pplseq.files.TURN", 0.001)
+    test_two_writers_take_turns(tmp_path)
+
+
+def test_windows_keeps_a_lock_file_that_is_open(tmp_path, windows):
+    def busy(path, missing_ok=False):
+        raise PermissionError(errno.EACCES, "in use")
+
+    windows.setattr(Path, "unlink", busy)
+    path = tmp_path / ".lock"
+    for _ in range(2):
+        with locked(path, "busy: {pid}"):
+            assert is_held(path)
+        assert not is_held(path) and path.exists()
+
+
+def test_macos_flushes_through_the_memory_of_the_disk(tmp_path, monkeypatch):
+    fcntl = pytest.importorskip("fcntl")
+    asked = []
+    monkeypatch.setattr(fcntl, "F_FULLFSYNC", 51, raising=False)
+    monkeypatch.setattr(fcntl, "fcntl", lambda descriptor, command: asked.append(command))
+    write(tmp_path / "toy")
+    assert len(asked) >= 3 and set(asked) == {51}
+
+    def refuses(descriptor, command):
+        raise OSError(errno.ENOTSUP, "no such command")
+
+    monkeypatch.setattr(fcntl, "fcntl", refuses)  # a disk of the network
+    write(tmp_path / "toy", step=2)
+    assert KIND.read(tmp_path / "toy").header["step"] == 2
+
+
+def test_text_has_the_same_bytes_on_every_system():
+    """Whoever writes text says which ends of lines it has: Windows would take its own, and checksums are of bytes."""
+    for path in (Path(__file__).parents[1] / "pplseq").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute | ast.Name):
+                name = node.func.attr if isinstance(node.func, ast.Attribute) else node.func.id
+                texts = [value.value for value in node.args if isinstance(value, ast.Constant) and isinstance(value.value, str)]
+                said = {keyword.arg for keyword in node.keywords}
+                writes = name == "write_text" and "encoding" in said or name == "open" and {"w", "a", "a+"} & set(texts)
+                assert not writes or "newline" in said or "closefd" in said, f"{path}:{node.lineno}"

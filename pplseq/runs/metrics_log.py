@@ -45,7 +45,7 @@ class MetricsLog:
                 if record["step"] < last_step + (record["kind"] == "train" or not validation_due)
             ]
         write_text(path, "".join(map(_line, self.records)))
-        self._file = path.open("a", encoding="utf-8")
+        self._file = path.open("a", encoding="utf-8", newline="\n")
 
     def write(self, record: dict[str, Any]) -> None:
         """Append one record; on disk when this returns (as far as the operating system's buffer)."""

@@ -30,7 +30,7 @@ class StopSignals:
         self.previous = {}
         # Python delivers signals to the main thread only; elsewhere they are not ours to handle.
         if threading.current_thread() is threading.main_thread():
-            for name in ("SIGINT", "SIGTERM", "SIGHUP"):  # there is no SIGHUP on Windows
+            for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGBREAK"):  # the last on Windows alone, which has no SIGHUP
                 number = getattr(signal, name, None)
                 if number is not None and signal.getsignal(number) is not signal.SIG_IGN:
                     self.previous[number] = signal.signal(number, self._handle)
@@ -91,7 +91,7 @@ def all_as_interrupts() -> Iterator[None]:
 
     before = {}
     if threading.current_thread() is threading.main_thread():
-        for name in ("SIGTERM", "SIGHUP"):
+        for name in ("SIGTERM", "SIGHUP", "SIGBREAK"):
             number = getattr(signal, name, None)
             if number is not None and signal.getsignal(number) is signal.SIG_DFL:
                 before[number] = signal.signal(number, handle)

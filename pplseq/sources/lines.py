@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from pplseq.data.sources import OPENERS, existing_path
-from pplseq.files import goes_through
+from pplseq.files import flush_open, goes_through
 from pplseq.folder import SaveError
 from pplseq.models.answers import max_line_bytes
 from pplseq.runs.signals import StopSignals
@@ -179,7 +179,7 @@ class LineWriter:
     def sync(self) -> None:
         """Let the file reach the disk, before a state is saved that counts on it."""
         if self.num_bytes is not None and self._file is not None:
-            os.fsync(self._file.fileno())
+            flush_open(self._file.fileno())
 
     def close(self) -> None:
         """Close the file."""

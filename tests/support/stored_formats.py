@@ -1,6 +1,7 @@
 """What a release wrote, to be read by all later ones: `python -m support.stored_formats 0.1.0`, in `tests/`, writes it.
 
-`stored/RELEASE.zip` holds data, a folder of every kind that `pplseq` made of it, a model of each class, and what these answered.
+`stored/RELEASE.zip` holds data, a folder of every kind that `pplseq` made of it, a model of each class, and what these
+answered.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ from support.model_cases import CASES
 from support.small_runs import small_runs, write_data
 
 TRAINED = {  # name of a small run -> the data that it is evaluated on
-    "vlhmm": "text.txt", "hmm-em": "text.txt", "lstm": "text.txt", "lds": "rows.csv", "iohmm": "rows.csv", "strings": "strings.txt",
-    "tagger": "tags.txt", "crf": "tags.txt", "latent": "tags.txt", "text-lds": "text.txt",
+    "vlhmm": "text.txt", "hmm-em": "text.txt", "lstm": "text.txt", "lds": "rows.csv", "iohmm": "rows.csv",
+    "strings": "strings.txt", "tagger": "tags.txt", "crf": "tags.txt", "latent": "tags.txt", "text-lds": "text.txt",
 }  # fmt: skip
 STREAMS = {"personalize": ["ngram:text.txt", "cache"], "streaming-hmm": ["words:text.txt"]}  # their sources
 NAMES = {"semi_markov_hmm": "semi-markov hmm", "arhmm": "autoregressive hmm", "switching_regression": "switching regression"}

@@ -40,7 +40,7 @@ def held_tensors(depth: int) -> Iterator[Tensor]:
             if frame is None:
                 return
             if not frame.f_globals.get("__name__", "").startswith(LIBRARIES):
-                yield from _tensors(frame.f_locals, DEEP, seen)
+                yield from _tensors(dict(frame.f_locals), DEEP, seen)  # since 3.13 it is no dictionary but a view
                 for value in _named(frame.f_code, frame.f_globals):
                     yield from _tensors(value, DEEP, seen)
             frame = frame.f_back

@@ -88,7 +88,7 @@ class Body:
         That is a variable from before the loop that is another one now, one that the first step made and the next reads before
         it makes it, what stands in a container or an iterator from before, and what the body sets in objects and modules.
         """
-        loop, now = self.loop, self.frame.f_locals
+        loop, now = self.loop, dict(self.frame.f_locals)  # since 3.13 it is no dictionary but a view
         step = None if loop is None else now.get(loop.variable)
         if loop is None or loop.sets_elsewhere or loop.draws or loop.names_by_percent:
             return True

@@ -159,7 +159,7 @@ def write_tokens(path: Path, text: Text, scores: list[TextScore]) -> None:
     """A line of word and log-probabilities (nats) for each token, a column a score."""
     words = text.vocabulary.decode(text.tokens)
     columns = [score.token_log_probs.tolist() for score in scores]
-    with new_file(path) as new, new.open("w", encoding="utf-8") as file:
+    with new_file(path) as new, new.open("w", encoding="utf-8", newline="\n") as file:
         file.write("\t".join(["word", *(f"{score.protocol}_{score.num_streams}" for score in scores)]) + "\n")
         file.writelines(
             "\t".join([word, *(f"{value:.6f}" for value in row)]) + "\n"

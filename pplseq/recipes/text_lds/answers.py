@@ -187,7 +187,7 @@ def write(path: Path, words: Sequence[str], starts: Sequence[int] | np.ndarray, 
     if path.suffix == ".npz":
         save_arrays(path, embeddings=vectors, words=word_array(words), line_starts=np.asarray(starts))
         return
-    with new_file(path) as new, new.open("w", encoding="utf-8") as file:
+    with new_file(path) as new, new.open("w", encoding="utf-8", newline="\n") as file:
         for start, stop in pairwise(starts):
             if path.suffix == ".jsonl":
                 file.write(json_line(as_answer(words[start:stop], vectors[start:stop])) + "\n")
