@@ -383,15 +383,15 @@ def test_a_folder_replaced_while_its_tensors_are_mapped_is_read_again(saved, mon
 @pytest.fixture
 def windows(monkeypatch):
     """A system without fcntl and the flags of POSIX, whose locks are those of msvcrt: of bytes, by descriptor."""
-    held = {}
+    held, turn = {}, threading.Lock()
 
     def locking(descriptor, mode, num_bytes):
         assert mode == 2 and num_bytes == 1 and os.lseek(descriptor, 0, os.SEEK_CUR) == 1 << 30
         file = os.fstat(descriptor).st_ino
-        holder = held.get(file)
-        if holder not in (None, descriptor) and _is_open(holder, file):
-            raise PermissionError(errno.EACCES, "Permission denied")
-        held[file] = descriptor
+        with turn:
+            if held.get(file) not in (None, descriptor) and _is_open(held[file], file):
+                raise PermissionError(errno.EACCES, "Permission denied")
+            held[file] = descriptor
 
     monkeypatch.setitem(sys.modules, "fcntl", None)
     monkeypatch.setitem(sys.modules, "msvcrt", SimpleNamespace(LK_NBLCK=2, locking=locking))
