@@ -13,7 +13,23 @@ def on_config(config):
         if place not in sys.path:
             sys.path.insert(0, place)
     os.environ.setdefault("MPLBACKEND", "Agg")
+    from reference_pages import CLASSES
+
+    reference = next(part["Reference"] for part in config.nav if "Reference" in part)
+    for group, classes in reversed(CLASSES.items()):
+        reference.insert(0, {group: [{name: f"reference/classes/{name}.md"} for name in classes]})
+    reference.append({"Every command": "reference/every_command.md"})
     return config
+
+
+def on_files(files, config):
+    """Adds the pages that are made from the classes and commands themselves."""
+    from mkdocs.structure.files import File
+    from reference_pages import contents
+
+    for name, text in contents().items():
+        files.append(File.generated(config, name, content=text))
+    return files
 
 
 def on_page_markdown(markdown, page, config, files):

@@ -2,6 +2,7 @@
 
 import io
 import re
+import runpy
 import sys
 from contextlib import redirect_stdout
 from pathlib import Path
@@ -65,13 +66,41 @@ def test_every_page_is_in_the_navigation():
 def test_what_the_reference_names_is_there():
     import importlib
 
-    for page in (DOCS / "reference").glob("*.md"):
-        for name in re.findall(r"^::: (\S+)", page.read_text(encoding="utf-8"), re.MULTILINE):
+    for page in [*(path.read_text(encoding="utf-8") for path in (DOCS / "reference").glob("*.md")), *made_pages().values()]:
+        for name in re.findall(r"^::: (\S+)", page, re.MULTILINE):
             module, _, attribute = name.rpartition(".")
             try:
                 importlib.import_module(name)
             except ImportError:
                 assert hasattr(importlib.import_module(module), attribute), name
+
+
+def made_pages():
+    return runpy.run_path(str(DOCS / "reference_pages.py"))["contents"]()
+
+
+def test_every_public_class_has_a_page_and_every_command_is_told():
+    """What trains or is asked; other names stand on the pages of what classes share."""
+    import pplseq
+
+    made = made_pages()
+    learns = ("fit", "learn_one")
+    classes = {name for name in pplseq.__all__ if any(hasattr(getattr(pplseq, name), verb) for verb in learns)}
+    assert classes <= {Path(name).stem for name in made}
+    for command in ("train iohmm", "tag compare", "count-merge", "personalize"):
+        assert f"\n## pplseq {command}\n\n```text\nUsage: pplseq {command} " in made["reference/every_command.md"]
+
+
+@pytest.mark.parametrize("name", sorted(runpy.run_path(str(DOCS / "reference_pages.py"))["BEGIN"]))
+def test_program_of_a_class_asks_its_verbs(name):
+    """The page's program runs; every verb that it offers is asked."""
+    code = re.search(r"```python exec[^\n]*\n(.*?)```", made_pages()[f"reference/classes/{name}.md"], re.DOTALL)
+    printed = io.StringIO()
+    with redirect_stdout(printed):
+        exec(compile(code[1], name, "exec"), {})
+    told = re.findall(r"^(\w+):", printed.getvalue(), re.MULTILINE)
+    assert {"score", "filter", "decode", "predict_next", "forecast", "sample", "bic"} <= set(told)
+    assert "nan" not in printed.getvalue()
 
 
 def test_pages_load_nothing_from_other_hosts():
