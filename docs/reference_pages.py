@@ -43,9 +43,10 @@ BEGIN = {  # class -> its data and how it is made
     "StreamingHMM": (WORDS, "StreamingHMM(2, num_words=4).fit(x, seed=0)"),
 }  # fmt: skip
 GAUSSIAN = ("LDS", "ConstrainedLDS", "StructuralModel")
-VERBS = {  # verb -> its question; {inputs} stands for what is given beside x, {states} and {ahead} for what of an answer is shown
+VERBS = {  # verb -> its question: {inputs} is what is given beside x, {states} and {ahead} what of an answer is shown
     "score": "score(x{inputs})", "token_log_probs": "token_log_probs(x{inputs})[0]", "entropy": "entropy(x{inputs})",
-    "filter": "filter(x{inputs}).{states}[0, -1]", "smooth": "smooth(x{inputs}).{states}[0, 0]", "decode": "decode(x{inputs})[0]",
+    "filter": "filter(x{inputs}).{states}[0, -1]", "smooth": "smooth(x{inputs}).{states}[0, 0]",
+    "decode": "decode(x{inputs})[0]",
     "n_best": "n_best(x, n=2{inputs}).log_probs[0]", "sample_states": "sample_states(x, seed=0{inputs})[0]",
     "predict_next": "predict_next(x{next}).{ahead}[0]", "forecast": "forecast(x, 2{future}).{ahead}[0]",
     "sample": "sample(2, 2, seed=0{drawn}).x[0]", "aic": "aic(x{inputs})", "bic": "bic(x{inputs})",

@@ -92,7 +92,7 @@ class NetworkRecipe(TextRecipe):
 
 DRAWN = "; or what is drawn from a language model: samples:RUN (of a network) or samples:hf:NAME (extra `huggingface`)"
 CORPUS = "builtin:python, builtin:generated, hf:NAME[/CONFIG], a folder, or a text file"
-register(TextRecipe("vlhmm", "block-sparse HMM of up to 2^15 states, by gradient", CORPUS + DRAWN, VLHMMSettings))
+register(TextRecipe("vlhmm", "block-sparse HMM of 2^16 states and more, by gradient", CORPUS + DRAWN, VLHMMSettings))
 register(TextRecipe("hmm", "dense HMM, by EM or gradient", CORPUS + DRAWN, HMMSettings))
 LIMITS = "a network has no states and reads from left to right"
 for name, text, settings in (
