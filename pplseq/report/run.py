@@ -6,9 +6,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from pplseq.report.drawing import curve_figure
 from pplseq.report.learning import read_learning
-from pplseq.report.markup import escape, figure, page, table, words_of
+from pplseq.report.markup import escape, figure, folded, page, table, words_of
+from pplseq.report.series import MOST_STEPS, series_figure
 
 MOST_ROWS = 24
 
@@ -67,7 +70,8 @@ def render_run_page(
     if view.sentences:
         sections.append(("Sentences that it writes", written(view.sentences)))
     sections.append(("Learning", _learning(records, view.curve)))
-    sections += [(_title(name), _facts(value)) for name, value in facts.items() if isinstance(value, Mapping) and value]
+    more = [(_title(name), _facts(value)) for name, value in facts.items() if isinstance(value, Mapping) and value]
+    sections += [(name, folded(name, content)) for name, content in more]
     notes = "".join(f'<p class="notice">{escape(note)}</p>' for note in view.notes)
     return page(title, f"<h1>{escape(title)}</h1>{notes}", sections, "Written by <code>pplseq report</code>", view.style)
 
@@ -112,6 +116,11 @@ def _learning(records: Sequence[Mapping[str, Any]], curve: bool) -> str:
     parts = (
         [] if learning is None else [figure(curve_figure(learning), "<b>Perplexity against steps,</b> logarithmic.")]
     )
+    losses = None if curve else read_learning(records)  # of numbers, whose densities have no perplexity
+    if losses is not None and losses.train is not None and len(losses.train.steps) > 1:
+        nats = losses.train.thinned(MOST_STEPS).nats
+        drawing = series_figure(np.full(len(nats), np.nan), nats, name="nats")
+        parts.append(figure(drawing, f"<b>Nats a step</b> of the data, over {losses.steps:,} steps of training."))
     for kind, group in _kinds(records):
         names = [n for n, value in group[-1].items() if isinstance(value, (int, float)) and not isinstance(value, bool)]
         names = [name for name in names if curve or "perplexity" not in name]

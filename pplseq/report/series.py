@@ -1,13 +1,16 @@
-"""A series and what a model expects of it, as inline SVG."""
+"""Along steps: a series and what a model expects of it; hidden states, their stays and moves, and what is observed there."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import numpy as np
 
 from pplseq.report.drawing import linear_between, svg_figure
-from pplseq.report.markup import escape
+from pplseq.report.markup import escape, figure, table
 
 MOST_STEPS = 160
+MOST_SHOWN = 30  # states
 
 
 def series_figure(
@@ -56,3 +59,83 @@ def series_figure(
         parts.append(f'<text class="tick" x="{x_of(t):.1f}" y="{height - 14}" text-anchor="{anchor}">step {t + first}</text>')
     parts.append(f'<text class="label" x="{left - 8}" y="{top - 6}" text-anchor="end">{escape(name)}</text>')
     return svg_figure(width, height, f"Series {name} and its predictions", parts)
+
+
+def state_sections(
+    paths: Sequence[np.ndarray], names: Sequence[str], observed: Sequence[np.ndarray] = (), columns: Sequence[str] = ()
+) -> list[tuple[str, str]]:
+    """The sections of a page about most probable paths.
+
+    Args:
+        paths: (T,) states of each sequence. names: of the states. observed: (T, n) numbers of each sequence, NaN where missing.
+        columns: their n names; none are told without.
+    """
+    states = range(min(len(names), MOST_SHOWN))
+    steps = np.concatenate([np.asarray(path) for path in paths])
+    stays = _stays(paths, len(names))
+    values = np.concatenate([np.asarray(rows, float) for rows in observed])[:, : len(columns)] if columns else None
+    rows = []
+    for k in states:
+        told = [] if values is None else [_spread(column[steps == k]) for column in values.T]
+        mean = f"{np.mean(stays[k]):,.4g}" if stays[k] else "–"
+        rows.append([f"<b>{escape(names[k])}</b>", f"{np.mean(steps == k):.1%}", mean, *told])
+    head = ["State", "Share of steps", "Mean stay, steps", *(escape(f"{name}: mean (deviation)") for name in columns)]
+    caption = f"<b>{len(names)} states,</b> of most probable paths of {len(paths):,} sequences, {len(steps):,} steps. "
+    caption += "Stays that an end cuts off count as they are."
+    longest = max(paths, key=len)
+    drawn = figure(
+        _path_figure(np.asarray(longest), [names[k] for k in states]),
+        f"<b>States over time:</b> the last {min(len(longest), MOST_STEPS)} steps of the longest sequence.",
+    )
+    told = table(head, rows, "k" + "r" * (len(head) - 1), caption)
+    return [("States", drawn + told), ("Moves", _moves(paths, names, states))]
+
+
+def _stays(paths: Sequence[np.ndarray], num_states: int) -> list[list[int]]:
+    """Lengths of the stretches in each state; those that an end of a sequence cuts off count as they are."""
+    found: list[list[int]] = [[] for _ in range(num_states)]
+    for path in map(np.asarray, paths):
+        for part in np.split(path, np.flatnonzero(np.diff(path)) + 1):
+            if len(part):
+                found[int(part[0])].append(len(part))
+    return found
+
+
+def _spread(values: np.ndarray) -> str:
+    values = values[np.isfinite(values)]
+    return f"{values.mean():,.4g} <small>({values.std():,.3g})</small>" if len(values) else "–"
+
+
+def _moves(paths: Sequence[np.ndarray], names: Sequence[str], states: range) -> str:
+    """From each state, the shares of steps that lead to each."""
+    counts = np.zeros((len(names), len(names)))
+    for path in map(np.asarray, paths):
+        np.add.at(counts, (path[:-1], path[1:]), 1)
+    totals = counts.sum(1)
+    rows = [
+        [f"<b>{escape(names[k])}</b>", *(f"{counts[k, j] / totals[k]:.3f}" if totals[k] else "–" for j in states)]
+        for k in states
+    ]
+    caption = "<b>Moves</b> of these paths: the share of the steps in the row's state that go to the column's."
+    return table(["From \\ to", *(escape(names[k]) for k in states)], rows, "k" + "r" * len(states), caption)
+
+
+def _path_figure(path: np.ndarray, names: Sequence[str], width: float = 816) -> str:
+    """A line a state, filled where the path is in it."""
+    shown = path[-MOST_STEPS:]
+    left, right, line, bottom = 96.0, 12.0, 22.0, 30.0
+    height, step = len(names) * line + bottom, (width - left - right) / len(shown)
+    parts = []
+    for k, name in enumerate(names):
+        parts.append(f'<text class="tick name" x="{left - 8}" y="{k * line + 14}" text-anchor="end">{escape(name[:14])}</text>')
+        parts.append(f'<rect class="field" x="{left}" y="{k * line + 2}" width="{width - left - right}" height="{line - 4}"/>')
+    starts = np.concatenate([[0], np.flatnonzero(np.diff(shown)) + 1, [len(shown)]])
+    for begin, end in zip(starts[:-1], starts[1:], strict=True):
+        k = int(shown[begin])
+        if k < len(names):
+            x, wide = left + begin * step, (end - begin) * step
+            parts.append(f'<rect class="heat" x="{x:.1f}" y="{k * line + 2}" width="{wide:.1f}" height="{line - 4}"/>')
+    first = len(path) - len(shown) + 1
+    for x, anchor, t in ((left, "start", first), (width - right, "end", len(path))):
+        parts.append(f'<text class="tick" x="{x}" y="{height - 10}" text-anchor="{anchor}">step {t}</text>')
+    return svg_figure(width, height, "States over time", parts)

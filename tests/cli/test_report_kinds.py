@@ -56,6 +56,8 @@ def test_lds(data, tmp_path):
     assert scores[1][1:3] == [f"{error:,.6g}", f"{np.sqrt((np.diff(y) ** 2).mean()):,.6g}"]
     assert scores[2][2] == f"{found['mean']['root_mean_squared_error']['y']:,.6g}"
     assert "its own training data, rows.csv" in page and "<polygon" in page and "nan" not in page
+    assert all(f"</span>{name}</h2>" in page for name in ("Residuals", "Forecast", "Smoothed states"))
+    assert page.count("Nats a step") == 1 and "<details><summary>Settings</summary>" in page
     assert "rows.csv, given with --data" in page_of(tmp_path / "run", data=str(data / "rows.csv"))
 
 
@@ -73,6 +75,7 @@ def test_iohmm_of_classes(data, tmp_path):
     smoothed = {name: ((classes == name).sum() + 1) / (len(classes) + 2) for name in "ab"}
     assert scores[0][2] == f"{-np.mean([math.log(smoothed[name]) for name in classes]):,.6g}"
     assert "the held-out data by which the training chose" in page
+    assert [row[0] for row in rows_of(page, "States")] == ["state 0", "state 1"] == [row[0] for row in rows_of(page, "Moves")]
 
 
 def test_automaton(data, tmp_path):

@@ -14,7 +14,7 @@ from pplseq.recipes.run_folder import record_of
 from pplseq.recipes.run_report import measured_data
 from pplseq.report.markup import escape, figure, folded, table, wide
 from pplseq.report.run import Measure, RunView
-from pplseq.report.series import series_figure
+from pplseq.report.series import series_figure, state_sections
 from pplseq.runs.progress import Watch
 
 MOST_COLUMNS, MOST_STATES = 6, 60  # that are shown
@@ -41,6 +41,7 @@ def view(folder: Path, settings: Any) -> RunView:
         measures = [Measure("nats a row with outputs", found["nats_per_target"])]
         measures += _number_measures(found, columns, rows, learned_from)
         sections.append(("A step ahead", _predictions(run, columns, rows)))
+    sections += _states(run, columns, rows)
     return RunView(measured_on, measures, sections=sections, curve=False)
 
 
@@ -107,6 +108,16 @@ def _predictions(run: Run, columns: Columns, rows: Any) -> str:
         for k, name in enumerate(columns.outputs[:MOST_COLUMNS])
         if name not in (columns.output_symbols or {})
     )
+
+
+def _states(run: Run, columns: Columns, rows: Any) -> list[tuple[str, str]]:
+    x, inputs = columns.data(rows)
+    paths = [np.asarray(path) for path in run.model.decode(x, **({} if inputs is None else {"inputs": inputs}))]
+    names = run.model.state_names or [f"state {k}" for k in range(run.model.num_states)]
+    symbols = columns.output_symbols or {}
+    numbers = [k for k, name in enumerate(columns.outputs) if name not in symbols and not columns.output_levels][:MOST_COLUMNS]
+    observed = [np.asarray(outputs, float).reshape(len(outputs), -1)[:, numbers] for outputs in rows.outputs]
+    return state_sections(paths, names, observed, [columns.outputs[k] for k in numbers])
 
 
 def _automaton(run: Run) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from pplseq.recipes.lds.tables import evaluate, read_run
+from pplseq.recipes.lds.tables import Columns, evaluate, read_run
 from pplseq.recipes.run_folder import record_of
 from pplseq.recipes.run_report import measured_data
 from pplseq.report.markup import escape, figure
@@ -16,6 +16,7 @@ from pplseq.report.series import MOST_STEPS, series_figure
 from pplseq.runs.progress import Watch
 
 MOST_COLUMNS = 6  # that are drawn
+AHEAD = 24  # steps of a forecast
 
 
 def view(folder: Path, settings: Any) -> RunView:
@@ -48,7 +49,59 @@ def view(folder: Path, settings: Any) -> RunView:
     )
     which = f"the longest sequence, {escape(table.ids[longest])}" if len(x) > 1 else "the table"
     intro = f'<p class="caption">The last {min(len(x[longest]), MOST_STEPS)} rows of {which}.</p>'
-    return RunView(measured_on, measures, sections=[("A step ahead", intro + drawn)], curve=False)
+    sections = [("A step ahead", intro + drawn), ("Residuals", _residuals(table.outputs[longest], means, deviations, columns))]
+    if inputs is None:  # which a forecast would need to know
+        ahead = model.forecast([x[longest]], AHEAD)
+        means, deviations = columns.in_units(ahead.means[0], ahead.covariances[0])
+        sections.append(("Forecast", _forecasts(table.outputs[longest], means, deviations, columns)))
+    smoothed = model.smooth([x[longest]], **known)
+    sections.append(("Smoothed states", _states(np.asarray(smoothed.means[0]), np.asarray(smoothed.covariances[0]))))
+    return RunView(measured_on, measures, sections=sections, curve=False)
+
+
+def _residuals(observed: np.ndarray, means: np.ndarray, deviations: np.ndarray, columns: Columns) -> str:
+    """What was observed less what was expected, in its deviations: of a model that fits, 95 of 100 dots are in the band."""
+    with np.errstate(divide="ignore", invalid="ignore"):  # of what is known for sure
+        left = (np.asarray(observed, float) - means) / deviations
+    ones = np.ones(len(left))
+    return "".join(
+        figure(
+            series_figure(left[:, k], 0 * ones, ones, name),
+            f"<b>{escape(name)}</b>: observed less expected a step ahead, in deviations; "
+            f"{_within(left[:, k])} are within two, of a model that fits 95%.",
+        )
+        for k, name in enumerate(columns.outputs[:MOST_COLUMNS])
+    )
+
+
+def _within(residuals: np.ndarray) -> str:
+    seen = residuals[np.isfinite(residuals)]
+    return f"{np.mean(np.abs(seen) < 2):.0%}" if len(seen) else "none"
+
+
+def _forecasts(observed: np.ndarray, means: np.ndarray, deviations: np.ndarray, columns: Columns) -> str:
+    seen = np.asarray(observed, float)
+    nothing = np.full((len(seen), seen.shape[-1]), np.nan)
+    ahead = np.full((len(means), seen.shape[-1]), np.nan)
+    dots, line, band = (np.concatenate(parts) for parts in ((seen, ahead), (nothing, means), (nothing, deviations)))
+    return "".join(
+        figure(
+            series_figure(dots[:, k], line[:, k], band[:, k], name),
+            f"<b>{escape(name)}</b>: dots are observed; the {len(means)} rows to come, with two deviations.",
+        )
+        for k, name in enumerate(columns.outputs[:MOST_COLUMNS])
+    )
+
+
+def _states(means: np.ndarray, covariances: np.ndarray) -> str:
+    nothing = np.full(len(means), np.nan)
+    return "".join(
+        figure(
+            series_figure(nothing, means[:, k], np.sqrt(covariances[:, k, k]), f"state {k}"),
+            f"<b>State {k}</b> given all rows, with two deviations. States have no unit of their own.",
+        )
+        for k in range(min(means.shape[-1], MOST_COLUMNS))
+    )
 
 
 def value_before(sequences: list[np.ndarray]) -> np.ndarray:
