@@ -10,7 +10,8 @@ from collections.abc import Iterator
 # group -> class -> where it stands
 CLASSES = {
     "Models": {
-        "HMM": "models.hmm.program", "SemiMarkovHMM": "models.hmm.durations", "VLHMM": "models.vlhmm.program",
+        "HMM": "models.hmm.program", "SemiMarkovHMM": "models.hmm.durations", "MixtureHMM": "models.hmm.mixture",
+        "VLHMM": "models.vlhmm.program",
         "LDS": "models.lds.program", "ConstrainedLDS": "models.lds.constrained", "StructuralModel": "models.structural.program",
         "TextLDS": "models.text_lds.program", "IOHMM": "models.iohmm.program", "ARHMM": "models.arhmm.program",
         "SwitchingRegression": "models.switching.program", "AutomatonLearner": "models.automata.learner",
@@ -33,6 +34,7 @@ WORDS = "x = torch.tensor([[0, 1, 2, 0, 1, 2], [3, 1, 2, 3, 1, 2]])  # (2, 6): r
 BEGIN = {  # class -> its data and how it is made
     "HMM": (SERIES, "HMM(2, num_features=1).fit(x, num_restarts=3, seed=0)"),
     "SemiMarkovHMM": (SERIES, "SemiMarkovHMM(2, num_features=1, max_duration=4).fit(x, seed=0)"),
+    "MixtureHMM": (SERIES, "MixtureHMM(2, 1, num_features=1, priors=True).fit(x, seed=0)"),
     "VLHMM": (WORDS, "VLHMM(num_words=4, num_states=8, blocks=[0, 0, 1, 1], hidden_size=4).fit(x, epochs=20, seed=0)"),
     "LDS": (SERIES, "LDS(2, num_features=1).fit(x, max_iterations=5, seed=0)"),
     "ConstrainedLDS": (SERIES, 'ConstrainedLDS(1, 1, {"transition": [["a"]]}).fit(x, max_iterations=5, seed=0)'),

@@ -29,7 +29,10 @@ TRAINED = {  # name of a small run -> the data that it is evaluated on
     "strings": "strings.txt", "tagger": "tags.txt", "crf": "tags.txt", "latent": "tags.txt", "text-lds": "text.txt",
 }  # fmt: skip
 STREAMS = {"personalize": ["ngram:text.txt", "cache"], "streaming-hmm": ["words:text.txt"]}  # their sources
-NAMES = {"semi_markov_hmm": "semi-markov hmm", "arhmm": "autoregressive hmm", "switching_regression": "switching regression"}
+NAMES = {  # of models -> of their cases
+    "semi_markov_hmm": "semi-markov hmm", "arhmm": "autoregressive hmm", "switching_regression": "switching regression",
+    "mixture_hmm": "mixture of hmms",
+}  # fmt: skip
 
 
 def write(place: Path) -> None:
