@@ -162,14 +162,18 @@ def locked(path: Path, busy: str | None = None) -> Iterator[None]:
                 path.unlink(missing_ok=True)
 
 
-def _lock(descriptor: int, *, wait: bool) -> None:
-    """Lock an open file until it is closed. Raises BlockingIOError where another one holds it and this one does not wait."""
+def _lock(descriptor: int, *, wait: bool, shared: bool = False) -> None:
+    """Lock an open file until it is closed; ``shared``: beside others that do so, but on Windows.
+
+    Raises:
+        BlockingIOError: another one holds it, and this one does not wait.
+    """
     try:
         import fcntl
     except ImportError:
         import msvcrt
     else:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | (0 if wait else fcntl.LOCK_NB))
         return
     while True:
         os.lseek(descriptor, FAR, os.SEEK_SET)  # a byte behind the content: what is locked on Windows, no other one reads
@@ -197,7 +201,7 @@ def is_held(path: Path) -> bool:
     """Whether a living process of this machine holds a lock file; False where there are no such locks."""
     try:
         with open(path, "rb", opener=_itself) as file:  # a pipe would be waited for
-            _lock(file.fileno(), wait=False)
+            _lock(file.fileno(), wait=False, shared=True)
     except BlockingIOError:
         return True
     except OSError:

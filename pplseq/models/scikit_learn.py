@@ -126,6 +126,10 @@ class SequenceClassifier(ClassifierMixin, BaseEstimator):
         sequences, labels = _as_list(X), np.asarray(y)
         if labels.shape != (len(sequences),):
             raise ValueError(f"y: expected a label for each of {len(sequences)} sequences, got shape {labels.shape}")
+        if unknown := {"exposure", "trials", "inputs", "states"} & {*(self.fit_options or ())}:
+            raise ValueError(f"fit_options: {', '.join(unknown)} goes with the sequences, and predict takes none; leave it out")
+        if labels.dtype == object and any(label is None for label in labels):
+            raise ValueError("y: a label is None; leave out the sequences whose class is not known")
         self.classes_, number, counts = np.unique(labels, return_inverse=True, return_counts=True)
         if len(self.classes_) < 2:
             raise ValueError(f"y: expected two or more classes, got {checks.shown(self.classes_.tolist())}")

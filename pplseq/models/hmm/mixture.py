@@ -63,11 +63,13 @@ class MixtureHMM(HMM):
         if isinstance(cluster, bool) or not isinstance(cluster, int) or not 0 <= cluster < self.num_clusters:
             raise ValueError(f"cluster must be in 0..{self.num_clusters - 1}, got {checks.shown(cluster)}")
         config = {name: value for name, value in self.config.items() if name != "num_clusters"}
+        size = self._config["num_states"]
+        if config.get("state_names") is not None:
+            config["state_names"] = config["state_names"][cluster * size : (cluster + 1) * size]
         if config.get("ties") is not None:
             raise ValueError("component: states of several clusters share emissions (ties); ask memberships of the mixture")
         found = HMM(**config).to(self.reference)
         kept = found.state_dict()
-        size = self._config["num_states"]
         for name, value in self.state_dict().items():
             many = len(kept[name])
             if value.shape != kept[name].shape:  # else it is shared by all states
@@ -75,7 +77,9 @@ class MixtureHMM(HMM):
             kept[name] = value[:, cluster * size : (cluster + 1) * size] if name == "transition_logits" else value
         kept["initial_logits"] = kept["initial_logits"].log_softmax(0)
         found.load_state_dict(kept)
+        names = found.state_names
         found._take_names(self)
+        found.state_names = names
         found.is_fitted = self.is_fitted
         return found
 

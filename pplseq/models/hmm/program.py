@@ -103,7 +103,7 @@ class HMM(Constrainable, StateLanguages, LoopAnswers):
     Example::
 
         model = HMM(4, num_words=20).fit([[3, 1, 4], [1, 5, 9, 2, 6]])
-        paths = model.predict([[2, 7, 1, 8]])
+        paths = model.predict([[3, 1, 4, 1, 5]])
     """
 
     graph: Any
@@ -195,6 +195,8 @@ class HMM(Constrainable, StateLanguages, LoopAnswers):
 
         Source: H. Zhang et al., Adaptable logical control for large language models (2024).
         """
+        if cls is not HMM:
+            raise TypeError(f"from_pretrained reads an HMM, and a {cls.__name__} is another model; write HMM.from_pretrained")
         start, moves, words = read_pretrained(folder)
         if vocabulary is not None and len(vocabulary) != words.shape[1]:
             raise ValueError(f"vocabulary: the HMM has {words.shape[1]} tokens, and it {len(vocabulary)}")

@@ -18,6 +18,7 @@ from pplseq.distributions.gaussian_types import GaussianBelief
 from pplseq.distributions.state import MISSING, Belief
 from pplseq.files import write_text
 from pplseq.infer.discrete.chain import Chain
+from pplseq.models.forms import missing
 
 FORMAT = "pplseq online 1"
 
@@ -84,8 +85,10 @@ class Online:
             ValueError, TypeError: for what is no observation of the model; nothing was read then.
         """
         names = self.model.column_names
+        if hasattr(x, "to_dict") and names is not None and set(names) <= {*x.index}:
+            x = x.to_dict()  # a row of a frame
         if isinstance(x, Mapping):
-            if names is None or set(x) != set(names):
+            if names is None or not set(names) <= set(x):
                 raise ValueError(f"x: expected a number for each column of {checks.shown(names)}, got {checks.shown([*x])}")
             x = [x[name] for name in names]
         reading = self._filter.step(x, known)
@@ -116,7 +119,7 @@ class Online:
             if type(num_steps) is not int or num_steps < 0 or math.isnan(log_prob):
                 raise ValueError("its counts are none")
             self._filter.take(told)
-        except (KeyError, TypeError, ValueError, IndexError) as error:
+        except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
             raise ValueError(f"{path}: it does not fit this model ({checks.shown(str(error))})") from None
         self.num_steps, self.log_prob = num_steps, log_prob
 
@@ -130,12 +133,21 @@ def finite(name: str, value: Any, shape: tuple[int, ...]) -> np.ndarray:
 
 def numbers_of(x: Any, size: int) -> np.ndarray | None:
     """(D,) numbers, NaN where missing; None where nothing was seen."""
-    if x is None:
+    if x is None or np.ndim(x) == 0 and not isinstance(x, (Tensor, np.ndarray)) and missing(x):
         return None
+    if isinstance(x, Tensor):
+        x = x.detach().cpu()
+    if isinstance(x, np.ma.MaskedArray):
+        x = x.astype(np.float64).filled(np.nan)
+    if isinstance(x, (list, tuple)):
+        x = [math.nan if missing(each) else each for each in x]
     try:
+        kind = np.asarray(x).dtype.kind
         found = np.asarray(x, dtype=np.float64).reshape(-1)
     except (TypeError, ValueError):
-        raise TypeError(f"x: expected {size} numbers, got {checks.shown(x)}") from None
+        kind, found = "", np.empty(0)
+    if kind not in ("i", "u", "f", "O") or isinstance(x, (str, bytes)):
+        raise TypeError(f"x: expected {size} numbers, got {checks.shown(x)}")
     if found.shape != (size,):
         raise ValueError(f"x: expected {size} numbers, got {found.size}")
     if np.isinf(found).any():
@@ -149,7 +161,7 @@ def word_of(x: Any, vocabulary: Any, num_words: int) -> int:
         if vocabulary is None:
             raise TypeError("x: got a word, and the model has no vocabulary; give its number")
         return int(vocabulary.encode([x])[0])
-    if x is None or isinstance(x, float) and math.isnan(x):
+    if x is np.ma.masked or np.ndim(x) == 0 and not isinstance(x, (Tensor, np.ndarray)) and missing(x):
         return MISSING
     if isinstance(x, (Tensor, np.ndarray)) and math.prod(x.shape) == 1:
         x = x.item()
@@ -166,10 +178,13 @@ def check_alone(model: Any, known: Mapping[str, Any]) -> None:
         raise ValueError(f"{what}: {type(model).__name__} reads observations alone; ask filter for the whole sequence")
 
 
-def probabilities(name: str, value: Any, size: int) -> np.ndarray:
-    found = finite(name, value, (size,))
-    if (found < 0).any() or abs(found.sum() - 1) > 1e-6:
-        raise ValueError(f"{name} must hold probabilities that sum to one")
+def log_probabilities(name: str, value: Any, size: int) -> np.ndarray:
+    """(Z,) nats, of which None stands for none."""
+    none = np.array([each is None for each in value])
+    found = finite(name, [0.0 if each is None else each for each in value], (size,))
+    found = np.where(none, -np.inf, found)
+    if abs(np.exp(found.clip(max=1.0)).sum() - 1) > 1e-6:
+        raise ValueError(f"{name} must hold log-probabilities that sum to one")
     return found
 
 
@@ -223,6 +238,9 @@ class Chains:
         types = {str(each): each for each in (torch.float32, torch.float64, torch.int64, torch.int32)}
         found: list[Any] = [None if part is None else torch.tensor(part["value"], dtype=types[part["dtype"]]) for part in parts]
         belief = kind(*found[:-1])
+        numbers = belief if isinstance(belief, GaussianBelief) else (belief.log_probs,)
+        if any(part is None or not part.is_floating_point() or bool(part.isnan().any()) for part in numbers):
+            raise ValueError("its belief holds what are no numbers")
         self.model._check_start(belief, 1)
         self.belief, self.previous = belief, found[-1]
 

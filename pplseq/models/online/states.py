@@ -12,16 +12,24 @@ import torch
 from pplseq.distributions.dense import CategoricalEmission, DenseTransition, GaussianEmission
 from pplseq.distributions.gaussian_types import LOG_2PI
 from pplseq.distributions.state import MISSING
-from pplseq.models.online.reader import Reading, check_alone, numbers_of, probabilities, word_of
+from pplseq.models.online.reader import Reading, check_alone, log_probabilities, numbers_of, word_of
+
+SPAN = 300.0  # nats: probabilities within it, and their products, are numbers of double precision
 
 
 class States:
-    """An HMM: a vector of probabilities and a matrix."""
+    """An HMM: a vector of log-probabilities and a matrix.
+
+    States that are all but ruled out keep their digits: they may come back. Where a product of probabilities could not hold
+    them, the next step is taken in log space.
+    """
 
     def __init__(self, model: Any, transition: DenseTransition, emission: Any):
         self.model, self.emission, self.belief = model, emission, None
-        self.start = transition.initial.detach().double().exp().numpy()
-        self.matrix = transition.matrix.detach().double().exp().numpy()
+        self.start = transition.initial.detach().double().numpy()
+        self.log_matrix = transition.matrix.detach().double().numpy()
+        self.matrix = np.exp(self.log_matrix)
+        self.is_moderate = self.log_matrix[self.log_matrix > -math.inf].min() > -SPAN
         self.words: Any = None
         self.loc: Any = None
         self.whiteners: Any = None
@@ -56,30 +64,43 @@ class States:
         apart = apart * self.whiteners if self.whiteners.ndim == 2 else (self.whiteners @ apart[:, :, None])[:, :, 0]
         return self.constant - (apart * apart).sum(1) / 2
 
+    def _moved(self, belief: np.ndarray) -> np.ndarray:
+        """(Z,) log-probabilities a step behind a belief."""
+        lowest = np.where(belief > -math.inf, belief, 0.0).min()
+        with np.errstate(divide="ignore"):
+            if self.is_moderate and lowest > -SPAN:
+                return np.log(np.exp(belief) @ self.matrix)
+            joint = belief[:, None] + self.log_matrix
+            largest = joint.max(0)
+            shift = np.where(largest > -math.inf, largest, 0.0)
+            return np.log(np.exp(joint - shift).sum(0)) + shift
+
     def step(self, x: Any, known: Mapping[str, Any]) -> Reading:
         check_alone(self.model, known)
         like = self._log_likelihood(x)
-        before = self.start if self.belief is None else self.belief @ self.matrix
-        log_prob = 0.0
+        before, log_prob = self.start if self.belief is None else self._moved(self.belief), 0.0
         if like is not None:
-            largest = like.max()
-            joint = before * np.exp(like - largest) if largest > -math.inf else np.zeros_like(before)
-            total = joint.sum()
-            log_prob = math.log(total) + float(largest) if total > 0 else -math.inf
-            before = joint / total if total > 0 else before
+            joint = before + like
+            largest = joint.max()
+            log_prob = -math.inf
+            if largest > -math.inf:
+                log_prob = float(largest) + math.log(np.exp(joint - largest).sum())
+                before = joint - log_prob
         self.belief = before
-        return Reading(log_prob, before)
+        return Reading(log_prob, np.exp(before))
 
     def ahead(self, num_steps: int) -> Any:
         states, now = np.empty((num_steps, len(self.start))), self.belief
         for k in range(num_steps):
-            now = states[k] = self.start if now is None else now @ self.matrix
-        logs = torch.from_numpy(states).log().to(self.model.reference).unsqueeze(0)
+            now = states[k] = self.start if now is None else self._moved(now)
+        logs = torch.from_numpy(states).to(self.model.reference).unsqueeze(0)
         return self.model._observations_of(logs, self.emission)._replace(column_names=self.model.column_names)
 
     def kept(self) -> dict[str, Any]:
-        return {"belief": None if self.belief is None else self.belief.tolist()}
+        # JSON has no infinite numbers
+        told = None if self.belief is None else [value if value > -math.inf else None for value in self.belief.tolist()]
+        return {"belief": told}
 
     def take(self, kept: Mapping[str, Any]) -> None:
         belief = kept["belief"]
-        self.belief = None if belief is None else probabilities("belief", belief, len(self.start))
+        self.belief = None if belief is None else log_probabilities("belief", belief, len(self.start))

@@ -94,4 +94,6 @@ class System:
         if type(kept["begun"]) is not bool:
             raise ValueError("begun must be true or false")
         mean, covariance = finite("mean", kept["mean"], (h,)), finite("covariance", kept["covariance"], (h, h))
+        if not np.allclose(covariance, covariance.T) or np.linalg.eigvalsh(covariance).min() < -1e-9 * abs(covariance).max():
+            raise ValueError("covariance is none: it has a negative variance in some direction")
         self.begun, self.mean, self.covariance = kept["begun"], mean, covariance

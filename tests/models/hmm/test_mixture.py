@@ -59,6 +59,11 @@ def test_clusters_of_other_words_are_found_at_once():
     assert (never_falls.diff() > -1e-9).all()
 
 
+def test_names_of_states_are_those_of_clusters():
+    model = MixtureHMM(2, 2, num_words=3, state_names=["a", "b", "c", "d"])
+    assert model.component(1).state_names == ("c", "d") and set(model.decode([[0, 1, 2]])[0]) <= set("abcd")
+
+
 def test_a_folder_and_arguments(tmp_path):
     model, x = made("vectors")
     model.save(tmp_path / "model")

@@ -88,6 +88,30 @@ def test_numbers_alone(name, tmp_path):
     )(model.forecast(x[:0][None], 2)).detach())  # fmt: skip
 
 
+FAR = {
+    "an outlier on the way to a state without return": (
+        dict(graph="left_right"), [[0.99, 0.01], [0, 1.0]], 0.1, [0, 0, 0, 5.0, 0, 0, 0],
+    ),
+    "a first step far from all": ({}, [[0.5, 0.5], [0.5, 0.5]], 1.0, [50.0, 0.0]),
+    "states that never change": ({}, [[1.0, 0.0], [0.0, 1.0]], 1.0, [0.0] * 200 + [3.0] * 230),
+    "moves of e^-500": ({}, [[1.0, math.exp(-500)], [math.exp(-500), 1.0]], 0.01, [0.0, 0.0, 9.0, 9.0, 0.0]),
+}
+
+
+@pytest.mark.parametrize("name", FAR)
+def test_states_that_are_all_but_ruled_out_come_back(name, tmp_path):
+    options, moves, scale, x = FAR[name]
+    loc = [[0.0], [50.0]] if "first" in name else [[0.0], [3.0]] if "never" in name else [[0.0], [5.0]]
+    model = HMM(2, num_features=1, **options).set_parameters(
+        initial=[1.0, 0.0] if "first" in name or options else [0.5, 0.5], transition=moves, loc=loc,
+        covariance=[[scale**2], [scale**2]],
+    )  # fmt: skip
+    x = torch.tensor(x).double().unsqueeze(-1)
+    online = agrees(model, x, {})
+    again = model.online(online.save(tmp_path / "place"))
+    assert again.step(0.0).log_prob == online.step(0.0).log_prob > -math.inf
+
+
 def test_a_covariance_that_stands_still_moves_again_behind_a_gap():
     torch.manual_seed(0)
     model, x = LDS(2, 2), torch.randn(400, 2).double()
@@ -125,6 +149,7 @@ def test_words_columns_and_what_is_impossible():
     model = HMM(2, num_features=2).fit(frame, max_iterations=2, seed=0)
     row = frame.iloc[3]
     assert model.online().step({"wind": row["wind"], "temp": row["temp"]}).log_prob == model.online().step(row).log_prob
+    assert model.online().step(row[::-1]).log_prob == model.online().step(row).log_prob
     assert model.online().forecast(1).column_names == ("temp", "wind")
     with pytest.raises(ValueError, match="x: expected a number for each column"):
         model.online().step({"wind": 1.0})
@@ -147,6 +172,17 @@ def test_models_of_lags_are_refused_by_name(make):
         fitted(make()).online()
 
 
+@pytest.mark.parametrize("none", [None, math.nan, np.ma.masked, np.float64("nan")])
+def test_a_number_that_is_not_there(none):
+    model = HMM(2, num_features=1).set_parameters(loc=[[0.0], [3.0]])
+    online = model.online()
+    online.step(1.0)
+    assert online.step(none).log_prob == 0.0 and LDS(1, 1)._reader().step(none, {}).log_prob == 0.0
+    pd = pytest.importorskip("pandas")
+    assert online.step(pd.NA).log_prob == 0.0 == online.step(pd.NaT).log_prob
+    assert online.step(torch.tensor(1.0, requires_grad=True)).log_prob < 0
+
+
 def fitted(model):
     model.is_fitted = True
     return model
@@ -161,6 +197,9 @@ def fitted(model):
         (lambda: HMM(2, num_features=2), [1.0], ValueError, "x: expected 2 numbers, got 1"),
         (lambda: LDS(2, 2), [1.0, math.inf], ValueError, "x: expected finite numbers"),
         (lambda: LDS(2, 2), "ab", TypeError, "x: expected 2 numbers"),
+        (lambda: HMM(1, num_features=1), "3", TypeError, "x: expected 1 numbers"),
+        (lambda: HMM(1, num_features=1), b"3", TypeError, "x: expected 1 numbers"),
+        (lambda: HMM(1, num_features=1), True, TypeError, "x: expected 1 numbers"),
     ],
 )
 def test_odd_observations_are_not_read(make, x, error, message):
@@ -176,8 +215,8 @@ def test_odd_observations_are_not_read(make, x, error, message):
     "change, message",
     [
         (lambda told: "{", "cannot read it"), (lambda told: json.dumps(told | {"model": "lds"}), "of a model 'hmm'"),
-        (lambda told: json.dumps(told | {"belief": [0.5, 0.6]}), "sum to one"),
-        (lambda told: json.dumps(told | {"belief": [1.0]}), "belief must be finite"),
+        (lambda told: json.dumps(told | {"belief": [-0.5, -0.6]}), "sum to one"),
+        (lambda told: json.dumps(told | {"belief": [0.0]}), "belief must be finite"),
         (lambda told: json.dumps(told | {"num_steps": -1}), "its counts are none"),
         (lambda told: json.dumps({k: v for k, v in told.items() if k != "belief"}), "does not fit this model"),
         (lambda told: "[1]", "expected 'pplseq online 1'"),
