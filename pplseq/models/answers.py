@@ -24,6 +24,7 @@ from pplseq.distributions.state import MISSING
 from pplseq.files import json_line
 from pplseq.infer.discrete.chain import Chain
 from pplseq.infer.discrete.results import StateMarginals
+from pplseq.models.state_labels import named
 from pplseq.runs.settings import perplexity
 from pplseq.runs.training import model_device
 
@@ -48,7 +49,7 @@ def filter_states(model: Any, vocabulary: Vocabulary, words: Words, *, top: int 
     belief, steps = None, []
     for t in range(x.shape[1]):
         belief = model.posterior(x[:, t : t + 1], start=belief).filtered()
-        steps.append(top_states(belief.ids, belief.log_probs.exp(), top))
+        steps.append(top_states(belief.ids, belief.log_probs.exp(), top, getattr(model, "state_names", None)))
     return answer | {"states": steps}
 
 
@@ -61,8 +62,9 @@ def smooth_states(model: Any, vocabulary: Vocabulary, words: Words, *, top: int 
         answer["entropy"] = float(chain.entropy()[0].detach())
     else:  # a gap opens all states, whose pairs (which the entropy needs) are too many
         marginals = StateMarginals(None, marginals.dense(model.num_states))
+    names = getattr(model, "state_names", None)
     steps = [
-        top_states(None if marginals.ids is None else marginals.ids[:, t], marginals.probs[:, t], top)
+        top_states(None if marginals.ids is None else marginals.ids[:, t], marginals.probs[:, t], top, names)
         for t in range(x.shape[1])
     ]
     return answer | {"states": steps}
@@ -87,9 +89,9 @@ def decode_states(model: Any, vocabulary: Vocabulary, words: Words, *, num_paths
         paths, log_probs = (value.unsqueeze(0) for value in chain.viterbi())
     else:
         paths, log_probs = chain.k_best(num_paths)
-    evidence = float(chain.log_prob()[0].detach())
+    evidence, names = float(chain.log_prob()[0].detach()), getattr(model, "state_names", None)
     best = [
-        {"states": path.tolist(), "log_prob": float(log_prob), "prob": math.exp(float(log_prob) - evidence)}
+        {"states": named(path, names).tolist(), "log_prob": float(log_prob), "prob": math.exp(float(log_prob) - evidence)}
         for path, log_prob in zip(paths[:, 0], log_probs[:, 0], strict=True)
         if log_prob > -math.inf  # a short sentence may have fewer paths than asked for
     ]
@@ -104,7 +106,7 @@ def sample_states(
     x, answer = observe(model, vocabulary, words)
     with seeded(seed):
         paths = model.posterior(x).sample(num_samples)
-    return answer | {"samples": paths[:, 0].tolist()}
+    return answer | {"samples": named(paths[:, 0], getattr(model, "state_names", None)).tolist()}
 
 
 class Reading(NamedTuple):
@@ -382,12 +384,16 @@ def observe(model: Any, vocabulary: Vocabulary, words: Words) -> tuple[Tensor, d
     return torch.tensor([x], device=model_device(model)), {"words": list(words), "unknown": unknown}
 
 
-def top_states(ids: Tensor | None, probs: Tensor, top: int) -> list[dict[str, Any]]:
-    """The most probable states of row 0; ids (B, K) or None for all states, probs (B, K)."""
+def top_states(
+    ids: Tensor | None, probs: Tensor, top: int, names: Sequence[str] | None = None
+) -> list[dict[str, Any]]:
+    """The most probable states of row 0; ids (B, K) or None for all states, probs (B, K); names: what states are called."""
     values, places = probs[0].topk(min(top, probs.shape[1]))
     states = places if ids is None else ids[0][places]
     return [
-        {"state": state, "prob": prob} for state, prob in zip(states.tolist(), values.tolist(), strict=True) if prob > 0
+        {"state": state if names is None else names[state], "prob": prob}
+        for state, prob in zip(states.tolist(), values.tolist(), strict=True)
+        if prob > 0
     ]
 
 

@@ -5,6 +5,7 @@ import pytest
 
 from pplseq import HMM, SemiMarkovHMM, Vocabulary
 from pplseq.models import SequenceModel
+from pplseq.models.answers import decode_states, sample_states
 
 X = np.r_[np.zeros(20), np.full(20, 5.0)] + np.random.default_rng(0).normal(size=40)
 
@@ -60,3 +61,11 @@ def test_a_vocabulary_says_how_many_words_there_are():
 def test_refusals(options, error, message):
     with pytest.raises(error, match=message):
         HMM(2, num_words=3, **options)
+
+
+def test_the_command_answers_by_name():
+    vocabulary = Vocabulary(("the", "cat", "dog", "<unk>"))
+    model = HMM(2, vocabulary=vocabulary, state_names=["D", "N"]).fit([["the", "cat"], ["the", "dog"]], seed=0)
+    told = decode_states(model, vocabulary, ["the", "cat"])["paths"][0]["states"]
+    assert told == model.decode([["the", "cat"]])[0].tolist() and set(told) == {"D", "N"}
+    assert set(sample_states(model, vocabulary, ["the"])["samples"][0]) <= {"D", "N"}
