@@ -138,7 +138,7 @@ def numbers_of(x: Any, size: int) -> np.ndarray | None:
     if isinstance(x, Tensor):
         x = x.detach().cpu()
     if isinstance(x, np.ma.MaskedArray):
-        x = x.astype(np.float64).filled(np.nan)
+        x = np.ma.filled(x.astype(np.float64), np.nan)
     if isinstance(x, (list, tuple)):
         x = [math.nan if missing(each) else each for each in x]
     try:
