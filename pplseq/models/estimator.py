@@ -448,7 +448,9 @@ class Estimator(HeldParameters, SequenceModel):
         return named(path, self.state_names)
 
     def n_best(self, x, n: int, lengths=None, **known) -> Paths:
-        """The n most probable paths of states of each sequence, best first; of models with regimes, those of their states.
+        """The n most probable paths of states of each sequence, best first.
+
+        Of models with regimes these are paths of their states, told by regimes, of which some may be the same.
 
         Returns:
             ``states`` (B, n, T), or a list of (n, T_i), -1 at padded steps and of paths that there are not; ``log_probs``
@@ -468,7 +470,10 @@ class Estimator(HeldParameters, SequenceModel):
         return paths, (log_probs - chain.log_prob()).mT
 
     def entropy(self, x, lengths=None, **known) -> Tensor:
-        """(B,) entropy of the path of states given each sequence, p(z_1..z_T | x), nats."""
+        """(B,) entropy of the path of states given each sequence, p(z_1..z_T | x), nats.
+
+        Of Gaussian states the differential entropy, -inf where some of the path is certain, as wherever noise is singular.
+        """
         return self._posterior(x, lengths, **known)[1].entropy()
 
     def token_log_probs(self, x, lengths=None, **known):

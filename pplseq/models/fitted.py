@@ -113,9 +113,13 @@ class FittedState(SequenceModel):
         return {}
 
     def _take_names(self, other: FittedState) -> None:
-        """Words, their clusters and the names of columns of another model."""
-        for name in ("vocabulary", "clusters", "column_names", "input_column_names", "state_names", "sized_by"):
+        """Words, their clusters and the names of columns of another model; of its states, where there are as many and the
+        constructor was told none."""
+        for name in ("vocabulary", "clusters", "column_names", "input_column_names", "sized_by"):
             setattr(self, name, getattr(other, name))
+        told = other.state_names
+        if not self._is_named and (told is None or len(told) == self._num_observable_states):
+            self.state_names = told
 
     @contextlib.contextmanager
     def _naming(self, x: Any, keep: bool, inputs: Any = None, states: Any = None, beside: Sequence[Any] = ()) -> Iterator[None]:

@@ -48,11 +48,6 @@ class GaussianEstimator(Estimator):
             "sample_states for others"
         )
 
-    def entropy(self, x, lengths=None, **known) -> Tensor:
-        """(B,) differential entropy of the path of states given each sequence, nats; -inf where some of it is certain, as it
-        is wherever the noise of the states is singular."""
-        return super().entropy(x, lengths, **known)
-
     def sample_states(self, x, num_samples: int = 1, lengths=None, *, seed: int | None = None, **known) -> Tensor:
         """(S, B, T, h) paths of states drawn from their exact posterior, 0 at padded steps; lists are padded."""
         chain: GaussianChain = self._posterior(x, lengths, **known)[1]

@@ -10,7 +10,7 @@ from torch import Tensor
 from pplseq import checks
 from pplseq.infer.discrete.results import StateMarginals
 from pplseq.models.batch import as_given
-from pplseq.models.estimator import Estimator, Paths, Sample
+from pplseq.models.estimator import Estimator, Sample
 from pplseq.models.state_labels import named
 
 
@@ -49,10 +49,6 @@ class RegimeQueries(Estimator):
         """The regimes of the most probable path of states, (B, T), -1 at padded steps."""
         path = self._posterior(x, lengths, **known)[1].viterbi()[0]
         return named(as_given(self._regime(path), self._results_like(x, **known)), self.state_names)
-
-    def n_best(self, x, n: int, lengths=None, **known) -> Paths:
-        """The regimes of the n most probable paths of states, some of which may be the same; see :class:`Estimator`."""
-        return super().n_best(x, n, lengths, **known)
 
     def _best_paths(self, x, n: int, lengths, known) -> tuple[Any, Tensor]:
         paths, log_probs = super()._best_paths(x, n, lengths, known)

@@ -77,9 +77,7 @@ class MixtureHMM(HMM):
             kept[name] = value[:, cluster * size : (cluster + 1) * size] if name == "transition_logits" else value
         kept["initial_logits"] = kept["initial_logits"].log_softmax(0)
         found.load_state_dict(kept)
-        names = found.state_names
         found._take_names(self)
-        found.state_names = names
         found.is_fitted = self.is_fitted
         return found
 

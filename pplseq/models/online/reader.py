@@ -192,7 +192,8 @@ class Chains:
     """Any model whose rows may go on from a belief: a chain of one step at a time."""
 
     def __init__(self, model: Any):
-        self.model, self.belief, self.previous = model, None, None  # the output before, where it is fed back
+        self.model, self.belief = model, None
+        self.previous = self.read = None  # the output before, and of this step, where they are fed back
 
     def _chain(self, x: Any, known: Mapping[str, Any]) -> Any:
         row = [MISSING if x is None else x] if self.model.num_features is None else vector_row(x, self.model.num_features)

@@ -69,3 +69,11 @@ def test_the_command_answers_by_name():
     told = decode_states(model, vocabulary, ["the", "cat"])["paths"][0]["states"]
     assert told == model.decode([["the", "cat"]])[0].tolist() and set(told) == {"D", "N"}
     assert set(sample_states(model, vocabulary, ["the"])["samples"][0]) <= {"D", "N"}
+
+
+def test_names_follow_a_model_that_is_built_anew():
+    model = HMM(2, num_words=3, state_names=["a", "b"])
+    assert model.set_params(state_names=["c", "d"]).state_names == ("c", "d")
+    learned = HMM(2, num_features=1).fit(X, states=[["low", "high"][int(value > 2.5)] for value in X], seed=0)
+    assert learned.set_params(covariance_floor=0.1).state_names == ("high", "low")
+    assert learned.set_params(num_states=3).state_names is None  # names of two states are none of three
