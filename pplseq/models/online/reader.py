@@ -59,8 +59,8 @@ class Online:
     Attributes:
         num_steps: read so far. log_prob: of all of them, nats.
 
-    Cost: Z^2 a step of an HMM, h^2 of an LDS (h^3 until its covariances stand still and behind a missing step), some 20
-    microseconds of small ones; other models build a chain of one step, which takes about a millisecond.
+    Cost: Z^2 a step of an HMM, h^2 of an LDS (h^3 until its covariances stand still and behind a missing step), in numbers alone;
+    other models build a chain of one step.
     """
 
     def __init__(self, model: Any, saved: str | Path | None = None):
@@ -131,9 +131,14 @@ def finite(name: str, value: Any, shape: tuple[int, ...]) -> np.ndarray:
     return found
 
 
+def is_none(x: Any) -> bool:
+    """Whether a value that is one alone says that nothing was seen."""
+    return x is np.ma.masked or np.ndim(x) == 0 and not isinstance(x, (Tensor, np.ndarray)) and missing(x)
+
+
 def numbers_of(x: Any, size: int) -> np.ndarray | None:
     """(D,) numbers, NaN where missing; None where nothing was seen."""
-    if x is None or np.ndim(x) == 0 and not isinstance(x, (Tensor, np.ndarray)) and missing(x):
+    if is_none(x):
         return None
     if isinstance(x, Tensor):
         x = x.detach().cpu()
@@ -161,7 +166,7 @@ def word_of(x: Any, vocabulary: Any, num_words: int) -> int:
         if vocabulary is None:
             raise TypeError("x: got a word, and the model has no vocabulary; give its number")
         return int(vocabulary.encode([x])[0])
-    if x is np.ma.masked or np.ndim(x) == 0 and not isinstance(x, (Tensor, np.ndarray)) and missing(x):
+    if is_none(x):
         return MISSING
     if isinstance(x, (Tensor, np.ndarray)) and math.prod(x.shape) == 1:
         x = x.item()
@@ -196,7 +201,12 @@ class Chains:
         self.previous = self.read = None  # the output before, and of this step, where they are fed back
 
     def _chain(self, x: Any, known: Mapping[str, Any]) -> Any:
-        row = [MISSING if x is None else x] if self.model.num_features is None else vector_row(x, self.model.num_features)
+        if self.model.num_features is not None:
+            row = vector_row(x, self.model.num_features)
+        elif self.model.num_words is not None:
+            row = [word_of(x, self.model.vocabulary, self.model.num_words)]
+        else:  # symbols of an output
+            row = [MISSING if is_none(x) else x]
         batch = self.model._as_batch([row], None, **{name: [as_row(value)] for name, value in known.items()})
         before = {} if self.previous is None else {"previous": self.previous}
         chain = self.model.posterior(batch.x, None, self.belief, **batch.known, **before)

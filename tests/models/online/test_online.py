@@ -183,6 +183,14 @@ def test_a_number_that_is_not_there(none):
     assert online.step(torch.tensor(1.0, requires_grad=True)).log_prob < 0
 
 
+@pytest.mark.parametrize("none", [None, math.nan, -1, np.ma.masked])
+def test_a_word_that_is_not_there(none):
+    for model in (HMM(2, num_words=3), VLHMM(num_words=4, num_states=4, blocks=[0, 0, 1, 1], hidden_size=4)):
+        assert fitted(model).online().step(none).log_prob == 0.0
+    model = fitted(IOHMM(2, num_inputs=1, outputs="categorical", num_outputs=3))
+    assert model.online().step(none, inputs=0.5).log_prob == 0.0
+
+
 def fitted(model):
     model.is_fitted = True
     return model
