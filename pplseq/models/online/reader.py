@@ -59,8 +59,8 @@ class Online:
     Attributes:
         num_steps: read so far. log_prob: of all of them, nats.
 
-    Cost: Z^2 a step of an HMM, h^2 of an LDS (h^3 until its covariances stand still and behind a missing step), in numbers alone;
-    other models build a chain of one step.
+    Cost: Z^2 a step of an HMM, h^2 of an LDS (h^3 until its covariances stand still and behind a missing step), in numbers
+    alone; other models build a chain of one step.
     """
 
     def __init__(self, model: Any, saved: str | Path | None = None):
