@@ -1,5 +1,9 @@
 """Groups of sequences that differ: a random intercept in the outputs, or in the transitions, of an input-output HMM.
 
+    from random_effects import fit_random_effects  # this folder on the path
+
+    found = fit_random_effects(model, x, groups, inputs=inputs)  # a fitted IOHMM, and the group of each sequence
+
 Each group, such as a person or a vehicle, has an effect eta_g ~ Normal(0, 1) of its own, the same in all of its sequences.
 It stands beside the inputs: in the outputs it adds spread_d eta_g to the linear predictor of dimension d in every state, so
 that intercepts of groups are Normal(0, spread_d^2), and those of two dimensions go together or against each other, as the signs

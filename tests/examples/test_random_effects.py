@@ -5,9 +5,11 @@ import math
 import numpy as np
 import pytest
 import torch
+from random_effects import RandomEffects, _widened, checked_groups, fit_random_effects
 
 from pplseq.models import IOHMM
-from pplseq.models.iohmm.random_effects import RandomEffects, _widened, checked_groups, fit_random_effects
+
+pytestmark = pytest.mark.slow  # no part of the library
 
 GAUSSIAN = dict(outputs="gaussian", num_outputs=1, mealy=True, num_inputs={"emission": 1})
 
@@ -30,7 +32,7 @@ def fitted(x, u):
     return IOHMM(2, **GAUSSIAN).fit(x, inputs={"emission": u}, num_restarts=2, seed=0)
 
 
-@pytest.mark.parametrize("sigma", [0.8, pytest.param(0.3, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("sigma", [0.8, 0.3])
 def test_a_known_spread_is_found(sigma):
     x, u, effect = drawn(sigma)
     plain = fitted(x, u)
@@ -267,6 +269,7 @@ def test_groups_are_told_apart_by_value(kind):
 def test_other_outputs(options):
     torch.manual_seed(0)
     truth = IOHMM(2, num_inputs=0, **options)
+    truth.is_fitted = True
     x = truth.sample(num_sequences=10, num_steps=15, seed=0).x
     plain = IOHMM(2, num_inputs=0, **options).fit(x, num_restarts=2, seed=0, max_iterations=20)
     found = fit_random_effects(plain, x, [row // 2 for row in range(10)], max_rounds=1)
