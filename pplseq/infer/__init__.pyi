@@ -14,7 +14,6 @@ from .fit.em import StepSize as StepSize
 from .fit.em import expectation_maximization as expectation_maximization
 from .gaussian.chain import Dynamics as Dynamics
 from .gaussian.chain import GaussianChain as GaussianChain
-from .oracles.discrete import generic_log_prob as generic_log_prob
 from .programs.blocked_enum import BlockedEnum as BlockedEnum
 from .programs.contraction import Contraction as Contraction
 from .programs.contraction import contract_states as contract_states

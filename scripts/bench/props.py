@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import argparse
 import statistics
+import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -18,8 +20,10 @@ from record import record
 
 from pplseq.models.props.online_batch import BatchStream
 from pplseq.models.props.online_em import StreamState, start_stream
-from pplseq.models.props.oracle import DenseStream
 from pplseq.models.props.settings import OnlineEM
+
+sys.path.append(str(Path(__file__).parents[2] / "tests"))
+from support.oracles.props import DenseStream  # noqa: E402
 
 SIZES = (200, 2_000, 13_711, 200_000)
 NUM_SOURCES, NUM_OWN = 1, 2

@@ -7,12 +7,12 @@ import torch
 from pyro import poutine
 from pyro.infer import TraceEnum_ELBO
 from support.grids import grid
+from support.oracles.discrete import enumerate_paths, forward_loop, generic_log_prob
 
 from pplseq.distributions.conditional import BernoulliEmission, ConditionalEmission, CoordinateEmission
 from pplseq.distributions.dense import CategoricalEmission, DenseTransition, GaussianEmission, StepTransition
 from pplseq.distributions.state import Belief
 from pplseq.infer.discrete.build import build_chain
-from pplseq.infer.oracles.discrete import enumerate_paths, forward_loop, generic_log_prob
 from pplseq.infer.programs.blocked_enum import BlockedEnum, no_guide
 from pplseq.infer.programs.markov import markov
 

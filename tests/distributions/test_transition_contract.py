@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from support.oracles.discrete import enumerate_paths
 from torch.distributions import constraints
 
 from pplseq.distributions import (
@@ -20,7 +21,6 @@ from pplseq.distributions import (
 )
 from pplseq.distributions.blocks import WordGroups
 from pplseq.infer.discrete.build import build_chain
-from pplseq.infer.oracles.discrete import enumerate_paths
 
 F64 = torch.float64
 close = torch.testing.assert_close

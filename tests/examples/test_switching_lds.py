@@ -8,10 +8,10 @@ import torch
 from pyro import poutine
 from support.grids import grid
 from support.macro_series import GNP
+from support.oracles.gaussian import GaussianSequence, kalman_loop
 from switching_lds import ApproximateSwitchingLDS
 
 from pplseq import LDS
-from pplseq.infer.oracles.gaussian import GaussianSequence, kalman_loop
 from pplseq.models import SequenceModel
 
 pytestmark = pytest.mark.slow  # no part of the library

@@ -7,9 +7,9 @@ import torch
 from pyro import poutine
 from pyro.infer import Trace_ELBO
 from support.model_cases import CASES, DISCRETE, GAUSSIAN, LENGTHS, ROWS, STEPS
+from support.oracles.discrete import generic_log_prob
 
 from pplseq.infer.gaussian.chain import GaussianChain
-from pplseq.infer.oracles.discrete import generic_log_prob
 from pplseq.infer.programs.blocked_enum import no_guide
 from pplseq.infer.programs.states import check_vectorizable, infer_states
 from pplseq.models import SequenceModel

@@ -4,9 +4,9 @@ import math
 
 import pytest
 import torch
+from support.oracles.discrete import enumerate_paths, generic_log_prob
 from support.vlhmm_models import LENGTHS, OPTIONS, X, log_prob_by_hand, make, tables_by_hand
 
-from pplseq.infer.oracles.discrete import enumerate_paths, generic_log_prob
 from pplseq.models import VLHMM
 from pplseq.models.vlhmm.layers import dropout
 

@@ -7,11 +7,11 @@ import pytest
 import torch
 from pyro import poutine
 from pyro.infer import Trace_ELBO
+from support.oracles.discrete import forward_loop
 from support.vlhmm_models import BLOCKS, X, make, tables_by_hand
 from torch import nn
 
 from pplseq.distributions import MISSING, Belief
-from pplseq.infer.oracles.discrete import forward_loop
 from pplseq.infer.programs.blocked_enum import no_guide
 from pplseq.models import VLHMM
 

@@ -11,13 +11,13 @@ import pyro
 import pytest
 import torch
 from pyro import poutine
+from support.oracles.discrete import enumerate_paths
 
 from pplseq.distributions.block import BlockEmission, TableTransition
 from pplseq.distributions.blocks import BlockLayout
 from pplseq.distributions.dense import CategoricalEmission, DenseTransition, GaussianEmission, StepTransition
 from pplseq.distributions.second_order import SecondOrderTransition
 from pplseq.distributions.state import Belief
-from pplseq.infer.oracles.discrete import enumerate_paths
 from pplseq.infer.programs.blocked_enum import BlockedEnum
 from pplseq.infer.programs.markov import markov
 

@@ -6,9 +6,9 @@ import torch
 from pyro import poutine
 
 from pplseq.distributions.linear_gaussian import LinearGaussian
-from pplseq.infer.oracles.gaussian import GaussianSequence, kalman_loop
 from pplseq.infer.programs.kalman_collapse import KalmanCollapse
 from pplseq.infer.programs.markov import markov
+from support.oracles.gaussian import GaussianSequence, kalman_loop
 
 close = torch.testing.assert_close
 B, T, N = 3, 7, 4

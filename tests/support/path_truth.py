@@ -7,7 +7,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from pplseq.infer.oracles.discrete import enumerate_paths
+from support.oracles.discrete import enumerate_paths
 
 
 class PathTruth:

@@ -9,7 +9,7 @@ import torch
 
 from pplseq.distributions.gaussian_types import Evidence, GaussianBelief
 from pplseq.infer.gaussian.chain import Dynamics, GaussianChain
-from pplseq.infer.oracles.gaussian import GaussianSequence, kalman_loop
+from support.oracles.gaussian import GaussianSequence, kalman_loop
 
 DOUBLE = torch.float64
 

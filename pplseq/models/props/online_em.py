@@ -1,7 +1,7 @@
 """Online EM of hidden Markov models some of whose states are pinned to sources: one token in, parameters out.
 
-The recursion is that of :mod:`pplseq.models.props.oracle`; here all rows of rho (transitions, first states, normalisers or
-moments, words seen last) are one matrix (R, K), so a step is two small products: rho R and, with the new filter, S = rho phi.
+All rows of rho (transitions, first states, normalisers or moments, words seen last) are one matrix (R, K), so a step is two
+small products: rho R and, with the new filter, S = rho phi.
 """
 
 from __future__ import annotations

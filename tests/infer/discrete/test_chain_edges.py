@@ -5,13 +5,13 @@ import math
 import pytest
 import torch
 from support.grids import grid
+from support.oracles.discrete import forward_loop
 from support.tiny_chains import SITUATIONS, Case, case
 from support.tiny_families import FAMILIES
 
 from pplseq.distributions.dense import CategoricalEmission, DenseTransition, GaussianEmission, StepTransition
 from pplseq.distributions.state import Belief, Emission
 from pplseq.infer.discrete.build import build_chain
-from pplseq.infer.oracles.discrete import forward_loop
 
 close = torch.testing.assert_close
 

@@ -6,6 +6,7 @@ import math
 import pytest
 import torch
 from support.grids import grid
+from support.oracles.constrained import every_text, product_log_prob
 from support.rounding import roundings
 from support.tiny_families import FAMILIES
 
@@ -17,7 +18,6 @@ from pplseq.infer.discrete.build import build_chain
 from pplseq.infer.discrete.constrained.build import constrain
 from pplseq.infer.discrete.constrained.moves import WordMoves
 from pplseq.infer.discrete.constrained.steps import TiledSteps, wide_steps
-from pplseq.infer.oracles.constrained import every_text, product_log_prob
 
 F64 = torch.float64
 close = torch.testing.assert_close

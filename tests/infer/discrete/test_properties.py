@@ -4,13 +4,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.oracles.discrete import forward_loop
 from support.path_truth import PathTruth
 
 from pplseq.distributions.block import BlockEmission, EmbeddingTransition
 from pplseq.distributions.blocks import BlockLayout, WordGroups
 from pplseq.distributions.dense import CategoricalEmission, DenseTransition
 from pplseq.infer.discrete.build import build_chain
-from pplseq.infer.oracles.discrete import forward_loop
 
 F64 = torch.float64
 close = torch.testing.assert_close

@@ -7,12 +7,12 @@ import pyro
 import pytest
 import torch
 from support.grids import grid
+from support.oracles.gaussian import GaussianSequence, diffuse_posterior, joint_posterior
 
 from pplseq.distributions.gaussian_types import Evidence, GaussianBelief, LinearEvidence
 from pplseq.distributions.linear_gaussian import LinearGaussian
 from pplseq.infer.gaussian.chain import Dynamics, GaussianChain
 from pplseq.infer.gaussian.diffuse import DiffuseChain, gaussian_chain
-from pplseq.infer.oracles.gaussian import GaussianSequence, diffuse_posterior, joint_posterior
 from pplseq.infer.programs.kalman_collapse import KalmanCollapse
 from pplseq.infer.programs.markov import markov
 from pplseq.models import LDS

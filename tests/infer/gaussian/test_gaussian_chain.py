@@ -3,9 +3,8 @@
 import pytest
 import torch
 from support.grids import grid
+from support.oracles.gaussian import joint_posterior
 from support.tiny_gaussians import SINGULAR, SITUATIONS, tiny_case
-
-from pplseq.infer.oracles.gaussian import joint_posterior
 
 every_situation = pytest.mark.parametrize("situation", SITUATIONS)
 close = torch.testing.assert_close

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from support.oracles.gaussian import joint_posterior, kalman_loop
 from support.tiny_gaussians import SITUATIONS, chain_of, system, tiny_case
 
 from pplseq.distributions.linear_gaussian import LinearEmission
@@ -9,7 +10,6 @@ from pplseq.distributions.noise import DiagonalNoise, FullNoise
 from pplseq.infer.gaussian.chain import Dynamics
 from pplseq.infer.gaussian.queries import draw_states
 from pplseq.infer.gaussian.results import StepCovariances
-from pplseq.infer.oracles.gaussian import joint_posterior, kalman_loop
 
 close = torch.testing.assert_close
 F64 = torch.float64

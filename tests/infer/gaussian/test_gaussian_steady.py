@@ -6,10 +6,10 @@ import pyro.distributions as dist
 import pytest
 import torch
 from support.grids import grid
+from support.oracles.gaussian import kalman_loop
 from support.tiny_gaussians import chain_of, system, tiny_case
 
 from pplseq.infer.gaussian.chain import Dynamics, GaussianChain
-from pplseq.infer.oracles.gaussian import kalman_loop
 
 close = torch.testing.assert_close
 F64 = torch.float64

@@ -5,10 +5,10 @@ import warnings
 import pytest
 import torch
 from support.grids import grid
+from support.oracles.gaussian import GaussianSequence, kalman_loop
 
 from pplseq.distributions.gaussian_types import GaussianBelief, LinearEvidence
 from pplseq.infer.gaussian.chain import Dynamics, GaussianChain
-from pplseq.infer.oracles.gaussian import GaussianSequence, kalman_loop
 from pplseq.models.lds.program import LDS
 
 F64 = torch.float64

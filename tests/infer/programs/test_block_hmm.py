@@ -7,6 +7,7 @@ import pytest
 import torch
 from pyro import poutine
 from pyro.infer import SVI, Trace_ELBO
+from support.oracles.discrete import enumerate_paths
 
 from pplseq.distributions import (
     Belief,
@@ -17,7 +18,6 @@ from pplseq.distributions import (
     StepTransition,
 )
 from pplseq.infer.discrete.build import build_chain
-from pplseq.infer.oracles.discrete import enumerate_paths
 from pplseq.models.vlhmm.program import VLHMM
 
 F64 = torch.float64

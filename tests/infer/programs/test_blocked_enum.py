@@ -6,12 +6,12 @@ import pytest
 import torch
 from pyro import poutine
 from support.grids import grid
+from support.oracles.discrete import generic_log_prob, program_log_prob
 from support.tiny_programs import F64, Tables, program, traced_log_prob, words
 
 from pplseq.distributions.dense import GaussianEmission
 from pplseq.distributions.state import Belief
 from pplseq.infer.discrete.build import build_chain
-from pplseq.infer.oracles.discrete import generic_log_prob, program_log_prob
 from pplseq.infer.programs.block_hmm import BlockHMM
 from pplseq.infer.programs.blocked_enum import BlockedEnum
 from pplseq.infer.programs.markov import markov

@@ -10,11 +10,11 @@ from pyro.infer.autoguide import AutoDelta, AutoNormal
 from pyro.infer.mcmc.util import initialize_model
 from pyro.nn import PyroModule
 from support.grids import grid
+from support.oracles.discrete import generic_log_prob
 from support.tiny_programs import F64, SmallHMM, Tables, mixture, program, words
 
 from pplseq.distributions.dense import CategoricalEmission, DenseTransition
 from pplseq.infer.discrete.build import build_chain
-from pplseq.infer.oracles.discrete import generic_log_prob
 from pplseq.infer.programs.blocked_enum import BlockedEnum, no_guide
 from pplseq.infer.programs.elbo import TraceBlockedEnum_ELBO
 from pplseq.models.vlhmm.program import VLHMM

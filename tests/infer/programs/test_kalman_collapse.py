@@ -9,11 +9,11 @@ import torch
 from pyro import poutine
 from support.grids import grid
 from support.linear_systems import LENGTHS, B, N, System, T, close, collapse, lazy, plain, spd
+from support.oracles.gaussian import GaussianSequence, kalman_loop
 
 from pplseq.distributions.gaussian_types import GaussianBelief
 from pplseq.distributions.linear_gaussian import LinearGaussian
 from pplseq.distributions.noise import DiagonalMinusLowRank
-from pplseq.infer.oracles.gaussian import GaussianSequence, kalman_loop
 from pplseq.infer.programs.kalman_collapse import KalmanCollapse
 from pplseq.infer.programs.markov import markov
 

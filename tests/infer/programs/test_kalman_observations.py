@@ -9,9 +9,9 @@ import pytest
 import torch
 from pyro import poutine
 from support.linear_systems import B, System, close
+from support.oracles.gaussian import GaussianSequence, kalman_loop
 
 from pplseq.distributions.linear_gaussian import LinearGaussian
-from pplseq.infer.oracles.gaussian import GaussianSequence, kalman_loop
 from pplseq.infer.programs.kalman_collapse import KalmanCollapse
 from pplseq.infer.programs.markov import markov
 

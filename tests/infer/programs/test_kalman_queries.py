@@ -7,13 +7,13 @@ import torch
 from pyro import poutine
 from support.grids import grid
 from support.linear_systems import B, N, System, T, close, lazy, plain
+from support.oracles.gaussian import GaussianSequence, joint_posterior, kalman_loop
 
 from pplseq.distributions.linear_gaussian import LinearEmission, LinearGaussian
 from pplseq.distributions.noise import DiagonalNoise, FullNoise
 from pplseq.distributions.partly_observed import PartlyObserved
 from pplseq.infer.gaussian.chain import Dynamics
 from pplseq.infer.gaussian.queries import draw_states
-from pplseq.infer.oracles.gaussian import GaussianSequence, joint_posterior, kalman_loop
 from pplseq.infer.programs.kalman_collapse import KalmanCollapse
 from pplseq.infer.programs.markov import markov
 

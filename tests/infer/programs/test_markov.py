@@ -9,10 +9,10 @@ import pytest
 import torch
 from pyro import poutine
 from support.grids import grid
+from support.oracles.discrete import generic_log_prob
 from support.tiny_programs import F64, Tables, program, traced_log_prob, words
 
 from pplseq.distributions.timed import Timed
-from pplseq.infer.oracles.discrete import generic_log_prob
 from pplseq.infer.programs.blocked_enum import BlockedEnum
 from pplseq.infer.programs.loop_body import first_value
 from pplseq.infer.programs.markov import TimeIndex, markov

@@ -7,11 +7,11 @@ import pyro.distributions as dist
 import pytest
 import torch
 from pyro import poutine
+from support.oracles.discrete import generic_log_prob, program_log_prob
 from support.tiny_programs import F64, SmallHMM, Tables, program, traced_log_prob, words
 
 from pplseq.distributions.dense import CategoricalEmission, DenseTransition
 from pplseq.infer.discrete.build import build_chain
-from pplseq.infer.oracles.discrete import generic_log_prob, program_log_prob
 from pplseq.infer.programs.blocked_enum import BlockedEnum
 from pplseq.infer.programs.markov import markov
 from pplseq.infer.programs.states import check_vectorizable, infer_states

@@ -24,10 +24,10 @@ from support.hmm_models import (
     vectors_model,
     words_model,
 )
+from support.oracles.discrete import generic_log_prob
 
 from pplseq.distributions import dense
 from pplseq.distributions.state import MISSING
-from pplseq.infer.oracles.discrete import generic_log_prob
 from pplseq.infer.programs.blocked_enum import BlockedEnum
 from pplseq.models import HMM, Priors
 

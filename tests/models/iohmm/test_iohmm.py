@@ -6,9 +6,9 @@ import torch
 from pyro import poutine
 from support.iohmm_models import LENGTHS, OPTIONS, data, make, outputs_of
 from support.iohmm_truth import Truth
+from support.oracles.discrete import generic_log_prob
 from torch import nn
 
-from pplseq.infer.oracles.discrete import generic_log_prob
 from pplseq.infer.programs.blocked_enum import BlockedEnum
 from pplseq.models import HMM, IOHMM
 from pplseq.models.iohmm.networks import GaussianNoise

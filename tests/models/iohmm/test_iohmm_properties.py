@@ -3,8 +3,8 @@
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.oracles.discrete import enumerate_paths, forward_loop
 
-from pplseq.infer.oracles.discrete import enumerate_paths, forward_loop
 from pplseq.models import IOHMM
 
 close = torch.testing.assert_close

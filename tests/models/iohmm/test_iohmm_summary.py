@@ -8,9 +8,9 @@ import pyro
 import pytest
 import torch
 from pyro import poutine
+from support.oracles.discrete import generic_log_prob
 from torch.testing import assert_close
 
-from pplseq.infer.oracles.discrete import generic_log_prob
 from pplseq.infer.programs.blocked_enum import BlockedEnum
 from pplseq.models import IOHMM
 

@@ -5,9 +5,9 @@ import pytest
 import torch
 from support.iohmm_models import GRAPH, LENGTHS, OPTIONS, data, make
 from support.iohmm_truth import Truth
+from support.oracles.discrete import generic_log_prob
 from torch import nn
 
-from pplseq.infer.oracles.discrete import generic_log_prob
 from pplseq.models import IOHMM
 from pplseq.models.iohmm.networks import ConstantNetwork, LayeredNetwork, LinearNetwork, TableNetwork
 

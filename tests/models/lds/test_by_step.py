@@ -5,10 +5,10 @@ import pyro
 import pytest
 import torch
 from support.grids import grid
+from support.oracles.gaussian import GaussianSequence, kalman_loop
 
 import pplseq
 from pplseq.distributions.linear_gaussian import LinearGaussian
-from pplseq.infer.oracles.gaussian import GaussianSequence, kalman_loop
 from pplseq.models import LDS
 
 F64 = torch.float64

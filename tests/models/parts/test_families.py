@@ -9,8 +9,8 @@ import pytest
 import torch
 from hmmlearn import hmm as peer
 from scipy import stats
+from support.oracles.discrete import generic_log_prob
 
-from pplseq.infer.oracles.discrete import generic_log_prob
 from pplseq.models import HMM, SequenceModel
 from pplseq.models.parts.emissions import mixture_moments
 from pplseq.models.parts.families import FAMILIES, Family, Parameter, maximize_each

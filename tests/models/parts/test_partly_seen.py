@@ -5,10 +5,10 @@ import math
 import numpy as np
 import pytest
 import torch
+from support.oracles.discrete import enumerate_paths
 from torch.distributions import MultivariateNormal
 
 from pplseq.distributions.dense import GaussianEmission
-from pplseq.infer.oracles.discrete import enumerate_paths
 from pplseq.models import HMM
 
 close = torch.testing.assert_close

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from support.grids import grid
+from support.oracles.props import DenseGaussianStream, DenseStream, averaged
 
 from pplseq.distributions.dense import DenseTransition
 from pplseq.distributions.pinned import PinnedEmission
@@ -13,7 +14,6 @@ from pplseq.distributions.state import MISSING
 from pplseq.infer.discrete.build import build_chain
 from pplseq.models.parts.emissions import CategoricalEmission
 from pplseq.models.props.online_em import start_stream
-from pplseq.models.props.oracle import DenseGaussianStream, DenseStream, averaged
 from pplseq.models.props.settings import OnlineEM
 
 SIZES = [(0, 3, 7), (1, 2, 20), (2, 1, 5), (1, 1, 1), (0, 1, 4), (3, 4, 11)]  # K_s, K_p, V

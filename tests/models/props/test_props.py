@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 import torch
+from support.oracles.discrete import generic_log_prob
 
-from pplseq.infer.oracles.discrete import generic_log_prob
 from pplseq.infer.programs.blocked_enum import no_guide
 from pplseq.infer.programs.elbo import TraceBlockedEnum_ELBO
 from pplseq.models import PROPS, StreamingHMM

@@ -7,9 +7,9 @@ import pytest
 import torch
 from support.grids import grid
 from support.macro_series import FEDERAL_FUNDS, GNP
+from support.oracles.discrete import generic_log_prob
 
 from pplseq import HMM, SwitchingRegression
-from pplseq.infer.oracles.discrete import generic_log_prob
 from pplseq.models import SequenceModel
 
 close = torch.testing.assert_close
