@@ -29,10 +29,10 @@ from torch import Tensor, nn
 from pplseq import checks
 from pplseq.distributions.gaussian_types import LOG_2PI
 from pplseq.distributions.partly_observed import PartlyObserved
-from pplseq.infer.discrete.mixtures import Quantiles, StateMixture, gaussian_cdf, intervals_of, step_of
+from pplseq.infer.discrete.mixtures import StateMixture, gaussian_cdf
 from pplseq.infer.fit.em import Batch
 from pplseq.infer.fit.held import Slot
-from pplseq.infer.frames import forecast_frame
+from pplseq.infer.forecasts import Forecast
 from pplseq.infer.gaussian.results import StateMoments
 from pplseq.infer.programs.markov import markov
 from pplseq.kernels.kalman import symmetric
@@ -227,35 +227,6 @@ class RegimeMoments(NamedTuple):
     covariances: Tensor | list[Tensor]
 
 
-class RegimeForecast(NamedTuple):
-    """What comes after the observations, approximately: means (B, K, n), covariances (B, K, n, n), regimes (B, K, R)
-    probabilities; quantiles: what :meth:`intervals` asks; column_names, times and sequences: of frames, see :meth:`frame`."""
-
-    means: Tensor
-    covariances: Tensor
-    regimes: Tensor
-    quantiles: Quantiles | None = None
-    column_names: tuple[str, ...] | None = None
-    times: tuple[Any, ...] | None = None
-    sequences: tuple[str, tuple[Any, ...]] | None = None
-
-    def intervals(self, level: float = 0.95) -> tuple[Tensor, Tensor]:
-        """Lower and upper ends (B, K, n) of intervals that hold each number with about this probability: quantiles of a mixture
-        of one Gaussian for each regime, which stands for those of all paths."""
-        return intervals_of(self.quantiles, level)
-
-    def frame(self, row: int | None = None, level: float = 0.95) -> Any:
-        """The forecast of K steps as a frame of pandas: of each column the mean, and the ends of its interval beside it.
-
-        Args:
-            row: one sequence; None for all, with a first column that says which where they are several. level: of intervals.
-
-        Raises:
-            ValueError: for a single step (of ``predict_next``): ask forecast.
-        """
-        return forecast_frame(self.means, lambda: self.intervals(level), row, self.column_names, self.times, self.sequences)
-
-
 class ApproximateSwitchingLDS(Estimator):
     """A linear dynamical system whose matrices are those of a regime, which moves as a Markov chain. **Approximate.**
 
@@ -370,7 +341,7 @@ class ApproximateSwitchingLDS(Estimator):
                 total += value.numel() // size**2 * size * (size + 1) // 2
             elif not name.endswith("logits"):
                 total += value.numel()
-        return total - self.num_held
+        return total - self._num_held
 
     @property
     def slots(self) -> dict[str, Slot]:
@@ -403,7 +374,7 @@ class ApproximateSwitchingLDS(Estimator):
                         pyro.sample(f"x_{t}", _emitted(s, regime, z, given.coordinates(t)), obs=given.value(t))
         return x
 
-    def direct_draw(self, *, start=None, **sizes) -> tuple[Tensor, Tensor] | None:
+    def _direct_draw(self, *, start=None, **sizes) -> tuple[Tensor, Tensor] | None:
         if type(self).model is not ApproximateSwitchingLDS.model or "model" in vars(self):
             return None
         given, s, regime, z, found = self.given(None, None, start, **sizes), self.system(), None, None, []
@@ -421,20 +392,20 @@ class ApproximateSwitchingLDS(Estimator):
             "approximation, sample draws from the program"
         )
 
-    def check_start(self, start, num_rows: int) -> None:
+    def _check_start(self, start, num_rows: int) -> None:
         if start is not None:
             raise ValueError("start: ApproximateSwitchingLDS takes whole rows, got the end of a segment")
 
-    def check_observations(self, x: Tensor) -> None:
+    def _check_observations(self, x: Tensor) -> None:
         check_observations(x, self.num_features)
 
-    def check_data(self, batch: Batch) -> None:
+    def _check_data(self, batch: Batch) -> None:
         check_enough(batch, self.num_states)
 
-    def direct_chain(self, x, lengths=None, start=None) -> KimChain:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def _direct_chain(self, x, lengths=None, start=None) -> KimChain:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Kim's filter over x; see :class:`~pplseq.models.switching_lds.kim.KimChain`."""
-        self.check_start(start, len(x))
-        self.check_observations(x)
+        self._check_start(start, len(x))
+        self._check_observations(x)
         return KimChain(self.system(), x.to(self.reference), valid_steps(Batch(x, lengths)))
 
     def posterior(  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -445,9 +416,9 @@ class ApproximateSwitchingLDS(Estimator):
         Warns:
             UserWarning: where it is approximate.
         """
-        batch = self.as_batch(x, lengths, **known)
+        batch = self._as_batch(x, lengths, **known)
         with torch.no_grad():
-            chain = self.direct_chain(batch.x, batch.lengths, start)
+            chain = self._direct_chain(batch.x, batch.lengths, start)
         if not chain.is_exact:
             warnings.warn(APPROXIMATE, UserWarning, stacklevel=3)
         return chain
@@ -500,7 +471,7 @@ class ApproximateSwitchingLDS(Estimator):
     def _moments(self, found: Collapsed, batch: Batch, x) -> RegimeMoments:
         probs = found.log_probs.transpose(0, 1).exp()
         parts = (probs, *_mixed(probs, found.means.transpose(0, 1), found.covariances.transpose(0, 1)))
-        valid, like = valid_steps(batch), self.results_like(x)
+        valid, like = valid_steps(batch), self._results_like(x)
         parts = [part.where(valid.reshape(*valid.shape, *(1,) * (part.dim() - 2)), 0.0) for part in parts]
         return RegimeMoments(*(as_given(part, like) for part in parts))
 
@@ -512,7 +483,7 @@ class ApproximateSwitchingLDS(Estimator):
             num_paths: that are kept at a step; where R^T is no larger the path is the most probable of all.
         """
         checks.count("num_paths", num_paths)
-        return as_given(self._posterior(x, lengths)[1].best(num_paths)[0], self.results_like(x))
+        return as_given(self._posterior(x, lengths)[1].best(num_paths)[0], self._results_like(x))
 
     @torch.no_grad()
     def reconstruct(self, x, lengths=None) -> StateMoments:
@@ -522,11 +493,11 @@ class ApproximateSwitchingLDS(Estimator):
         if chain.is_exact and not chain.smooths_exactly:
             warnings.warn(APPROXIMATE, UserWarning, stacklevel=2)
         probs, means, covariances = self._made(chain.smoothed(), noisy=False)
-        like = self.results_like(x)
+        like = self._results_like(x)
         return StateMoments(*(as_given(part, like) for part in _mixed(probs, means, covariances)))
 
     @torch.no_grad()
-    def forecast(self, x, num_steps: int | None = None, lengths=None) -> RegimeForecast:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def forecast(self, x, num_steps: int | None = None, lengths=None) -> Forecast:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Approximate p(x_{T+1}), ..., p(x_{T+K}) given x; exact in means and covariances for rows of at most two steps.
 
         Args:
@@ -541,11 +512,11 @@ class ApproximateSwitchingLDS(Estimator):
         mean, spread = _mixed(probs, means, covariances)
         each = gaussian_cdf(means, covariances.diagonal(dim1=-2, dim2=-1).sqrt())
         quantiles = StateMixture(probs, each, mean, spread.diagonal(dim1=-2, dim2=-1))
-        return self.labelled(RegimeForecast(mean, spread, probs, quantiles), x, lengths, num_steps)
+        return self._labelled(Forecast(probs.log(), None, mean, spread, quantiles), x, lengths, num_steps)
 
-    def predict_next(self, x, lengths=None) -> RegimeForecast:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def predict_next(self, x, lengths=None) -> Forecast:  # pyright: ignore[reportIncompatibleMethodOverride]
         """:meth:`forecast` of one step, without its axis."""
-        return step_of(self.forecast(x, 1, lengths), 0)
+        return self.forecast(x, 1, lengths).step(0)
 
     def _made(self, found: Collapsed, *, noisy: bool) -> tuple[Tensor, Tensor, Tensor]:
         """(B, T, R) probabilities of regimes, (B, T, R, n) means and (B, T, R, n, n) covariances of what states make there."""

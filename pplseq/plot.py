@@ -246,8 +246,7 @@ def _told(found: Any, level: float, sequence: int) -> list[np.ndarray]:
         )
     if found.means is None:
         raise ValueError("means: this forecast is of words, which have probabilities and no intervals")
-    shape = ((2,), "(B, K)") if hasattr(found, "variances") else ((3,), "(B, K, D)")  # those of single numbers
-    parts = [_array("means", part, *shape) for part in (found.means, *found.intervals(level))]
+    parts = [_array("means", part, (3,), "(B, K, D)") for part in (found.means, *found.intervals(level))]
     if not -len(parts[0]) <= sequence < len(parts[0]):
         raise ValueError(f"sequence must lie in 0..{len(parts[0]) - 1}, the rows of the forecast; got {sequence}")
     return [part[sequence].reshape(part.shape[1], -1) for part in parts]

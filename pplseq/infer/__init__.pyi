@@ -6,12 +6,12 @@ from .discrete.constrained.moves import WordMoves as WordMoves
 from .discrete.constrained.states import constrain_states as constrain_states
 from .discrete.contexts import SecondOrderChain as SecondOrderChain
 from .discrete.results import ExpectedCounts as ExpectedCounts
-from .discrete.results import NextDistribution as NextDistribution
 from .discrete.results import PairMarginals as PairMarginals
 from .discrete.results import StateMarginals as StateMarginals
 from .fit.em import FitHistory as FitHistory
 from .fit.em import StepSize as StepSize
 from .fit.em import expectation_maximization as expectation_maximization
+from .forecasts import Forecast as Forecast
 from .gaussian.chain import Dynamics as Dynamics
 from .gaussian.chain import GaussianChain as GaussianChain
 from .programs.blocked_enum import BlockedEnum as BlockedEnum

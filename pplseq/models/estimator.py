@@ -22,10 +22,10 @@ from pplseq.data.text_parts import TextFiles
 from pplseq.distributions.drawing import seeded
 from pplseq.distributions.state import MISSING, Belief
 from pplseq.infer.discrete.chain import Chain
-from pplseq.infer.discrete.mixtures import step_of
-from pplseq.infer.discrete.results import MissingWords, NextDistribution, StateMarginals
+from pplseq.infer.discrete.results import MissingWords, StateMarginals
 from pplseq.infer.fit.em import Batch
 from pplseq.infer.fit.held import frozen, restored
+from pplseq.infer.forecasts import Forecast
 from pplseq.models.base import AT_POINT, AT_TEST, SequenceModel, first_parameter, in_training, said
 from pplseq.models.batch import (
     as_given,
@@ -488,16 +488,16 @@ class Estimator(HeldParameters, SequenceModel):
             return self._posterior(x, lengths, **known)[1].sample(num_samples)
 
     # ---------------------------------------------------------------- what comes next
-    def predict_next(self, x, lengths=None, **known) -> NextDistribution:
+    def predict_next(self, x, lengths=None, **known) -> Forecast:
         """What comes behind each row: p(z_{T+1} | x) and p(x_{T+1} | x), (B, Z) and (B, V), nats; of vectors, moments.
 
         Args:
             x, lengths: the past; a row may be empty, and what comes is then the first step.
         """
-        return step_of(self.forecast(x, 1, lengths, **known), 0)
+        return self.forecast(x, 1, lengths, **known).step(0)
 
     @torch.no_grad()
-    def forecast(self, x, num_steps: int | None = None, lengths=None, **known) -> NextDistribution:
+    def forecast(self, x, num_steps: int | None = None, lengths=None, **known) -> Forecast:
         """What comes in the next K = num_steps steps, exactly: p(z_{T+k} | x) and p(x_{T+k} | x), k = 1..K.
 
         Args:
@@ -526,9 +526,9 @@ class Estimator(HeldParameters, SequenceModel):
             states.append(chain.next_after(Belief(None, states[-1], unseen)).state_log_probs)
         return torch.stack(states, 1), chain.emission
 
-    def _observations_of(self, states: Tensor, emission) -> NextDistribution:
+    def _observations_of(self, states: Tensor, emission) -> Forecast:
         """What is observed of states distributed as given, (..., Z) nats."""
-        return NextDistribution(states, emission.word_log_prob(states))
+        return Forecast(states, emission.word_log_prob(states))
 
     def infill(self, x, lengths=None, **known) -> MissingWords:
         """p(x_t | all that was seen) of every missing word, exactly, in the order of rows and steps.

@@ -99,7 +99,8 @@ class FittedState(SequenceModel):
     ) -> Any:
         """A forecast of the steps behind x with the names of the columns (or others), of the sequences where x knows them, and
         the times of these steps where the frames of x, or ``ahead``, what is given of the steps to come, say them."""
-        times = None if lengths is not None else labels_ahead(x, ahead, num_steps, len(found[0]))
+        rows = len(next(part for part in found if part is not None))
+        times = None if lengths is not None else labels_ahead(x, ahead, num_steps, rows)
         of = (x.by, tuple(x.ids)) if isinstance(x, Sequences) else None
         names, levels = self.column_names if names is None else names, self.levels
         if names is not None:  # of a column of levels each is a number

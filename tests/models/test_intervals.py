@@ -162,12 +162,12 @@ def test_paths_of_a_switching_regression_have_the_moments_of_its_forecast(lags_o
     model.fit(x, seed=0, num_steps=20)
     found = model.forecast(x, 4)
     low, high = found.intervals(0.8)
-    assert low.shape == high.shape == found.means.shape == (1, 4)
+    assert low.shape == high.shape == found.means.shape == (1, 4, 1)
     one = model.predict_next(x).intervals(0.8)
     close(one[0], low[:, 0])
     # the moments of the paths are those of the forecast, whose recursion knows nothing of paths
     for (weights, means, variances), mean, variance in zip(
-        found.quantiles.steps(), found.means.T, found.variances.T, strict=True
+        found.quantiles.steps(), found.means[0], found.covariances[0, :, 0], strict=True
     ):
         close((weights.unsqueeze(-1) * means).sum(1)[:, 0], mean)
         apart = variances + (means - mean[:, None, None]).square()

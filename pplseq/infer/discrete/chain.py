@@ -19,10 +19,10 @@ from pplseq.infer.discrete.results import (
     ExpectedCounts,
     Factors,
     MissingWords,
-    NextDistribution,
     PairMarginals,
     StateMarginals,
 )
+from pplseq.infer.forecasts import Forecast
 from pplseq.kernels import path_scan, scan, twice
 from pplseq.threads import once
 
@@ -347,7 +347,7 @@ class Chain(PathExpectations):
 
     # ---------------------------------------------------------------- prediction
     @query
-    def next(self, inputs: Tensor | None = None, emission_inputs: Tensor | None = None) -> NextDistribution:
+    def next(self, inputs: Tensor | None = None, emission_inputs: Tensor | None = None) -> Forecast:
         """The distribution of the step behind the last one.
 
         Args:
@@ -358,7 +358,7 @@ class Chain(PathExpectations):
     @torch.no_grad()
     def next_after(
         self, belief: Belief | None, inputs: Tensor | None = None, emission_inputs: Tensor | None = None
-    ) -> NextDistribution:
+    ) -> Forecast:
         """The distribution of the step behind a belief, or of a first step (one row), whatever this chain has observed.
 
         Args:
@@ -373,7 +373,7 @@ class Chain(PathExpectations):
         else:
             states = self.transition.initial_log_prob().unsqueeze(0)
         of_words = hasattr(self.emission, "word_log_prob") and (not self._conditional or hasattr(self.emission, "num_words"))
-        return NextDistribution(states, self._words(states, emission_inputs) if of_words else None)
+        return Forecast(states, self._words(states, emission_inputs) if of_words else None)
 
     def _words(self, states: Tensor, inputs: Tensor | None) -> Tensor:
         """(R, V) log p(x) of states (R, Z) distributed as given, under the emission at these inputs."""

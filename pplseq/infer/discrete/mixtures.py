@@ -9,8 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pplseq import checks
-
 DOUBLINGS = 2000  # of a bracket: more than there are powers of two in double precision
 DROPPED = 1e-10  # probability of paths that are left out at a step
 LARGEST = 1 << 22  # numbers in the Gaussians of all paths of a step
@@ -43,23 +41,6 @@ class Shares(Quantiles):
 
     def quantiles(self, share: float) -> Tensor:
         return (1 - self.probs < share).to(self.probs)
-
-
-def step_of(found: Any, step: int) -> Any:
-    """One step of a forecast, a named tuple of what is indexed as tensors (B, K, ...) are, and of names and None."""
-    return found._make(part if part is None or isinstance(part, tuple) else part[:, step] for part in found)
-
-
-def intervals_of(quantiles: Quantiles | None, level: float) -> tuple[Tensor, Tensor]:
-    """Lower and upper ends of intervals that hold each number with at least this probability, as much of the rest on each side.
-
-    Raises:
-        ValueError: for a level outside of (0, 1), or a forecast that knows no distribution of numbers.
-    """
-    checks.share("level", level, "(0, 1)")
-    if quantiles is None:
-        raise ValueError("intervals: this forecast is of no numbers whose distribution is known; draw from the model (sample)")
-    return quantiles.quantiles((1 - level) / 2), quantiles.quantiles((1 + level) / 2)
 
 
 @torch.no_grad()

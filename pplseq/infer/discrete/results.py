@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import functools
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from torch import Tensor
-
-from pplseq.infer.discrete.mixtures import Quantiles, Shares, intervals_of
-from pplseq.infer.frames import forecast_frame
 
 
 class Factors(NamedTuple):
@@ -64,51 +60,6 @@ class ExpectedCounts(NamedTuple):
     block_pairs: Tensor | None
     occupancy: Tensor
     marginals: StateMarginals
-
-
-class NextDistribution(NamedTuple):
-    """The step behind the chain: state_log_probs (*B, Z) and, for word emissions, word_log_probs (*B, V), nats.
-
-    Of vectors a model gives means (*B, D) and covariances (*B, D, D), uncertainty about the state included, and in
-    ``quantiles`` what :meth:`intervals` asks; column_names: of a frame's columns, where the model was fitted to one; times: of
-    each row the times of the steps, where the observations came as frames that say how theirs go on. sequences: what
-    the rows are called, and what the column is that said so.
-    """
-
-    state_log_probs: Tensor
-    word_log_probs: Tensor | None
-    means: Tensor | None = None
-    covariances: Tensor | None = None
-    quantiles: Quantiles | None = None
-    column_names: tuple[str, ...] | None = None
-    times: tuple[Any, ...] | None = None
-    sequences: tuple[str, tuple[Any, ...]] | None = None
-
-    def intervals(self, level: float = 0.95) -> tuple[Tensor, Tensor]:
-        """Lower and upper ends (*B, D) of intervals that hold each number with this probability (of counts, at least): exact
-        quantiles of the mixture over states.
-
-        Raises:
-            ValueError: for words and angles, which have no order; for a level outside of (0, 1).
-        """
-        return intervals_of(self.quantiles, level)
-
-    def frame(self, row: int | None = None, level: float = 0.95) -> Any:
-        """The forecast of K steps as a frame of pandas: of each column the mean, and the ends of its interval beside it; of
-        words x0, x1, ... the probability of each word, and whether it comes.
-
-        Args:
-            row: one sequence; None for all, with a first column that says which where they are several. level: of intervals.
-
-        Raises:
-            ValueError: for a single step (of ``predict_next``): ask forecast. ImportError: where pandas is missing.
-        """
-        means, quantiles = self.means, self.quantiles
-        if means is None and self.word_log_probs is not None:
-            means = self.word_log_probs.exp()
-            quantiles = Shares(means)
-        ends = functools.partial(intervals_of, quantiles, level)
-        return forecast_frame(means, ends, row, self.column_names, self.times, self.sequences)
 
 
 class MissingWords(NamedTuple):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Unpack
+from typing import Unpack
 
 import pyro
 import torch
@@ -10,51 +10,15 @@ from torch import Tensor
 
 from pplseq.distributions.state import Belief
 from pplseq.infer.discrete.chain import Chain
-from pplseq.infer.discrete.mixtures import PathMixture, Quantiles, intervals_of, step_of
+from pplseq.infer.discrete.mixtures import PathMixture
 from pplseq.infer.fit.em import Batch, Statistics
-from pplseq.infer.frames import forecast_frame
+from pplseq.infer.forecasts import Forecast
 from pplseq.infer.programs.markov import markov
 from pplseq.models.arhmm.fit import m_step, regression_statistics, start
 from pplseq.models.arhmm.parameters import ARHMMParameters
 from pplseq.models.base import Given, Sizes, one_chain
 from pplseq.models.lds.arguments import inputs_ahead, one_to_come, to_come
 from pplseq.models.regressed import RegressedSteps
-
-
-class VectorForecast(NamedTuple):
-    """What comes after the vectors: p(x_{T+k} | x_1..x_T), k = 1..K, a mixture over paths of states, by its moments.
-
-    means: (B, K, D). covariances: (B, K, D, D). states: (B, K, Z) probabilities. quantiles: what :meth:`intervals` asks.
-    column_names: of a frame's columns. times: of each row the times of the steps, of frames that say how theirs go on.
-    """
-
-    means: Tensor
-    covariances: Tensor
-    states: Tensor
-    quantiles: Quantiles | None = None
-    column_names: tuple[str, ...] | None = None
-    times: tuple[Any, ...] | None = None
-    sequences: tuple[str, tuple[Any, ...]] | None = None
-
-    def intervals(self, level: float = 0.95) -> tuple[Tensor, Tensor]:
-        """Lower and upper ends (B, K, D) of intervals that hold each number with this probability: exact quantiles of the
-        mixture over paths of states.
-
-        Raises:
-            ValueError: for more steps than paths can be gone through; for a level outside of (0, 1).
-        """
-        return intervals_of(self.quantiles, level)
-
-    def frame(self, row: int | None = None, level: float = 0.95) -> Any:
-        """The forecast of K steps as a frame of pandas: of each column the mean, and the ends of its interval beside it.
-
-        Args:
-            row: one sequence; None for all, with a first column that says which where they are several. level: of intervals.
-
-        Raises:
-            ValueError: for a single step (of ``predict_next``): ask forecast.
-        """
-        return forecast_frame(self.means, lambda: self.intervals(level), row, self.column_names, self.times, self.sequences)
 
 
 class ARHMM(RegressedSteps, ARHMMParameters):
@@ -144,12 +108,12 @@ class ARHMM(RegressedSteps, ARHMMParameters):
         return m_step(self, statistics)
 
     # ---------------------------------------------------------------- what comes next
-    def predict_next(self, x, lengths=None, *, inputs=None, next_inputs=None) -> VectorForecast:  # pyright: ignore
+    def predict_next(self, x, lengths=None, *, inputs=None, next_inputs=None) -> Forecast:  # pyright: ignore
         """:meth:`forecast` of one step; next_inputs: (B, U), or (U,) for all rows."""
-        return step_of(self.forecast(x, 1, lengths, inputs=inputs, future_inputs=one_to_come(self, next_inputs)), 0)
+        return self.forecast(x, 1, lengths, inputs=inputs, future_inputs=one_to_come(self, next_inputs)).step(0)
 
     @torch.no_grad()
-    def forecast(self, x, num_steps: int | None = None, lengths=None, *, inputs=None, future_inputs=None) -> VectorForecast:  # pyright: ignore
+    def forecast(self, x, num_steps: int | None = None, lengths=None, *, inputs=None, future_inputs=None) -> Forecast:  # pyright: ignore
         """Means and covariances of the next K = num_steps vectors, exactly: moments of the lags travel with every state.
 
         Args:
@@ -194,7 +158,8 @@ class ARHMM(RegressedSteps, ARHMMParameters):
             second = second[..., :last, :last]
         paths = PathMixture(now_states, matrix, vector, moves, self.covariances, about)
         means, covariances, states = (torch.stack(parts, 1) for parts in zip(*found, strict=True))
-        return self._labelled(VectorForecast(means, covariances, states, paths), x, lengths, num_steps, ahead=future_inputs)
+        told = Forecast(states.log(), None, means, covariances, paths)
+        return self._labelled(told, x, lengths, num_steps, ahead=future_inputs)
 
 
 class Lags:

@@ -17,10 +17,10 @@ from pplseq.distributions.columns import SharedEmission, pooled
 from pplseq.distributions.dense import DenseTransition
 from pplseq.distributions.state import Belief, Emission
 from pplseq.infer.discrete.chain import Chain
-from pplseq.infer.discrete.results import NextDistribution
 from pplseq.infer.fit.closed_forms import dirichlet_mode
 from pplseq.infer.fit.em import Batch, Statistics
 from pplseq.infer.fit.held import any_held, kept
+from pplseq.infer.forecasts import Forecast
 from pplseq.infer.programs.markov import markov
 from pplseq.models.base import AT_POINT, AT_TEST, Given, Sizes, one_chain, said
 from pplseq.models.constrained import Constrainable
@@ -381,7 +381,7 @@ class HMM(Constrainable, StateLanguages, LoopAnswers):
     def forecast(  # pyright: ignore[reportIncompatibleMethodOverride]
         self, x, num_steps: int | None = None, lengths=None, *, emission_noises=None, future_emission_noises=None, trials=None,
         future_trials=None, exposure=None, future_exposure=None,
-    ) -> NextDistribution:  # fmt: skip
+    ) -> Forecast:  # fmt: skip
         """What comes in the next K steps, exactly; see :meth:`~pplseq.models.estimator.Estimator.forecast`, and beside it:
 
         Args:
@@ -406,7 +406,7 @@ class HMM(Constrainable, StateLanguages, LoopAnswers):
                 raise ValueError(f"future_{error}") from None
         return self._labelled(self._observations_of(states, emission, known), x, lengths, num_steps)
 
-    def _observations_of(self, states: Tensor, emission, known: Tensor | None = None) -> NextDistribution:
+    def _observations_of(self, states: Tensor, emission, known: Tensor | None = None) -> Forecast:
         if known is None:
             self._sizes_of((1, 1))  # refused where they must be told
         if self.rows is not None and self.num_words is None:

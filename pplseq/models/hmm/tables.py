@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 from pplseq import checks
 from pplseq.data.vocabulary import Vocabulary
-from pplseq.infer.discrete.results import NextDistribution
 from pplseq.infer.fit.em import Batch
 from pplseq.infer.fit.held import Slot
+from pplseq.infer.forecasts import Forecast
 from pplseq.models.estimator import Estimator
 from pplseq.models.parts.emissions import CategoricalTable, GaussianTable, like
 from pplseq.models.parts.family_table import as_config, as_list, is_list, table_of
@@ -180,11 +180,11 @@ class StateTables(Estimator):
     def observed(self, x: Tensor) -> tuple[Tensor, Tensor]:
         return self.emissions.observed(x)
 
-    def _observations_of(self, states: Tensor, emission, known: Tensor | None = None) -> NextDistribution:
+    def _observations_of(self, states: Tensor, emission, known: Tensor | None = None) -> Forecast:
         """See the class of all estimators; known: (B, K, ...) of the steps, as :func:`state_quantiles` takes it."""
         if self.num_words is not None:
             return super()._observations_of(states, emission)
-        return NextDistribution(states, None, *state_moments(self.emissions, states.exp(), known))
+        return Forecast(states, None, *state_moments(self.emissions, states.exp(), known))
 
     def _entry_name(self, name: str, place: Sequence[int], shape: Sequence[int]) -> str:
         if name in ("initial", "transition"):

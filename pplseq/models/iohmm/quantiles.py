@@ -11,7 +11,7 @@ from pplseq.distributions.conditional import BernoulliEmission
 from pplseq.distributions.dense import CategoricalEmission, GaussianEmission
 from pplseq.distributions.state import Emission
 from pplseq.infer.discrete.mixtures import StateMixture, gaussian_cdf
-from pplseq.infer.discrete.results import NextDistribution
+from pplseq.infer.forecasts import Forecast
 from pplseq.models.iohmm.networks import GaussianNoise
 from pplseq.models.parts.quantiles import column_functions
 from pplseq.models.parts.responses import ResponseEmission
@@ -29,8 +29,8 @@ def emission_means(emission: Emission) -> Tensor:
 
 
 def with_quantiles(
-    found: NextDistribution, emission: Emission, noise: Any, shape: tuple[int, ...], here: Any = ...
-) -> NextDistribution:
+    found: Forecast, emission: Emission, noise: Any, shape: tuple[int, ...], here: Any = ...
+) -> Forecast:
     """A forecast with what its intervals need; as it was for words and bits.
 
     Args:

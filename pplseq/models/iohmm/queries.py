@@ -18,8 +18,8 @@ from pplseq.distributions.state import Belief, Emission, Transition
 from pplseq.infer.discrete.chain import Chain
 from pplseq.infer.discrete.dense import DenseChain
 from pplseq.infer.discrete.mixtures import Shares
-from pplseq.infer.discrete.results import NextDistribution
 from pplseq.infer.fit.em import Batch
+from pplseq.infer.forecasts import Forecast
 from pplseq.models.base import AT_POINT, AT_TEST, said
 from pplseq.models.batch import as_given
 from pplseq.models.estimator import Sample
@@ -175,7 +175,7 @@ class IOHMMQueries(StateLanguages, IOParameters):
     @torch.no_grad()
     def predict_next(  # pyright: ignore[reportIncompatibleMethodOverride]
         self, x, lengths=None, *, inputs=None, next_inputs=None, next_trials=None, next_exposure=None, **sizes
-    ) -> NextDistribution:
+    ) -> Forecast:
         """What comes behind each row's last step, p(x_{T+1} | x_1..x_T, u_1..u_{T+1}); exact with feedback, too.
 
         Args:
@@ -210,7 +210,7 @@ class IOHMMQueries(StateLanguages, IOParameters):
     def forecast(  # pyright: ignore[reportIncompatibleMethodOverride]
         self, x, num_steps: int | None = None, lengths=None, *, inputs=None, future_inputs=None, num_samples: int = 500,
         future_trials=None, future_exposure=None, **sizes,
-    ) -> NextDistribution:  # fmt: skip
+    ) -> Forecast:  # fmt: skip
         """What comes in the next K steps, for inputs that are to come: p(x_{T+k} | x_1..x_T, u_1..u_{T+k}), k = 1..K.
 
         Args:
@@ -248,11 +248,11 @@ class IOHMMQueries(StateLanguages, IOParameters):
         except ValueError as error:
             raise ValueError(f"{when}_{error}") from None
 
-    def _as_next(self, found: Outputs) -> NextDistribution:
+    def _as_next(self, found: Outputs) -> Forecast:
         words = found.outputs.log() if self.format.discrete else None
         means = None if self.format.discrete else found.outputs
         bits = Shares(found.outputs) if self.outputs == "bernoulli" else None
-        return NextDistribution(found.states.log(), words, means, found.covariances, bits)
+        return Forecast(found.states.log(), words, means, found.covariances, bits)
 
     def _future(self, inputs, rows: int, num_steps: int | None, one_step: bool = False, past=None) -> Inputs:
         """Checked inputs of steps to come, (rows, K[, U]), from those of each row or of one for all."""

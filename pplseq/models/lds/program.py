@@ -46,7 +46,6 @@ from pplseq.models.lds.fit import (
 )
 from pplseq.models.lds.parameters import SCALES, Parameters
 from pplseq.models.lds.point_chain import PointChain, chain_of_whole_rows, is_whole
-from pplseq.models.lds.queries import Forecast
 from pplseq.models.lds.start import STARTS
 from pplseq.models.lds.times import gaps_of, times_of, without_index
 from pplseq.models.online.reader import Filter
@@ -350,7 +349,7 @@ class LDS(LoopAnswers):
 
     def _reader(self) -> Filter:
         is_alone = type(self) is LDS and self._is_own_story and not self.num_inputs and self.initial == "learned"
-        return System(self, Forecast) if is_alone else super()._reader()
+        return System(self) if is_alone else super()._reader()
 
     # ---------------------------------------------------------------- fit
     def fit(  # pyright: ignore[reportIncompatibleMethodOverride]

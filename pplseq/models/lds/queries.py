@@ -12,9 +12,8 @@ from torch import Tensor
 
 from pplseq import checks
 from pplseq.distributions.gaussian_types import GaussianBelief
-from pplseq.infer.discrete.mixtures import step_of
 from pplseq.infer.fit.em import Batch
-from pplseq.infer.frames import forecast_frame
+from pplseq.infer.forecasts import Forecast
 from pplseq.infer.gaussian.results import GaussianStates, StateMoments
 from pplseq.kernels.kalman import symmetric
 from pplseq.models.batch import as_given, without_empty_rows
@@ -32,41 +31,6 @@ from pplseq.models.lds.estimates import NOTE, coordinate_names, written_estimate
 from pplseq.models.lds.parameters import LDSTensors, Parameters
 from pplseq.models.row_labels import check_rows_ahead, check_rows_together
 from pplseq.models.steps import as_tensor, step_matrices, steps_to_come
-
-
-class Forecast(NamedTuple):
-    """What comes after the observations: p(x_{T+k} | x_1..x_T), k = 1..K; without K for the next step alone.
-
-    means: (B, K, n). covariances: (B, K, n, n). state_means: (B, K, h). state_covariances: (B, K, h, h).
-    column_names: of a frame's columns, where the model was fitted to one. times: of each row those of the steps, where the
-    observations came as frames that say how theirs go on.
-    """
-
-    means: Tensor
-    covariances: Tensor
-    state_means: Tensor
-    state_covariances: Tensor
-    column_names: tuple[str, ...] | None = None
-    times: tuple[Any, ...] | None = None
-    sequences: tuple[str, tuple[Any, ...]] | None = None
-
-    def intervals(self, level: float = 0.95) -> tuple[Tensor, Tensor]:
-        """Lower and upper ends (B, K, n) of intervals that hold each number with this probability."""
-        checks.share("level", level, "(0, 1)")
-        half = self.covariances.diagonal(dim1=-2, dim2=-1).clamp_min(0).sqrt()
-        half = half * math.sqrt(2) * float(torch.erfinv(torch.tensor(level, dtype=torch.float64)))
-        return self.means - half, self.means + half
-
-    def frame(self, row: int | None = None, level: float = 0.95) -> Any:
-        """The forecast of K steps as a frame of pandas: of each column the mean, and the ends of its interval beside it.
-
-        Args:
-            row: one sequence; None for all, with a first column that says which where they are several. level: of intervals.
-
-        Raises:
-            ValueError: for a single step (of ``predict_next``): ask forecast.
-        """
-        return forecast_frame(self.means, lambda: self.intervals(level), row, self.column_names, self.times, self.sequences)
 
 
 class Diagnostics(NamedTuple):
@@ -210,7 +174,7 @@ class LDSQueries(LDSTensors):
             x, lengths, inputs: the past. next_inputs: (B, U), or (U,) for all rows: those of the step to come.
             **known: as of :meth:`forecast`, of one step: "future_transitions" (B, 1, h, h), ...
         """
-        return step_of(self.forecast(x, 1, lengths, inputs=inputs, future_inputs=one_to_come(self, next_inputs), **known), 0)
+        return self.forecast(x, 1, lengths, inputs=inputs, future_inputs=one_to_come(self, next_inputs), **known).step(0)
 
     @torch.no_grad()
     def forecast(  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -261,7 +225,8 @@ class LDSQueries(LDSTensors):
             steps.get("transitions", matrices[0]), noise, moves, chain.filtered(), num_steps, (empty, self._initial_belief)
         )
         means, covariances = _made_of(now, states.mean, states.covariance, future, steps)
-        found = Forecast(means, covariances + _sum(self.emission_noise, steps.get("emission_noises")), *states)
+        spread = covariances + _sum(self.emission_noise, steps.get("emission_noises"))
+        found = Forecast(None, None, means, spread, state_means=states.mean, state_covariances=states.covariance)
         return self._labelled(found, asked, given, num_steps, ahead=future_inputs)
 
     def _controls_ahead(self, ahead: dict[str, Any], known: Mapping[str, Any], inputs, rows: int, num_steps: int) -> None:

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from pplseq.distributions.gaussian_types import LOG_2PI
+from pplseq.infer.forecasts import Forecast
 from pplseq.models.online.reader import Reading, check_alone, finite, numbers_of
 
 STILL = 4 * np.finfo(np.float64).eps  # relative changes of a covariance that count as none
@@ -18,9 +19,8 @@ STILL = 4 * np.finfo(np.float64).eps  # relative changes of a covariance that co
 class System:
     """An LDS: Kalman's filter, whose covariances and gains stay as they are once they stand still."""
 
-    def __init__(self, model: Any, forecast: type):
+    def __init__(self, model: Any):
         values = model.values
-        self.forecast = forecast  # what it tells of steps to come
         parts: list[Any] = [None if part is None else part.detach().double().numpy() for part in values]
         self.matrix, self.offset, _, self.noise, self.loadings, self.shift, _, spread, self.mean, self.covariance = parts
         self.spread = np.diag(spread) if spread.ndim == 1 else spread
@@ -75,7 +75,7 @@ class System:
         self.begun, self.mean, self.covariance = True, mean + gain @ error, covariance
         return Reading(log_prob, self.mean, covariance)
 
-    def ahead(self, num_steps: int) -> Any:
+    def ahead(self, num_steps: int) -> Forecast:
         mean, covariance, found = self.mean, self.covariance, []
         for k in range(num_steps):
             if k or self.begun:
@@ -84,7 +84,8 @@ class System:
             spread = self.loadings @ covariance @ self.loadings.T + self.spread
             found.append((seen if self.shift is None else seen + self.shift, spread, mean, covariance))
         parts = [torch.from_numpy(np.stack(part)).to(self.model.reference).unsqueeze(0) for part in zip(*found, strict=True)]
-        return self.forecast(*parts, column_names=self.model.column_names)
+        names = ("means", "covariances", "state_means", "state_covariances")
+        return Forecast(column_names=self.model.column_names, **dict(zip(names, parts, strict=True)))
 
     def kept(self) -> dict[str, Any]:
         return {"begun": self.begun, "mean": self.mean.tolist(), "covariance": self.covariance.tolist()}

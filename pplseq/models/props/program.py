@@ -15,8 +15,8 @@ from pplseq.distributions.dense import DenseTransition
 from pplseq.distributions.drawing import seeded
 from pplseq.distributions.pinned import PinnedEmission, pinned_tables
 from pplseq.distributions.state import Belief
-from pplseq.infer.discrete.results import NextDistribution
 from pplseq.infer.fit.em import Batch
+from pplseq.infer.forecasts import Forecast
 from pplseq.infer.programs.markov import markov
 from pplseq.models.base import Given, Sizes, one_chain
 from pplseq.models.hmm.tables import DTYPES, StateTables
@@ -209,7 +209,7 @@ class PROPS(StateTables):
             source_log_probs = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=even)
         return batch._replace(source_log_probs=torch.as_tensor(source_log_probs).to(self.reference))
 
-    def forecast(self, x, num_steps: int | None = None, lengths=None) -> NextDistribution:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def forecast(self, x, num_steps: int | None = None, lengths=None) -> Forecast:  # pyright: ignore[reportIncompatibleMethodOverride]
         if self.num_sources:
             raise NotImplementedError(
                 "forecast, predict_next: what comes depends on what the sources will say; a PROPSLearner asks them"

@@ -16,6 +16,7 @@ from pplseq.distributions.gaussian_types import GaussianBelief
 from pplseq.infer.fit.em import ROUNDING, Batch
 from pplseq.infer.fit.gradients import maximize_by_lbfgs
 from pplseq.infer.fit.held import Entries, Slot
+from pplseq.infer.forecasts import Forecast
 from pplseq.infer.gaussian.results import StateMoments
 from pplseq.models.batch import as_given
 from pplseq.models.estimator import Estimator, Sample
@@ -23,7 +24,6 @@ from pplseq.models.fitted import ends
 from pplseq.models.hmm.tables import DTYPES
 from pplseq.models.lds.parameters import Parameters, RegressionPrior
 from pplseq.models.lds.program import LDS
-from pplseq.models.lds.queries import Forecast
 from pplseq.models.lds.times import gaps_ahead, gaps_of, labels_of, times_of, without_index
 from pplseq.models.structural.components import components_of, partial_weights, stationary_weights
 from pplseq.threads import filtering

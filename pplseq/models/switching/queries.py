@@ -2,57 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
-
 import torch
-from torch import Tensor
 
-from pplseq.infer.discrete.mixtures import PathMixture, Quantiles, intervals_of, step_of
-from pplseq.infer.frames import forecast_frame
+from pplseq.infer.discrete.mixtures import PathMixture
+from pplseq.infer.forecasts import Forecast
 from pplseq.models.lds.arguments import inputs_ahead, one_to_come, to_come
 from pplseq.models.regimes import RegimeQueries
 from pplseq.models.switching.parameters import SwitchingParameters
-
-
-class SwitchingForecast(NamedTuple):
-    """What comes after the numbers: p(x_{T+k} | x_1..x_T), k = 1..K.
-
-    means, variances: (B, K). regimes: (B, K, R) probabilities. quantiles: what :meth:`intervals` asks. column_names: of the
-    series or column the model was fitted to. times: of each row the times of the steps, where the numbers came as series that
-    say how theirs go on. sequences: what these are called.
-    """
-
-    means: Tensor
-    variances: Tensor
-    regimes: Tensor
-    quantiles: Quantiles | None = None
-    column_names: tuple[str, ...] | None = None
-    times: tuple[Any, ...] | None = None
-    sequences: tuple[str, tuple[Any, ...]] | None = None
-
-    def intervals(self, level: float = 0.95) -> tuple[Tensor, Tensor]:
-        """Lower and upper ends (B, K) of intervals that hold each number with this probability: exact quantiles of the mixture
-        over paths of regimes.
-
-        Raises:
-            ValueError: for more steps than paths can be gone through; for a level outside of (0, 1).
-        """
-        low, high = intervals_of(self.quantiles, level)
-        return low.squeeze(-1), high.squeeze(-1)
-
-    def frame(self, row: int | None = None, level: float = 0.95) -> Any:
-        """The forecast of K steps as a frame of pandas: the mean, and the ends of its interval beside it.
-
-        Args:
-            row: one sequence; None for all, with a first column that says which where they are several. level: of intervals.
-
-        Raises:
-            ValueError: for a single step (of ``predict_next``), and where :meth:`intervals` raises it.
-        """
-        return forecast_frame(
-            self.means.unsqueeze(-1), lambda: intervals_of(self.quantiles, level), row, self.column_names, self.times,
-            self.sequences,
-        )  # fmt: skip
 
 
 class SwitchingQueries(RegimeQueries, SwitchingParameters):
@@ -60,14 +16,14 @@ class SwitchingQueries(RegimeQueries, SwitchingParameters):
 
     def predict_next(  # pyright: ignore[reportIncompatibleMethodOverride]
         self, x, lengths=None, *, inputs=None, next_inputs=None
-    ) -> SwitchingForecast:
+    ) -> Forecast:
         """:meth:`forecast` of one step; next_inputs: (B, U), or (U,) for all rows."""
-        return step_of(self.forecast(x, 1, lengths, inputs=inputs, future_inputs=one_to_come(self, next_inputs)), 0)
+        return self.forecast(x, 1, lengths, inputs=inputs, future_inputs=one_to_come(self, next_inputs)).step(0)
 
     @torch.no_grad()
     def forecast(  # pyright: ignore[reportIncompatibleMethodOverride]
         self, x, num_steps: int | None = None, lengths=None, *, inputs=None, future_inputs=None
-    ) -> SwitchingForecast:
+    ) -> Forecast:
         """Means and variances of the next K = num_steps numbers, exactly: moments of the lags travel with every regime.
 
         Args:
@@ -118,5 +74,6 @@ class SwitchingQueries(RegimeQueries, SwitchingParameters):
             regimes.append(self.regimes(states))
             second = joint[..., : 1 + order, : 1 + order]
         paths = PathMixture(last, matrix, vector, travelled, scale.square().reshape(-1, 1, 1), about.unsqueeze(-1))
-        found = SwitchingForecast(torch.stack(means, 1), torch.stack(variances, 1), torch.stack(regimes, 1), paths)
+        spread = torch.stack(variances, 1)[..., None, None]
+        found = Forecast(torch.stack(regimes, 1).log(), None, torch.stack(means, 1).unsqueeze(-1), spread, paths)
         return self._labelled(found, x, lengths, num_steps, ahead=future_inputs)

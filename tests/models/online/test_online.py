@@ -83,9 +83,8 @@ def test_numbers_alone(name, tmp_path):
         one, two = online.step(value), again.step(value)
         assert one.log_prob == pytest.approx(two.log_prob, rel=1e-12) and np.allclose(one.states, two.states, rtol=1e-12)
     first = model.online().forecast(2)
-    close(first.state_log_probs if hasattr(first, "state_log_probs") else first.state_means, (
-        lambda f: f.state_log_probs if hasattr(f, "state_log_probs") else f.state_means
-    )(model.forecast(x[:0][None], 2)).detach())  # fmt: skip
+    what = "state_means" if first.state_log_probs is None else "state_log_probs"
+    close(getattr(first, what), getattr(model.forecast(x[:0][None], 2), what).detach())
 
 
 FAR = {

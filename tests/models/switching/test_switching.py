@@ -163,9 +163,9 @@ def test_forecasts_are_those_of_all_paths(lags_of, order, inputs):
                 mean.append((torch.stack(design) * weights[state]).sum())
                 noise.append(shock)
                 moments[step] += weight * torch.stack([mean[-1], mean[-1] ** 2 + shock.square().sum()])
-        close(found.means[row], moments[:, 0])
-        close(found.variances[row], moments[:, 1] - moments[:, 0] ** 2)
-    close(found.regimes.sum(-1), torch.ones(2, steps).double())
+        close(found.means[row, :, 0], moments[:, 0])
+        close(found.covariances[row, :, 0, 0], moments[:, 1] - moments[:, 0] ** 2)
+    close(found.state_log_probs.exp().sum(-1), torch.ones(2, steps).double())
     one = model.predict_next(x, **known, next_inputs=None if future is None else future[:, 0])
     close(one.means, found.means[:, 0])
 
@@ -278,7 +278,7 @@ def test_variances_of_forecasts_hold_far_from_zero(order):
     options = dict(order=order, lags_of="deviations")
     near = SwitchingRegression(2, **options).set_parameters(mean=[0.0, 1.0], **values).forecast(x, 3)
     far = SwitchingRegression(2, **options).set_parameters(mean=[1e7, 1e7 + 1], **values).forecast(x + 1e7, 3)
-    close(far.variances, near.variances, rtol=1e-5, atol=0.0)
+    close(far.covariances, near.covariances, rtol=1e-5, atol=0.0)
     close(far.means - 1e7, near.means, rtol=1e-5, atol=1e-7)
 
 
