@@ -218,8 +218,8 @@ MUTANTS = [
         ("tests/models/test_fitting.py", "tests/models/switching"),
     ),
     Mutant(
-        "answers: a gap may be the end word", "pplseq/models/answers.py",
-        "    if vocabulary.eos_id is not None and words[-1] == vocabulary.eos:\n        refused.append(vocabulary.eos_id)\n", "",
+        "answers: a gap may be the end word", "pplseq/recipes/text/questions.py",
+        "        if ended:\n            refused.append(vocabulary.eos_id)\n", "",
         ("tests/cli/test_questions.py", "tests/cli/test_constrained_questions.py"),
     ),
     Mutant(

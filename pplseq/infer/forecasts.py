@@ -22,16 +22,17 @@ class Forecast(NamedTuple):
     states that are vectors. None where a model has no such thing.
     """
 
-    state_log_probs: Tensor | None = None
-    word_log_probs: Tensor | None = None
-    means: Tensor | None = None
-    covariances: Tensor | None = None
+    # tensors or None: who asks a model knows which
+    state_log_probs: Any = None
+    word_log_probs: Any = None
+    means: Any = None
+    covariances: Any = None
     quantiles: Quantiles | None = None
     column_names: tuple[str, ...] | None = None
     times: tuple[Any, ...] | None = None
     sequences: tuple[str, tuple[Any, ...]] | None = None
-    state_means: Tensor | None = None
-    state_covariances: Tensor | None = None
+    state_means: Any = None
+    state_covariances: Any = None
 
     def step(self, number: int) -> Self:
         """One of the K steps, from 0."""
@@ -46,7 +47,7 @@ class Forecast(NamedTuple):
                 outside of (0, 1).
         """
         checks.share("level", level, "(0, 1)")
-        if self.state_means is not None and self.means is not None and self.covariances is not None:  # Gaussian
+        if self.state_means is not None:  # Gaussian
             half = self.covariances.diagonal(dim1=-2, dim2=-1).clamp_min(0).sqrt()
             half = half * 2**0.5 * float(torch.erfinv(torch.tensor(level, dtype=torch.float64)))
             return self.means - half, self.means + half

@@ -1,9 +1,11 @@
-"""How far runs on tables look ahead, and with what is known of the steps to come."""
+"""Answers about the sequences of a table, and how far runs on tables look ahead."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
+
+from pplseq.sources.lines import why
 
 STEPS = 10  # where nothing says how many
 
@@ -28,3 +30,22 @@ def rows_ahead(settings: Any, future: Mapping[str, Any] | None, name: str) -> tu
             f"steps: {settings.future} has {len(rows)} steps of sequence {name!r}, got --steps {settings.steps}"
         )
     return len(rows), rows
+
+
+def answer_sequences(table: Any, ask: Callable[[int], dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Answer sequence after sequence of a table; one that could not be read or answered gives {"id", "error"}.
+
+    Args:
+        table: a :class:`~pplseq.data.tables.SequenceTable`. ask: from the place of a sequence to an answer.
+    """
+    place = {name: k for k, name in enumerate(table.ids)}
+    for name in table.all_ids:
+        answer: dict[str, Any] = {"id": name}
+        if name in table.errors:
+            answer["error"] = table.errors[name]
+        else:
+            try:
+                answer |= ask(place[name])
+            except Exception as error:  # whatever it is, the next sequence may be answered
+                answer["error"] = why(error)
+        yield answer

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from itertools import takewhile
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ import torch
 
 from pplseq.data.batches import SentenceBatches, StreamBatches
 from pplseq.data.text import Text
-from pplseq.models.answers import continue_text
+from pplseq.distributions.drawing import seeded
 from pplseq.runs.evaluation import check_vocabulary
 from pplseq.runs.training import model_device
 
@@ -134,12 +135,6 @@ def first_lines(text: Text, num_tokens: int) -> Text:
     return replace(text, tokens=text.tokens[: starts[-1]], line_starts=starts, article_starts=articles)
 
 
-def written_lines(model: Any, vocabulary: Any, *, num_lines: int, length: int, seed: int = 0) -> list[list[str]]:
-    """Lines that a model with states draws, without the end of line."""
-    answer = continue_text(model, vocabulary, [], length=length, num_samples=num_lines, seed=seed)
-    return [[word for word in row["words"] if word != vocabulary.eos] for row in answer["continuations"]]
-
-
 def written_text(model: Any, vocabulary: Any, *, num_lines: int = 48, length: int = 40, seed: int = 0) -> Text:
     """Lines that the model writes itself, where no text is at hand; a line not ended after `length` words is cut.
 
@@ -150,7 +145,9 @@ def written_text(model: Any, vocabulary: Any, *, num_lines: int = 48, length: in
     """
     if model.num_states > 8192:
         num_lines, length = 8, 24
-    lines = written_lines(model, vocabulary, num_lines=num_lines, length=length, seed=seed)
+    with torch.no_grad(), seeded(seed):
+        drawn = model.draws(num_sequences=num_lines, num_steps=length)[1]
+    lines = [list(takewhile(lambda word: word != vocabulary.eos, vocabulary.decode(row))) for row in drawn.tolist()]
     if not any(lines):
         raise ValueError(f"model: it writes nothing but {vocabulary.eos}, so a text is needed to measure its states on")
     return Text.from_lines(lines, vocabulary, name="the model's own sentences")

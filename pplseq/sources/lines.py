@@ -1,24 +1,28 @@
-"""Lines of a stream, one at a time, with what is needed to go on from a saved place."""
+"""Lines that are read, of a stream with what is needed to go on from a saved place, and what is answered to each of them."""
 
 from __future__ import annotations
 
 import contextlib
 import io
+import json
 import os
 import select
 import stat
 import sys
 import zlib
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pplseq.data.sources import OPENERS, existing_path
-from pplseq.files import flush_open, goes_through
+from pplseq import checks
+from pplseq.data.sources import NUL_BYTE, OPENERS, existing_path
+from pplseq.data.vocabulary import split_words
+from pplseq.files import flush_open, goes_through, json_line
 from pplseq.folder import SaveError
-from pplseq.models.answers import max_line_bytes
 from pplseq.runs.signals import StopSignals
 
 PIECE_BYTES = 1 << 16
+LINE_BYTES = "PPLSEQ_LINE_BYTES"
 
 
 class Place(NamedTuple):
@@ -186,3 +190,109 @@ class LineWriter:
         with contextlib.suppress(OSError):  # of what could not be written, which was told: all that was is flushed
             if self._file is not None:
                 self._file.close()
+
+
+# ---------------------------------------------------------------- lines that are asked about
+def answer_lines(
+    lines: Iterable[str | bytes],
+    ask: Callable[[list[str | None]], dict[str, Any]],
+    *,
+    gap: str | None = None,
+    end: str | None = None,
+    lower: bool = False,
+    split: Callable[[str], list[str]] = split_words,
+) -> Iterator[dict[str, Any]]:
+    """Answer line after line; a line that cannot be answered gives {"line", "error"} and the next one is taken.
+
+    Args:
+        lines: words separated by spaces, or (a line that begins with a brace) a JSON object with "words": a list where
+            null is a gap, or "text": a string. An "id" is handed through. A blank line is a sentence without words;
+            of a file, a line longer than `max_line_bytes` is an error.
+        ask: from words to an answer.
+        gap: the word that stands for a gap.
+        end: a word to put after the last one if it is not there (`<eos>`: the query is about whole sentences).
+        lower: lower-case the words.
+        split: a text into words, as the vocabulary has them.
+    """
+    for number, line in enumerate(_bounded(lines), 1):
+        answer: dict[str, Any] = {"line": number}
+        try:
+            if isinstance(line, int):
+                raise ValueError(too_long(line))
+            text = line.decode("utf-8-sig") if isinstance(line, bytes) else line
+            words, handed_through = _parse(text, lambda text: split(text.lower() if lower else text))
+            answer |= handed_through
+            if any("\0" in word for word in words if word is not None):
+                raise ValueError(NUL_BYTE)
+            words = [None if word is None or word == gap else (word.lower() if lower else word) for word in words]
+            if end is not None and (not words or words[-1] != end):
+                words.append(end)
+            answer |= ask(words)
+        except UnicodeDecodeError as error:
+            answer["error"] = f"not UTF-8 text: byte {error.start + 1} of the line"
+        except Exception as error:  # whatever it is, the next line may be answered
+            answer["error"] = why(error)
+        yield answer
+
+
+def why(error: Exception) -> str:
+    """What to say of an error that ends the answer to a line, and nothing else."""
+    if isinstance(error, ValueError | TypeError) and str(error):
+        return str(error)
+    if isinstance(error, RecursionError):
+        return "too many braces or brackets within each other"
+    return f"{type(error).__name__}: {error}".removesuffix(": ")
+
+
+def max_line_bytes() -> int:
+    """The longest line that is read: a mebibyte, or what PPLSEQ_LINE_BYTES says."""
+    return int(min(checks.limit(LINE_BYTES, 1 << 20), 1 << 40))
+
+
+def too_long(length: int) -> str:
+    """What to say of a longer one."""
+    most = max_line_bytes()
+    return f"the line has {length:,} bytes, more than {most:,}; break it into several, or raise the limit {LINE_BYTES}"
+
+
+def _bounded(lines: Iterable[str | bytes]) -> Iterator[str | bytes | int]:
+    """Lines; of one in a file that is longer than memory may be used for, its length."""
+    if not isinstance(lines, io.BufferedIOBase):
+        yield from lines
+        return
+    most = max_line_bytes()
+    while line := lines.readline(most + 1):
+        if len(line) <= most or line.endswith(b"\n"):
+            yield line
+            continue
+        length = len(line)
+        while not line.endswith(b"\n") and (line := lines.readline(most)):
+            length += len(line)
+        yield length
+
+
+def _parse(text: str, split: Callable[[str], list[str]]) -> tuple[list[str | None], dict[str, Any]]:
+    """(words, {"id"} if there is one) of a line."""
+    if not text.lstrip().startswith("{"):
+        return list(split(text)), {}
+    try:
+        record = json.loads(text)
+    except ValueError as error:
+        raise ValueError(
+            f'a line that begins with a brace must be a JSON object with "words" or "text": {error}'
+        ) from None
+    handed_through = {"id": record["id"]} if "id" in record else {}
+    json_line(handed_through)  # what cannot be written is this line's error
+    words: Any = record.get("words")
+    if words is None and isinstance(record.get("text"), str):
+        words = split(record["text"])
+    if isinstance(words, list) and any(isinstance(word, list) for word in words):
+        raise ValueError(
+            '"words": a gap takes no list of alternatives; ask for a pattern of the whole text: query RUN continue --whole '
+            "--matching 'the (stock | market) fell', or Constraint.matching in Python"
+        )
+    if not isinstance(words, list) or not all(word is None or isinstance(word, str) for word in words):
+        raise ValueError('expected {"words": [strings, null for a gap]} or {"text": "..."}')
+    if any(word is not None and not word.strip() for word in words):
+        raise ValueError('"words" must not hold empty strings; null is a gap')
+    return words, handed_through

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from pplseq import checks
 from pplseq.data.vocabulary import Vocabulary
-from pplseq.models.answers import answer_lines, too_long
+from pplseq.sources.lines import answer_lines, too_long
 
 DIGITS = 6  # behind the point, of what is written
 

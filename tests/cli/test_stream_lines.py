@@ -16,9 +16,8 @@ import pytest
 from pplseq.data.vocabulary import Vocabulary
 from pplseq.files import json_line
 from pplseq.folder import FolderError, SaveError
-from pplseq.models.answers import max_line_bytes
 from pplseq.runs.signals import Stopped, StopSignals
-from pplseq.sources.lines import LineReader, LineWriter, Place
+from pplseq.sources.lines import LineReader, LineWriter, Place, max_line_bytes
 from pplseq.sources.pages import Shown
 from pplseq.sources.stream_state import has_state, load_state, save_state
 from pplseq.sources.words import Encoder, rounded

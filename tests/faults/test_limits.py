@@ -12,10 +12,9 @@ import pplseq
 from pplseq.cli import main
 from pplseq.data.sources import UNPACKED_BYTES, read_text
 from pplseq.data.streams import TextStream
-from pplseq.models.answers import answer_lines
 from pplseq.models.automata.automaton import Automaton
 from pplseq.runs.signals import StopSignals
-from pplseq.sources.lines import LineReader
+from pplseq.sources.lines import LineReader, answer_lines
 
 
 def test_a_small_file_that_unpacks_to_very_much(tmp_path, monkeypatch):

@@ -11,7 +11,7 @@ from support.tagged_toy import tagged_sentences
 from pplseq.baselines.tagging_systems import train_tagger
 from pplseq.cli import main
 from pplseq.data.sources import available_lines
-from pplseq.models.taggers.answers import TagQuestions
+from pplseq.recipes.taggers.settings import TagQuestions
 from pplseq.recipes.taggers.stream import holds_words, tag_stream
 
 LINES = ["the dog barks", "", " a new  dog ", "the\x00dog", "The station .", "no end"]

@@ -11,7 +11,7 @@ import pplseq
 from pplseq.cli import main
 from pplseq.data.vocabulary import Vocabulary
 from pplseq.folder import FolderError, seal, sealed
-from pplseq.models.answers import score
+from pplseq.recipes.text.questions import score
 from pplseq.runs.loop import TRAINING
 from support.faulty_disk import timeless, warm
 from support.report_models import WORDS, tiny_model

@@ -12,9 +12,8 @@ from pplseq import checks
 from pplseq.baselines.tagging_systems import COMPARED, SYSTEMS
 from pplseq.cli.options import GroupedCommand, given, options_for
 from pplseq.files import check_writable, json_line, printable, write_text
-from pplseq.models.taggers.questions import TagQuestions
 from pplseq.recipes.settings import options_of
-from pplseq.recipes.taggers.settings import TaggedReading, TaggerEvaluation, TolerantReading
+from pplseq.recipes.taggers.settings import TaggedReading, TaggerEvaluation, TagQuestions, TolerantReading
 
 FORMATS = ("conllu", "columns", "word_tag", "words")
 
@@ -68,7 +67,7 @@ def run(ctx: click.Context, model: Path, text: str, out: str, to: str | None, as
     from pplseq.baselines.tagging_systems import load_tagger
     from pplseq.data.columns import TaggedSentence
     from pplseq.data.tagged import make_format, write_tagged
-    from pplseq.models.taggers.answers import answer_each, answer_on, check_answerable
+    from pplseq.recipes.taggers.answers import answer_each, answer_on, check_answerable
     from pplseq.recipes.taggers.stream import holds_words, tag_stream
     from pplseq.recipes.taggers.tagging import other_scheme, other_tags, read, read_raw, run_page, written_separator
 
@@ -207,8 +206,8 @@ def evaluate(
     often in TEXT (many-to-one), and their V-measure is told.
     """
     from pplseq.baselines.tagging_systems import load_tagger
-    from pplseq.models.taggers.answers import check_decoder
     from pplseq.recipes.taggers import tagging
+    from pplseq.recipes.taggers.answers import check_decoder
 
     check_writable(confusion, html)
     settings = TaggerEvaluation(**given(ctx, TaggerEvaluation))

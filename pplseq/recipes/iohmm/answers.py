@@ -20,13 +20,13 @@ from pplseq.data.vocabulary import split_words
 from pplseq.distributions.drawing import seeded
 from pplseq.files import write_text
 from pplseq.models import IOHMM
-from pplseq.models.answers import answer_sequences, why
 from pplseq.models.iohmm.formulas import Formulas
-from pplseq.recipes.forecasts import rows_ahead
+from pplseq.recipes.forecasts import answer_sequences, rows_ahead
 from pplseq.recipes.iohmm.formula_tables import expected_names, read_formulas, saved_model
 from pplseq.recipes.iohmm.settings import AUTOMATON, check_automaton
 from pplseq.recipes.iohmm.tables import Columns, Run, is_run, read_run
 from pplseq.runs.progress import Watch
+from pplseq.sources.lines import why
 
 
 def read_strings(run: Run, data: str) -> Iterator[list[tuple[str, ...] | dict[str, Any]]]:

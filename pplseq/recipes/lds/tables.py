@@ -19,10 +19,9 @@ from pplseq.distributions.drawing import seeded
 from pplseq.files import new_file, write_text
 from pplseq.folder import FolderError, sealed, unsealed
 from pplseq.models import LDS
-from pplseq.models.answers import answer_sequences
 from pplseq.models.batch import split_rows
 from pplseq.models.fitting import about_data
-from pplseq.recipes.forecasts import rows_ahead
+from pplseq.recipes.forecasts import answer_sequences, rows_ahead
 from pplseq.recipes.recipe import Job
 from pplseq.runs.fits import train_em
 from pplseq.runs.progress import Watch

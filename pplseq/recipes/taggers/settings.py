@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -12,6 +13,7 @@ from pplseq.recipes.recipe import Question, RunSettings, UseSettings
 from pplseq.recipes.settings import setting
 
 MODEL, RECORD = "last", "tagger.json"  # a run's tagger, and what is said of its training
+SO_MANY = partial(checks.count, least=0)
 Format = Literal["conllu", "columns", "word_tag", "words"]
 
 
@@ -43,6 +45,38 @@ class TolerantReading(TaggedReading):
     """The text."""
 
     on_error: Literal["raise", "skip"] = "skip"
+
+
+@dataclass(frozen=True, kw_only=True)
+class TagQuestions:
+    """What is told of every sentence beside its tags.
+
+    Args:
+        probabilities: p(tag | words) of every tag.
+        top: as many alternatives of every word, with probabilities (JSON).
+        num_paths: as many of the most probable taggings (JSON).
+        num_samples: as many taggings drawn from the posterior (JSON).
+        seed: of the draws.
+        entropy: of the taggings given the words, nats (JSON).
+        log_prob: log p(words), nats, of generative taggers (JSON).
+        surprising: -log p(word | words before) of every word, nats, and which words are the most surprising (JSON).
+        decoder: the most probable tagging, or of every word the most probable tag (default: the system's).
+    """
+
+    probabilities: bool = setting(False, flag="--probabilities")
+    top: int = setting(0, check=SO_MANY)
+    num_paths: int = setting(0, check=SO_MANY)
+    num_samples: int = setting(0, check=SO_MANY)
+    seed: int = 0
+    entropy: bool = setting(False, flag="--entropy")
+    log_prob: bool = setting(False, flag="--log-prob")
+    surprising: bool = setting(False, flag="--surprising")
+    decoder: Literal["viterbi", "posterior"] | None = None
+
+    @property
+    def beyond_tags(self) -> bool:
+        """Whether anything is asked that a file of tags has no place for."""
+        return bool(self.top or self.num_paths or self.num_samples or self.entropy or self.log_prob or self.surprising)
 
 
 @dataclass(kw_only=True)

@@ -13,7 +13,8 @@ from pplseq.data.sources import available_lines
 from pplseq.data.tag_formats import LineError, WordsFormat
 from pplseq.data.tagged import render_tagged
 from pplseq.files import json_line
-from pplseq.models.taggers.answers import TagQuestions, answer_each
+from pplseq.recipes.taggers.answers import answer_each
+from pplseq.recipes.taggers.settings import TagQuestions
 
 
 def holds_words(stream: Any) -> bool:

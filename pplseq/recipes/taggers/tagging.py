@@ -17,10 +17,11 @@ from pplseq.data.columns import TaggedSentence, decoded, read_raw_lines
 from pplseq.data.tag_formats import BETWEEN_COLUMNS, ConlluFormat, Line, LineError
 from pplseq.data.tagged import STDIN, SentenceBlock, SkippedSentence, TaggedFile, read_tagged
 from pplseq.files import write_text
-from pplseq.models.taggers.answers import TagQuestions, answer, unseen_tags
 from pplseq.models.taggers.scores import TagScores, TrainingWords, difference_interval, mcnemar, score_tags
 from pplseq.models.taggers.spans.schemes import are_spans, in_scheme, scheme_of
 from pplseq.models.taggers.spans.scores import SpanScore, SpanScores, score_spans
+from pplseq.recipes.taggers.answers import answer, unseen_tags
+from pplseq.recipes.taggers.settings import TagQuestions
 from pplseq.report import tag_tables
 from pplseq.report.tagging import SentenceView, render_tagging_page
 

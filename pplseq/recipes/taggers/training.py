@@ -21,15 +21,15 @@ from pplseq.baselines.tagging_systems import (
 from pplseq.data.tag_formats import UntaggedError
 from pplseq.files import write_text
 from pplseq.folder import sealed, unsealed
-from pplseq.models.answers import answer_lines
-from pplseq.models.taggers.answers import TagQuestions, answer, check_answerable
 from pplseq.models.taggers.training import IterativeTagger, run_tagger_training
 from pplseq.recipes.recipe import Job, Lines
-from pplseq.recipes.taggers.settings import MODEL, RECORD
+from pplseq.recipes.taggers.answers import answer, check_answerable
+from pplseq.recipes.taggers.settings import MODEL, RECORD, TagQuestions
 from pplseq.recipes.taggers.tagging import describe, read, score, scores_json
 from pplseq.recipes.text.answers import opened
 from pplseq.runs.progress import Watch
 from pplseq.runs.signals import TimeOver
+from pplseq.sources.lines import answer_lines
 
 info = describe
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 import operator
 import sys
 import time
@@ -17,35 +18,35 @@ import torch
 
 from pplseq import checks
 from pplseq.baselines import NETWORKS
-from pplseq.baselines import answers as network_answers
 from pplseq.baselines.loading import load_text_model
 from pplseq.data.text import Text, read_text
 from pplseq.data.vocabulary import Vocabulary
 from pplseq.files import new_file
-from pplseq.models import answers as state_answers
-from pplseq.models import constrained_answers
 from pplseq.models.constraints.constraint import Constraint
 from pplseq.recipes.recipe import Lines
 from pplseq.recipes.run_folder import Record, record_of
+from pplseq.recipes.text import questions
 from pplseq.recipes.text.corpus import corpus_of_run
-from pplseq.recipes.text.settings import OWN, QUESTIONS, ConstrainedAsking, reading
+from pplseq.recipes.text.questions import NETWORK, STATES, Reading
+from pplseq.recipes.text.settings import OWN, ConstrainedAsking, reading
 from pplseq.runs.evaluation import TextScore, score_text
 from pplseq.runs.processes import current
 from pplseq.runs.progress import Watch, parts_bar
+from pplseq.sources.lines import answer_lines
 
 MANY_UNKNOWN = "Warning: more than a fifth of the words are unknown to the model; is this text of its kind?"
 
-# question -> function of the model's module of answers; whether it is about whole sentences, ended by <eos>
+# question -> the function that answers it; whether it is about whole sentences, ended by <eos>
 FUNCTIONS = {
-    "score": ("score", True),
-    "filter": ("filter_states", True),
-    "smooth": ("smooth_states", True),
-    "decode": ("decode_states", True),
-    "topics": ("topics", True),
-    "sample": ("sample_states", True),
-    "next-word": ("next_word", False),
-    "infill": ("infill", True),
-    "continue": ("continue_text", False),
+    "score": (questions.score, True),
+    "filter": (questions.filter_states, True),
+    "smooth": (questions.smooth_states, True),
+    "decode": (questions.decode_states, True),
+    "topics": (questions.topics, True),
+    "sample": (questions.sample_states, True),
+    "next-word": (questions.next_word, False),
+    "infill": (questions.infill, True),
+    "continue": (questions.continue_text, False),
 }
 
 
@@ -168,29 +169,19 @@ def write_tokens(path: Path, text: Text, scores: list[TextScore]) -> None:
 
 
 # ---------------------------------------------------------------- questions
-def query(folder: Path, question: str, lines: Lines, settings: Any) -> Iterator[dict[str, Any]]:
-    """Answers to a question, line by line; networks answer by functions of their own."""
-    return answers(folder, question, lines, settings)
-
-
-def answers(
-    folder: Path, question: str, lines: Lines, settings: Any, functions: Any = None
+def query(
+    folder: Path, question: str, lines: Lines, settings: Any, how: Reading | None = None
 ) -> Iterator[dict[str, Any]]:
-    """Answers to a question, line by line.
-
-    Args:
-        functions: the file with the functions that answer; by default that of networks, or of models with states.
-    """
+    """Answers to a question, line by line; ``how``: of models that have no chain of states."""
     model = load(folder, settings)
     vocabulary = model.vocabulary
-    if functions is None:
-        functions = network_answers if model.name in NETWORKS else state_answers
     function, whole = FUNCTIONS[question]
-    reads = QUESTIONS[question].reads
-    chosen = {name: getattr(settings, name) for name in reads if getattr(settings, name) is not None}
+    known = {name: getattr(settings, name, None) for name in inspect.signature(function).parameters}
+    known["how"] = how or (NETWORK if model.name in NETWORKS else STATES)
     if isinstance(settings, ConstrainedAsking) and question in OWN:
-        functions, chosen = under_constraints(functions, chosen, settings, question, vocabulary)
-    ask = partial(getattr(functions, function), model, vocabulary, **chosen)
+        known["constraint"] = constraint_of(settings, vocabulary)
+    chosen = {name: known[name] for name in inspect.signature(function).parameters if known[name] is not None}
+    ask = partial(function, model, vocabulary, **chosen)
     end = (
         vocabulary.eos if (whole if settings.eos is None else settings.eos) and vocabulary.eos_id is not None else None
     )
@@ -201,20 +192,8 @@ def answers(
         lower = lower or getattr(getattr(model, "forms", None), "lower", False)
     with torch.no_grad(), opened(lines) as source:
         told = {} if vocabulary.units == "words" else {"units": vocabulary.units}
-        for answer in state_answers.answer_lines(source, ask, gap=gap, end=end, lower=lower, split=vocabulary.split):
+        for answer in answer_lines(source, ask, gap=gap, end=end, lower=lower, split=vocabulary.split):
             yield answer | told
-
-
-def under_constraints(
-    functions: Any, chosen: dict[str, Any], settings: ConstrainedAsking, question: str, vocabulary: Vocabulary
-) -> tuple[Any, dict[str, Any]]:
-    """The functions that answer, and what they are given: others where something is constrained."""
-    constraint = constraint_of(settings, vocabulary)
-    bounded = settings.gap_length != 1 if question == "infill" else isinstance(settings.length, tuple)
-    if constraint is None and not bounded:
-        return functions, chosen
-    own = {"infill": ("gap_length", "max_states"), "continue": ("whole",)}[question]
-    return constrained_answers, chosen | {"constraint": constraint} | {name: getattr(settings, name) for name in own}
 
 
 def constraint_of(settings: ConstrainedAsking, vocabulary: Vocabulary) -> Constraint | None:

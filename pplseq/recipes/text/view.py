@@ -5,16 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
-
 from pplseq.baselines.kneser_ney import KneserNey
 from pplseq.data.text import Corpus, Text, load_corpus, read_text
-from pplseq.distributions.drawing import seeded
 from pplseq.recipes.run_folder import record_of
 from pplseq.recipes.text.answers import load, reading_of
+from pplseq.recipes.text.questions import NETWORK, STATES, Reading, continue_text
 from pplseq.report.run import Measure, RunView
-from pplseq.report.usage import first_lines, written_lines
+from pplseq.report.usage import first_lines
 from pplseq.runs.evaluation import PROTOCOLS, score_text
 
 ORDER = 5  # of the n-gram model
@@ -44,12 +41,12 @@ def view(folder: Path, settings: Any) -> RunView:
         text = first_lines(text, settings.tokens)
         measured_on = f"{text.name}, {text.num_tokens:,} tokens, {text.num_unknown:,} of them unknown words"
         measures = perplexities(model, text, train)
-    return RunView(measured_on, measures, sentences_of(model), notes=notes)
+    return RunView(measured_on, measures, written_lines(model, NETWORK), notes=notes)
 
 
 def states_view(model: Any, corpus: Corpus | None, num_tokens: int) -> RunView:
     """Of a model with states: perplexities on the test text of its corpus, and sentences that it writes."""
-    sentences = [words for words in written_lines(model, model.vocabulary, num_lines=NUM_SENTENCES, length=LONGEST) if words]
+    sentences = [words for words in written_lines(model, STATES) if words]
     if corpus is None:
         return RunView(sentences=sentences)
     text = first_lines(test_text(corpus), num_tokens)
@@ -76,17 +73,7 @@ def ngram_perplexity(train: Text, text: Text) -> float:
     return KneserNey(ORDER).fit(first_lines(train, LEARNED_FROM)).perplexity(text)
 
 
-def sentences_of(model: Any, seed: int = 0) -> list[list[str]]:
-    """Sentences that a model without states draws, word by word."""
-    vocabulary, found = model.vocabulary, []
-    with seeded(seed):
-        for _ in range(NUM_SENTENCES):
-            words: list[str] = []
-            while len(words) < LONGEST:
-                log_probs = torch.as_tensor(np.asarray(model.next_word(words))).double()
-                word = vocabulary.words[int(torch.multinomial(log_probs.exp(), 1))]
-                if word == vocabulary.eos:
-                    break
-                words.append(word)
-            found.append(words)
-    return found
+def written_lines(model: Any, how: Reading) -> list[list[str]]:
+    """Sentences that a model draws, word by word."""
+    drawn = continue_text(model, model.vocabulary, [], length=LONGEST, num_samples=NUM_SENTENCES, how=how)
+    return [[word for word in row["words"] if word != model.vocabulary.eos] for row in drawn["continuations"]]

@@ -15,13 +15,13 @@ from pplseq.baselines.loading import load_text_model
 from pplseq.data.sources import read_lines
 from pplseq.data.text import Text, load_corpus
 from pplseq.files import json_line, new_file
-from pplseq.models.text_lds import answers as text_answers
 from pplseq.models.text_lds.head_difference import filter_decay
-from pplseq.models.text_lds.next_word import score_next_words, tune_mixture_weight
+from pplseq.models.text_lds.next_word import score_next_words, token_probs, tune_mixture_weight, word_probs
 from pplseq.models.text_lds.parameters import rewritten
 from pplseq.models.text_lds.program import TextLDS
 from pplseq.models.text_lds.state_words import singular_pairs
 from pplseq.recipes.text import answers as of_texts
+from pplseq.recipes.text.questions import Reading, Words, observe
 from pplseq.runs.checkpoint import TRAINING
 from pplseq.runs.progress import Watch
 
@@ -127,7 +127,7 @@ def query(folder: Path, question: str, lines: Any, settings: Any) -> Iterator[di
     """What other models of words answer, too; vectors of words, pairs of singular vectors, weights of a network, with `out` in
     a file and its name here."""
     if question in of_texts.FUNCTIONS:
-        yield from of_texts.answers(folder, question, lines, settings, text_answers)
+        yield from of_texts.query(folder, question, lines, settings, MIXTURE)
         return
     _check_out(question, settings)
     model = load(folder, settings)
@@ -157,6 +157,35 @@ def query(folder: Path, question: str, lines: Any, settings: Any) -> Iterator[di
         return
     for start, stop in pairwise(starts.tolist()):
         yield as_answer(words[start:stop], vectors[start:stop])
+
+
+# Probabilities of words are those of the next-word mixture: the model itself has densities of whitened one-hot vectors.
+def _tokens(model: TextLDS, vocabulary: Any, words: Words) -> tuple[torch.Tensor, dict[str, Any]]:
+    """Beside it "gain": the model's log-density of the sentence over that of words without context, nats."""
+    x, answer = observe(model, vocabulary, _forms(model, words))
+    own, unigram = token_probs(model, x[0].cpu().numpy(), np.array([0, x.shape[1]]))
+    weight = float(model.mixture_weight)
+    gain = float(model.log_prob(x)[0] - model.word_emission().iid_log_prob(x)[0].sum())
+    return torch.as_tensor(np.log(weight * own + (1 - weight) * unigram)), answer | {"gain": gain}
+
+
+def _begin(model: TextLDS, vocabulary: Any, words: Words, rows: int) -> tuple[torch.Tensor, Any, dict[str, Any]]:
+    if not words:
+        return model.unigram.log().expand(rows, -1), None, {"words": [], "unknown": []}
+    x, answer = observe(model, vocabulary, _forms(model, words))
+    return *_go_on(model, x.expand(rows, -1), None), answer
+
+
+def _go_on(model: TextLDS, ids: torch.Tensor, belief: Any) -> tuple[torch.Tensor, Any]:
+    now = model.posterior(ids, start=belief).filtered()
+    return word_probs(model, now.mean @ model.transition.T).log(), now
+
+
+def _forms(model: TextLDS, words: Words) -> list[str | None]:
+    return [None if word is None else model.forms(word) for word in words]
+
+
+MIXTURE = Reading(_tokens, _begin, _go_on)
 
 
 def _check_out(question: str, settings: Any) -> None:

@@ -5,13 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from pplseq.models.text_lds import answers
 from pplseq.models.text_lds.state_words import singular_pairs
-from pplseq.recipes.text_lds.answers import evaluation, load, read
+from pplseq.recipes.text.view import written_lines
+from pplseq.recipes.text_lds.answers import MIXTURE, evaluation, load, read
 from pplseq.report.markup import table, words_of
 from pplseq.report.run import Measure, RunView
-
-NUM_SENTENCES, LONGEST = 5, 25
 
 
 def view(folder: Path, settings: Any) -> RunView:
@@ -38,8 +36,5 @@ def view(folder: Path, settings: Any) -> RunView:
         "along the right vector lead to states along the left one; behind them the same for the opposite directions."
     )
     pairs = table(("Value", "From", "To", "From, opposite", "To, opposite"), rows, "kllll", caption)
-    vocabulary: Any = model.vocabulary
-    drawn = answers.continue_text(model, vocabulary, [], length=LONGEST, num_samples=NUM_SENTENCES)
-    eos = vocabulary.eos
-    sentences = [[word for word in row["words"] if word != eos] for row in drawn["continuations"]]
-    return RunView(measured_on, measures, sentences, [("What turns into what", pairs)], curve=False, notes=notes)
+    sentences, sections = written_lines(model, MIXTURE), [("What turns into what", pairs)]
+    return RunView(measured_on, measures, sentences, sections, curve=False, notes=notes)

@@ -5,7 +5,7 @@ import pytest
 
 from pplseq import HMM, SemiMarkovHMM, Vocabulary
 from pplseq.models import SequenceModel
-from pplseq.models.answers import decode_states, sample_states
+from pplseq.recipes.text.questions import decode_states, sample_states
 
 X = np.r_[np.zeros(20), np.full(20, 5.0)] + np.random.default_rng(0).normal(size=40)
 

@@ -1,4 +1,4 @@
-"""Questions to a trained word model, answered exactly, as JSON-able dictionaries.
+"""Questions to a trained model of words, answered exactly, as JSON-able dictionaries.
 
 Every function takes (model, vocabulary, words). In `words`, None is a gap: a token that was not seen. A word outside
 the vocabulary counts as the unknown word, and its place stands under "unknown" in the answer. Log-probabilities are in
@@ -7,38 +7,93 @@ nats.
 
 from __future__ import annotations
 
-import io
-import json
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from pplseq import checks
-from pplseq.data.sources import NUL_BYTE
-from pplseq.data.vocabulary import Vocabulary, split_words
+from pplseq.data.vocabulary import Vocabulary
 from pplseq.distributions.drawing import seeded
 from pplseq.distributions.state import MISSING
-from pplseq.files import json_line
 from pplseq.infer.discrete.chain import Chain
 from pplseq.infer.discrete.results import StateMarginals
+from pplseq.models.constrained import Bounds
+from pplseq.models.constraints.constraint import Constraint
+from pplseq.models.constraints.patterns import escaped
 from pplseq.models.state_labels import named
 from pplseq.runs.settings import perplexity
 from pplseq.runs.training import model_device
 
 Words = Sequence[str | None]
 REJECTION_ROUNDS = 100
-LINE_BYTES = "PPLSEQ_LINE_BYTES"
 
 
-def score(model: Any, vocabulary: Vocabulary, words: Words) -> dict[str, Any]:
-    """log p(words), and of each word given those before it (0 at a gap)."""
+class Reading(NamedTuple):
+    """How a kind of model is asked about words one after the other.
+
+    tokens: (model, vocabulary, words) -> (log p of each word given those before it (T,), 0 at a gap; beginning of the answer).
+    begin: (model, vocabulary, words, B) -> (log p(next word) (B, V), belief, beginning of the answer).
+    go_on: (model, ids (B, 1), belief) -> (log p(next word) (B, V), belief); the belief is None at a sentence's start.
+    """
+
+    tokens: Callable[[Any, Vocabulary, Words], tuple[Tensor, dict[str, Any]]]
+    begin: Callable[[Any, Vocabulary, Words, int], tuple[Tensor, Any, dict[str, Any]]]
+    go_on: Callable[[Any, Tensor, Any], tuple[Tensor, Any]]
+
+
+def _tokens(model: Any, vocabulary: Vocabulary, words: Words) -> tuple[Tensor, dict[str, Any]]:
     x, answer = observe(model, vocabulary, words)
-    tokens = model.posterior(x).token_log_probs()[0].double()
-    num_seen = int((x != MISSING).sum())
-    log_prob = float(tokens.sum())
+    return model.posterior(x).token_log_probs()[0].double(), answer
+
+
+def _begin(model: Any, vocabulary: Vocabulary, words: Words, rows: int) -> tuple[Tensor, Any, dict[str, Any]]:
+    if words:
+        x, answer = observe(model, vocabulary, words)
+        chain = model.posterior(x.expand(rows, -1))
+        return chain.next().word_log_probs, chain.filtered(), answer
+    # The model's specs come with a chain; which word it is about does not matter here.
+    chain = model.posterior(torch.zeros(rows, 1, dtype=torch.long, device=model_device(model)))
+    return chain.next_after(None).word_log_probs.expand(rows, -1), None, {"words": [], "unknown": []}
+
+
+def _go_on(model: Any, ids: Tensor, belief: Any) -> tuple[Tensor, Any]:
+    chain = model.posterior(ids, start=belief)
+    return chain.next().word_log_probs, chain.filtered()
+
+
+def _network_tokens(model: Any, vocabulary: Vocabulary, words: Words) -> tuple[Tensor, dict[str, Any]]:
+    _check_without_gaps(words)
+    return _tokens(model, vocabulary, words)
+
+
+def _network_begin(model: Any, vocabulary: Vocabulary, words: Words, rows: int) -> tuple[Tensor, Any, dict[str, Any]]:
+    _check_without_gaps(words)
+    answer = observe(model, vocabulary, words)[1] if words else {"words": [], "unknown": []}
+    prefix = list(answer["words"])
+    return torch.as_tensor(model.next_word(prefix)).expand(rows, -1), [prefix] * rows, answer
+
+
+def _network_go_on(model: Any, ids: Tensor, belief: Any) -> tuple[Tensor, Any]:
+    read = [[*words, word] for words, word in zip(belief, model.vocabulary.decode(ids[:, 0].tolist()), strict=True)]
+    return torch.stack([torch.as_tensor(model.next_word(words)) for words in read]), read
+
+
+def _check_without_gaps(words: Words) -> None:
+    if None in words:
+        raise ValueError("words: a network cannot read over a missing word; fill the gap, or ask a model with states")
+
+
+STATES = Reading(_tokens, _begin, _go_on)
+NETWORK = Reading(_network_tokens, _network_begin, _network_go_on)
+
+
+def score(model: Any, vocabulary: Vocabulary, words: Words, *, how: Reading = STATES) -> dict[str, Any]:
+    """log p(words), and of each word given those before it (0 at a gap)."""
+    tokens, answer = how.tokens(model, vocabulary, words)
+    num_seen, log_prob = sum(word is not None for word in words), float(tokens.sum())
     found = {"log_prob": log_prob, "perplexity": perplexity(-log_prob / num_seen) if num_seen else None}
     return answer | found | {"token_log_probs": tokens.tolist()}
 
@@ -109,35 +164,6 @@ def sample_states(
     return answer | {"samples": named(paths[:, 0], getattr(model, "state_names", None)).tolist()}
 
 
-class Reading(NamedTuple):
-    """How next words are asked for, of a kind of model.
-
-    begin: (model, vocabulary, words, B) -> (log p(next word) (B, V), belief, beginning of the answer).
-    go_on: (model, ids (B, 1), belief) -> (log p(next word) (B, V), belief); the belief is None at a sentence's start.
-    """
-
-    begin: Callable[[Any, Vocabulary, Words, int], tuple[Tensor, Any, dict[str, Any]]]
-    go_on: Callable[[Any, Tensor, Any], tuple[Tensor, Any]]
-
-
-def _begin(model: Any, vocabulary: Vocabulary, words: Words, rows: int) -> tuple[Tensor, Any, dict[str, Any]]:
-    if words:
-        x, answer = observe(model, vocabulary, words)
-        chain = model.posterior(x.expand(rows, -1))
-        return chain.next().word_log_probs, chain.filtered(), answer
-    # The model's specs come with a chain; which word it is about does not matter here.
-    chain = model.posterior(torch.zeros(rows, 1, dtype=torch.long, device=model_device(model)))
-    return chain.next_after(None).word_log_probs.expand(rows, -1), None, {"words": [], "unknown": []}
-
-
-def _go_on(model: Any, ids: Tensor, belief: Any) -> tuple[Tensor, Any]:
-    chain = model.posterior(ids, start=belief)
-    return chain.next().word_log_probs, chain.filtered()
-
-
-STATES = Reading(_begin, _go_on)
-
-
 def next_word(
     model: Any, vocabulary: Vocabulary, words: Words, *, top: int = 5, allow_unknown: bool = True, how: Reading = STATES
 ) -> dict[str, Any]:
@@ -156,39 +182,80 @@ def infill(
     num_samples: int = 0,
     seed: int = 0,
     allow_unknown: bool = True,
+    constraint: Constraint | None = None,
+    gap_length: int | tuple[int, int] = 1,
+    max_states: int = 10_000,
 ) -> dict[str, Any]:
     """p(x_t | all other words) at every gap t: each gap's exact marginal, and joint draws of all gaps together.
 
-    Words that end with the end word are one sentence: no gap is filled with it, as under a constraint. Each marginal is given
-    that its own gap is no word that is left out, a draw that none of them is.
+    Words that end with the end word are one sentence: no gap is filled with it. Each marginal is given that its own gap is no
+    word that is left out, a draw that none of them is. Under a constraint on the text, or where a gap may have several words,
+    everything is given that as well.
 
     Args:
-        top: words listed a gap.
-        num_samples: draws from the joint posterior of the gaps.
+        top: words listed a gap, where all gaps have one word.
+        num_samples: draws from the joint posterior of the gaps, or of the text.
         allow_unknown: False leaves the unknown word out and renormalises.
+        constraint: what the whole text satisfies. gap_length: words at each gap, or (shortest, longest).
+        max_states: of the automaton of words and gaps.
+
+    Returns:
+        ``gaps`` and ``filled``: the most probable word of each gap by itself; under a constraint the words of the most probable
+        text and state path together, and beside it ``lengths``: p(number of words of the text), and ``log_prob``: log p(any
+        text that fits).
 
     Raises:
-        ValueError: when no word is a gap.
+        ValueError: when no word is a gap, or for a text that cannot be.
     """
     x, answer = observe(model, vocabulary, words)
-    gaps = (x[0] == MISSING).nonzero()[:, 0].tolist()
+    gaps = [place for place, word in enumerate(words) if word is None]
     if not gaps:
         raise ValueError("words must have a gap to fill: write _ in text, null in JSON")
-    chain = model.posterior(x)
-    refused = [] if allow_unknown or vocabulary.unknown_id is None else [vocabulary.unknown_id]
-    if vocabulary.eos_id is not None and words[-1] == vocabulary.eos:
-        refused.append(vocabulary.eos_id)
-    word_log_probs = without(chain.missing_words().log_probs, refused)
-    proposals = [top_words(vocabulary, row, top) for row in word_log_probs]
-    filled = list(answer["words"])
-    for gap, proposal in zip(gaps, proposals, strict=True):
-        filled[gap] = proposal[0]["word"]
-    answer |= {"gaps": [{"position": g, "words": p} for g, p in zip(gaps, proposals, strict=True)], "filled": filled}
+    ended = vocabulary.eos_id is not None and words[-1] == vocabulary.eos
+    unknown = None if allow_unknown or vocabulary.unknown_id is None else vocabulary.unknown
+    if constraint is not None or gap_length != 1:
+        inner = list(words[:-1] if ended else words)
+        chain = _texts(model, vocabulary, inner, unknown, ended, constraint, Bounds.of(gap_length), max_states)
+        best, found = chain.viterbi(), chain.marginals()
+        answer["filled"] = vocabulary.decode(best.words[0, 0, : best.lengths[0, 0]].tolist())
+        answer["lengths"] = {n: p for n, p in enumerate(found.lengths[0].tolist()) if p > 0}
+        answer["log_prob"] = float(chain.log_prob()[0])
+        log_probs = found.words[0, gaps].log() if tuple(Bounds.of(gap_length)) == (1, 1) else None
+    else:
+        chain = model.posterior(x)
+        refused = [] if unknown is None else vocabulary.encode([unknown]).tolist()
+        if ended:
+            refused.append(vocabulary.eos_id)
+        log_probs = without(chain.missing_words().log_probs, refused)
+        best_words = iter(top_words(vocabulary, row, 1)[0]["word"] for row in log_probs)
+        answer["filled"] = [next(best_words) if word is None else word for word in words]
+    if log_probs is not None:
+        rows = zip(gaps, log_probs, strict=True)
+        answer["gaps"] = [{"position": gap, "words": top_words(vocabulary, row, top)} for gap, row in rows]
     if num_samples:
         with seeded(seed):
-            drawn = _draw_gaps(chain, gaps, num_samples, refused)
-        answer["samples"] = [vocabulary.decode(row) for row in drawn.tolist()]
+            if constraint is not None or gap_length != 1:
+                drawn = [row[row >= 0] for row in chain.sample(num_samples).words[:, 0]]
+            else:
+                drawn = _draw_gaps(chain, gaps, num_samples, refused)
+        answer["samples"] = [vocabulary.decode(row.tolist()) for row in drawn]
     return answer
+
+
+def _texts(
+    model: Any, vocabulary: Vocabulary, words: Words, unknown: str | None, ended: bool, constraint: Constraint | None,
+    gap: Bounds, max_states: int,
+) -> Any:  # fmt: skip
+    """The texts that words with gaps may be, as a chain."""
+    known = iter(vocabulary.decode(vocabulary.encode([word for word in words if word is not None]).tolist()))
+    proposed = "." if unknown is None else f"[^{escaped(unknown)}]"
+    least, most = gap
+    pattern = " ".join(f"{proposed}{{{least},{most}}}" if word is None else escaped(next(known)) for word in words)
+    template = Constraint.matching(pattern, max_states=max_states)
+    template = template if constraint is None else template & constraint
+    gaps = list(words).count(None)
+    bounds = len(words) - gaps + gaps * least, len(words) - gaps + gaps * most
+    return model.constrained(template, length=bounds, end=vocabulary.eos_id if ended else None)
 
 
 def _draw_gaps(chain: Chain, gaps: list[int], num_samples: int, refused: Sequence[int]) -> Tensor:
@@ -210,24 +277,37 @@ def continue_text(
     vocabulary: Vocabulary,
     words: Words,
     *,
-    length: int = 20,
+    length: int | tuple[int, int] = 20,
     num_samples: int = 1,
     temperature: float = 1.0,
     seed: int = 0,
     allow_unknown: bool = True,
+    constraint: Constraint | None = None,
+    whole: bool = False,
     how: Reading = STATES,
 ) -> dict[str, Any]:
     """Sentences that go on from a prefix, drawn word by word from p(x_{t+1} | x_1..x_t); `<eos>` ends one.
 
+    Under a constraint, or with a shortest length, they are drawn from the exact posterior, and the answer has
+    ``constraint_log_prob``: log p(constraint | prefix), nats.
+
     Args:
-        length: words to draw, at most.
+        length: words to draw, at most, or (shortest, longest) without ``<eos>``.
         num_samples: sentences.
         temperature: 1 draws from the model, below 1 from its more probable words, near 0 the most probable one.
         allow_unknown: False never draws the unknown word.
+        constraint: what the continuation, or the ``whole`` text, satisfies.
+
+    Raises:
+        ValueError: a constraint that cannot be satisfied; under one, a gap in the words, or a temperature other than 1.
     """
     checks.positive("temperature", temperature)
-    checks.count("length", length)
     checks.count("num_samples", num_samples)
+    if constraint is not None or isinstance(length, tuple):
+        if temperature != 1.0:
+            raise ValueError(f"temperature: texts under a constraint are drawn from the model as it is (1), got {temperature}")
+        return _continue_under(model, vocabulary, words, length, num_samples, seed, allow_unknown, constraint, whole)
+    checks.count("length", length)
     log_probs, belief, answer = how.begin(model, vocabulary, words, num_samples)
     drawn: list[list[int]] = [[] for _ in range(num_samples)]
     totals, finished = [0.0] * num_samples, [False] * num_samples
@@ -249,128 +329,36 @@ def continue_text(
     return answer | {"continuations": [{"words": vocabulary.decode(row), "log_prob": total} for row, total in rows]}
 
 
-def answer_lines(
-    lines: Iterable[str | bytes],
-    ask: Callable[[list[str | None]], dict[str, Any]],
-    *,
-    gap: str | None = None,
-    end: str | None = None,
-    lower: bool = False,
-    split: Callable[[str], list[str]] = split_words,
-) -> Iterator[dict[str, Any]]:
-    """Answer line after line; a line that cannot be answered gives {"line", "error"} and the next one is taken.
-
-    Args:
-        lines: words separated by spaces, or (a line that begins with a brace) a JSON object with "words": a list where
-            null is a gap, or "text": a string. An "id" is handed through. A blank line is a sentence without words;
-            of a file, a line longer than `max_line_bytes` is an error.
-        ask: from words to an answer.
-        gap: the word that stands for a gap.
-        end: a word to put after the last one if it is not there (`<eos>`: the query is about whole sentences).
-        lower: lower-case the words.
-        split: a text into words, as the vocabulary has them.
-    """
-    for number, line in enumerate(_bounded(lines), 1):
-        answer: dict[str, Any] = {"line": number}
-        try:
-            if isinstance(line, int):
-                raise ValueError(too_long(line))
-            text = line.decode("utf-8-sig") if isinstance(line, bytes) else line
-            words, handed_through = _parse(text, lambda text: split(text.lower() if lower else text))
-            answer |= handed_through
-            if any("\0" in word for word in words if word is not None):
-                raise ValueError(NUL_BYTE)
-            words = [None if word is None or word == gap else (word.lower() if lower else word) for word in words]
-            if end is not None and (not words or words[-1] != end):
-                words.append(end)
-            answer |= ask(words)
-        except UnicodeDecodeError as error:
-            answer["error"] = f"not UTF-8 text: byte {error.start + 1} of the line"
-        except Exception as error:  # whatever it is, the next line may be answered
-            answer["error"] = why(error)
-        yield answer
+def _continue_under(
+    model: Any, vocabulary: Vocabulary, words: Words, length: int | tuple[int, int], num_samples: int, seed: int,
+    allow_unknown: bool, constraint: Constraint | None, whole: bool,
+) -> dict[str, Any]:  # fmt: skip
+    if None in words:
+        raise ValueError("words: a prefix has no gaps; ask infill")
+    answer = observe(model, vocabulary, words)[1] if words else {"words": [], "unknown": []}
+    if not allow_unknown and vocabulary.unknown_id is not None:
+        drawn_words = Constraint.excluding([str(vocabulary.unknown)])
+        # in what is drawn: the prefix may have words that the model does not know
+        known = Constraint.length(len(words), len(words)).then(drawn_words) if whole else drawn_words
+        constraint = known if constraint is None else constraint & known
+    bounds = (0, length) if isinstance(length, int) else length
+    chain = model.constrained(constraint, length=bounds, prefix=list(words), whole=whole)
+    with seeded(seed):
+        drawn = chain.sample(num_samples)
+    rows = [row[row >= 0].tolist() for row in drawn.words[:, 0]]
+    prefix = vocabulary.encode([word for word in words if word is not None]).tolist()
+    before = _log_prob(model, prefix)
+    texts = [{"words": vocabulary.decode(row), "log_prob": _log_prob(model, prefix + row) - before} for row in rows]
+    return answer | {"constraint_log_prob": float(chain.log_prob()[0]), "continuations": texts}
 
 
-def answer_sequences(table: Any, ask: Callable[[int], dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Answer sequence after sequence of a table; one that could not be read or answered gives {"id", "error"}.
-
-    Args:
-        table: a :class:`~pplseq.data.tables.SequenceTable`. ask: from the place of a sequence to an answer.
-    """
-    place = {name: k for k, name in enumerate(table.ids)}
-    for name in table.all_ids:
-        answer: dict[str, Any] = {"id": name}
-        if name in table.errors:
-            answer["error"] = table.errors[name]
-        else:
-            try:
-                answer |= ask(place[name])
-            except Exception as error:  # whatever it is, the next sequence may be answered
-                answer["error"] = why(error)
-        yield answer
-
-
-def why(error: Exception) -> str:
-    """What to say of an error that ends the answer to a line, and nothing else."""
-    if isinstance(error, ValueError | TypeError) and str(error):
-        return str(error)
-    if isinstance(error, RecursionError):
-        return "too many braces or brackets within each other"
-    return f"{type(error).__name__}: {error}".removesuffix(": ")
-
-
-def max_line_bytes() -> int:
-    """The longest line that is read: a mebibyte, or what PPLSEQ_LINE_BYTES says."""
-    return int(min(checks.limit(LINE_BYTES, 1 << 20), 1 << 40))
-
-
-def too_long(length: int) -> str:
-    """What to say of a longer one."""
-    most = max_line_bytes()
-    return f"the line has {length:,} bytes, more than {most:,}; break it into several, or raise the limit {LINE_BYTES}"
-
-
-def _bounded(lines: Iterable[str | bytes]) -> Iterator[str | bytes | int]:
-    """Lines; of one in a file that is longer than memory may be used for, its length."""
-    if not isinstance(lines, io.BufferedIOBase):
-        yield from lines
-        return
-    most = max_line_bytes()
-    while line := lines.readline(most + 1):
-        if len(line) <= most or line.endswith(b"\n"):
-            yield line
-            continue
-        length = len(line)
-        while not line.endswith(b"\n") and (line := lines.readline(most)):
-            length += len(line)
-        yield length
-
-
-def _parse(text: str, split: Callable[[str], list[str]]) -> tuple[list[str | None], dict[str, Any]]:
-    """(words, {"id"} if there is one) of a line."""
-    if not text.lstrip().startswith("{"):
-        return list(split(text)), {}
-    try:
-        record = json.loads(text)
-    except ValueError as error:
-        raise ValueError(
-            f'a line that begins with a brace must be a JSON object with "words" or "text": {error}'
-        ) from None
-    handed_through = {"id": record["id"]} if "id" in record else {}
-    json_line(handed_through)  # what cannot be written is this line's error
-    words: Any = record.get("words")
-    if words is None and isinstance(record.get("text"), str):
-        words = split(record["text"])
-    if isinstance(words, list) and any(isinstance(word, list) for word in words):
-        raise ValueError(
-            '"words": a gap takes no list of alternatives; ask for a pattern of the whole text: query RUN continue --whole '
-            "--matching 'the (stock | market) fell', or Constraint.matching in Python"
-        )
-    if not isinstance(words, list) or not all(word is None or isinstance(word, str) for word in words):
-        raise ValueError('expected {"words": [strings, null for a gap]} or {"text": "..."}')
-    if any(word is not None and not word.strip() for word in words):
-        raise ValueError('"words" must not hold empty strings; null is a gap')
-    return words, handed_through
+def _log_prob(model: Any, ids: list[int]) -> float:
+    """log p of a text's beginning, nats."""
+    if not ids:
+        return 0.0
+    value = float(model.log_prob(torch.tensor([ids], device=model_device(model)))[0])
+    assert not math.isnan(value), "a text that was drawn"
+    return value
 
 
 def observe(model: Any, vocabulary: Vocabulary, words: Words) -> tuple[Tensor, dict[str, Any]]:

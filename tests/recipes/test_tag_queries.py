@@ -8,8 +8,9 @@ import pytest
 from support.toy_tagger import PlainTagger, ToyTagger
 
 from pplseq.data.columns import TaggedSentence
-from pplseq.models.taggers import answers as tag_queries
-from pplseq.models.taggers.answers import TagQuestions, answer, answer_each, answer_on, check_answerable, unseen_tags
+from pplseq.recipes.taggers import answers as tag_queries
+from pplseq.recipes.taggers.answers import answer, answer_each, answer_on, check_answerable, unseen_tags
+from pplseq.recipes.taggers.settings import TagQuestions
 
 TRAIN = [TaggedSentence(("the", "dog", "barks"), ("D", "N", "V")), TaggedSentence(("dog", "barks"), ("N", "N"))]
 SENTENCES = [("the", "barks"), (), ("new",)]

@@ -10,10 +10,10 @@ from typing import Any
 
 from pplseq.data.columns import TaggedSentence
 from pplseq.data.tag_formats import BETWEEN_COLUMNS
-from pplseq.models.answers import why
-from pplseq.models.taggers.questions import TagQuestions
+from pplseq.recipes.taggers.settings import TagQuestions
 from pplseq.runs.cluster import connected
 from pplseq.runs.progress import parts_bar
+from pplseq.sources.lines import why
 
 Words = Sequence[str]
 BATCH_SENTENCES = 512  # marginals of as many are in memory at a time
