@@ -5,7 +5,6 @@ from .feed_forward import FeedForward as FeedForward
 from .hmm_rnn import HMMRNN as HMMRNN
 from .kneser_ney import KneserNey as KneserNey
 from .loading import load as load
-from .loading import load_text_model as load_text_model
 from .lstm import LSTM as LSTM
 from .neural import NeuralLanguageModel as NeuralLanguageModel
 from .rnn import RNN as RNN

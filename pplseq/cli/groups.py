@@ -9,7 +9,9 @@ from typing import Any
 import click
 
 from pplseq.cli.options import GroupedCommand
-from pplseq.recipes import RECIPES, Recipe, recipe_named, recipe_of
+from pplseq.recipes import Recipe
+from pplseq.recipes.recipe import RECIPES, recipe_named
+from pplseq.recipes.runs import recipe_of
 from pplseq.recipes.settings import options_of
 
 

@@ -1,26 +1,17 @@
-from pplseq.kernels.linear_recursion import linear_recursion as linear_recursion
 
 from .discrete.build import build_chain as build_chain
 from .discrete.chain import Chain as Chain
 from .discrete.constrained.moves import WordMoves as WordMoves
 from .discrete.constrained.states import constrain_states as constrain_states
 from .discrete.contexts import SecondOrderChain as SecondOrderChain
-from .discrete.results import ExpectedCounts as ExpectedCounts
-from .discrete.results import PairMarginals as PairMarginals
 from .discrete.results import StateMarginals as StateMarginals
 from .fit.em import FitHistory as FitHistory
-from .fit.em import StepSize as StepSize
-from .fit.em import expectation_maximization as expectation_maximization
 from .forecasts import Forecast as Forecast
-from .gaussian.chain import Dynamics as Dynamics
 from .gaussian.chain import GaussianChain as GaussianChain
 from .programs.blocked_enum import BlockedEnum as BlockedEnum
-from .programs.contraction import Contraction as Contraction
-from .programs.contraction import contract_states as contract_states
 from .programs.elbo import TraceBlockedEnum_ELBO as TraceBlockedEnum_ELBO
 from .programs.kalman_collapse import KalmanCollapse as KalmanCollapse
 from .programs.kalman_collapse import TraceKalman_ELBO as TraceKalman_ELBO
-from .programs.markov import TimeIndex as TimeIndex
 from .programs.markov import markov as markov
 from .programs.states import check_vectorizable as check_vectorizable
 from .programs.states import infer_states as infer_states

@@ -1,15 +1,12 @@
 from .compiling import warm_up as warm_up
-from .recipe import RECIPES as RECIPES
 from .recipe import Question as Question
 from .recipe import Recipe as Recipe
 from .recipe import RunSettings as RunSettings
 from .recipe import UseSettings as UseSettings
-from .recipe import recipe_named as recipe_named
 from .recipe import register as register
 from .runs import evaluate as evaluate
 from .runs import info as info
 from .runs import query as query
-from .runs import recipe_of as recipe_of
 from .runs import report as report
 from .runs import train as train
 from .settings import setting as setting

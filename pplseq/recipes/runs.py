@@ -42,7 +42,7 @@ def train(
     stop between two steps, after saving; ``resume`` goes on, to the numbers of a run that was never stopped.
 
     Args:
-        model: name of a recipe: "vlhmm", "lstm", ... (`pplseq.recipes.RECIPES`). data: as the recipe reads it.
+        model: name of a recipe: "vlhmm", "lstm", ... (`pplseq.recipes.recipe.RECIPES`). data: as the recipe reads it.
         folder: the run's: a new one, or with ``resume`` that of a run, which has its model, data and settings.
         watch: who is told how it goes on; nobody by default.
         **settings: of the recipe (`pplseq train MODEL --help`); when resuming those that are free to change.

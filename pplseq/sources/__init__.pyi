@@ -1,13 +1,7 @@
 from pplseq.models.props.source import ArraySource as ArraySource
 from pplseq.models.props.source import CallableSource as CallableSource
-from pplseq.models.props.source import CheckedSource as CheckedSource
 from pplseq.models.props.source import Source as Source
-from pplseq.models.props.source import check_probs as check_probs
-from pplseq.models.props.source import stream_log_probs as stream_log_probs
 
-from .alignment import Alignment as Alignment
-from .alignment import check_alignment as check_alignment
-from .alignment import measure_alignment as measure_alignment
 from .comparison import StreamPair as StreamPair
 from .continuous_cache import ContinuousCache as ContinuousCache
 from .counts import OnlineNGram as OnlineNGram
@@ -18,7 +12,6 @@ from .huggingface import HuggingFaceSource as HuggingFaceSource
 from .mixture import MixtureSource as MixtureSource
 from .model import ModelSource as ModelSource
 from .ngram import NGramSource as NGramSource
-from .personal_model import StreamError as StreamError
 from .settings import StreamOptions as StreamOptions
 from .steering import ConstraintProcessor as ConstraintProcessor
 from .stream import PersonalStream as PersonalStream

@@ -149,7 +149,7 @@ class SourceModel:
     """
 
     def __init__(self, source: Any, name: str) -> None:
-        from pplseq.sources import CheckedSource
+        from pplseq.models.props.source import CheckedSource
 
         self.source = CheckedSource(source, name=name)
 

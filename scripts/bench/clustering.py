@@ -65,7 +65,8 @@ def measure(name: str, folder: Path) -> dict:
     """Run one case in this process."""
     import numpy as np
 
-    from pplseq.data import Vocabulary, average_mutual_information, brown_clusters, read_paths
+    from pplseq.data import Vocabulary, brown_clusters
+    from pplseq.data.clustering import average_mutual_information, read_paths
 
     case = CASES[name]
     index, ids = {}, []

@@ -30,7 +30,7 @@ PROMISED = 1e6  # tokens a second and lag on one core
 def count_pplseq(path, vocabulary):
     import scipy.sparse  # noqa: F401 (loaded before the clock starts, as for the peers)
 
-    from pplseq.data import count_lags
+    from pplseq.data.lag_streaming import count_lags
 
     options = {"max_vocabulary": MAX_VOCABULARY} if vocabulary is None else {"vocabulary": vocabulary}
     began = time.perf_counter()
@@ -114,7 +114,7 @@ def main():
     if arguments.child:
         return child(*arguments.child)
 
-    from pplseq.data import count_lags
+    from pplseq.data.lag_streaming import count_lags
 
     results = {}
     with tempfile.TemporaryDirectory() as folder:

@@ -106,7 +106,7 @@ def evaluate(embed, train, test, tagset: str, options) -> dict:
     """Accuracy on test of a classifier trained on train, both `TaggedText`; `embed(text)` gives (N, h), `<eos>` included."""
     import numpy as np
 
-    from pplseq.data import to_universal
+    from pplseq.data.columns import to_universal
 
     features = [np.ascontiguousarray(embed(part.text)[part.real], dtype=np.float32) for part in (train, test)]
     tags = [part.tags[part.real] for part in (train, test)]

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from pplseq.baselines import KneserNey
-from pplseq.data import Text, Vocabulary, generated_language, load_corpus
+from pplseq.data import Text, Vocabulary, load_corpus
+from pplseq.data.builtin import generated_language
 
 PTB_BY_ORDER = {2: (199.02, 185.70), 3: (157.77, 148.28), 4: (149.90, 142.72), 5: (148.01, 141.19)}  # KenLM's
 

@@ -7,7 +7,8 @@ from torch.nn import functional
 
 from pplseq.baselines import AWDLSTM, HMMRNN, LSTM, RNN, FeedForward, SGDSettings, neural
 from pplseq.baselines.neural import MaximumLikelihood, NeuralLanguageModel
-from pplseq.data import StreamBatches, Text, Vocabulary
+from pplseq.data import Text, Vocabulary
+from pplseq.data.batches import StreamBatches
 from pplseq.runs.evaluation import score_text
 from pplseq.runs.settings import TrainSettings
 from pplseq.runs.training import train

@@ -12,7 +12,10 @@ import numpy as np
 import pytest
 from support.commands import pplseq
 
-from pplseq.data import LagCounts, Text, WordForms, count_lags, load_counts, read_text
+from pplseq.data import Text, load_counts, read_text
+from pplseq.data.lag_counts import LagCounts
+from pplseq.data.lag_streaming import count_lags
+from pplseq.data.vocabulary import WordForms
 
 LINES = [f"a b{i % 3} c 19{i % 4} d{i % 7} b{i % 2}" for i in range(40)]
 

@@ -9,7 +9,7 @@ import time
 from click.testing import CliRunner
 
 from pplseq.cli import COMMANDS, main
-from pplseq.recipes import RECIPES
+from pplseq.recipes.recipe import RECIPES
 
 HEAVY = ("torch", "pyro", "numpy", "tqdm", "safetensors", "matplotlib")
 

@@ -10,8 +10,7 @@ from click.testing import CliRunner
 from pplseq import evaluate
 from pplseq.cli import main
 from pplseq.models import IOHMM, LDS
-from pplseq.recipes import RECIPES
-from pplseq.recipes.recipe import Recipe
+from pplseq.recipes.recipe import RECIPES, Recipe
 
 TAGGED = "the_DET dog_NOUN barks_VERB\na_DET cat_NOUN sleeps\n"
 TABLE = "id,a,y\n1,0.1,1.0\n1,0.3,2.0\n1,0.2,1.5\n2,0.5,0.5\n2,0.1,\n2,0.4,1.0\n"

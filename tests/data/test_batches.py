@@ -6,7 +6,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pplseq.data import SentenceBatches, StreamBatches, Text, Vocabulary, load_corpus
+from pplseq.data import Text, Vocabulary, load_corpus
+from pplseq.data.batches import SentenceBatches, StreamBatches
 
 
 def text_of(line_lengths, article_starts=None):

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from pplseq.data import generated_language, load_corpus, python_reference_text
-from pplseq.data.builtin import python_reference_topics
+from pplseq.data import load_corpus
+from pplseq.data.builtin import generated_language, python_reference_text, python_reference_topics
 
 
 def test_python_reference_text_is_natural():

@@ -4,7 +4,8 @@ import gzip
 
 import pytest
 
-from pplseq.data import PTB_TO_UNIVERSAL, UNIVERSAL_TAGS, read_columns, read_conllu, to_universal
+from pplseq.data import read_columns, read_conllu
+from pplseq.data.columns import PTB_TO_UNIVERSAL, UNIVERSAL_TAGS, to_universal
 
 CONLL2000 = "The DT B-NP\ndog NN I-NP\nbarks VBZ B-VP\n\n\n. . O\n   \n"
 CONLLU = """# sent_id = 1

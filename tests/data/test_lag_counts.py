@@ -12,11 +12,13 @@ from hypothesis import strategies as st
 from support.grids import grid
 from support.lag_texts import dense, drawn_lines
 
-from pplseq.data import LagCounts, Text, Vocabulary, WordForms, load_corpus, read_text
+from pplseq.data import Text, Vocabulary, load_corpus, read_text
 from pplseq.data import streams as reading
 from pplseq.data.lag_counting import PairCounter
+from pplseq.data.lag_counts import LagCounts
 from pplseq.data.lag_files import load_counts, save_counts
 from pplseq.data.lag_streaming import count_lags
+from pplseq.data.vocabulary import WordForms
 
 ARTICLES = """
  = One =

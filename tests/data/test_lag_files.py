@@ -7,7 +7,8 @@ import pytest
 from support.lag_texts import drawn_lines
 from support.stored import rewrite
 
-from pplseq.data import LagCounts, Text
+from pplseq.data import Text
+from pplseq.data.lag_counts import LagCounts
 from pplseq.data.lag_files import load_counts, save_counts
 
 

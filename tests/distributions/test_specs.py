@@ -5,16 +5,10 @@ import math
 import pytest
 import torch
 
-from pplseq.distributions import (
-    BlockEmission,
-    BlockLayout,
-    CategoricalEmission,
-    DenseTransition,
-    EmbeddingTransition,
-    GaussianEmission,
-    StepTransition,
-    TableTransition,
-)
+from pplseq.distributions import CategoricalEmission, DenseTransition, GaussianEmission
+from pplseq.distributions.block import BlockEmission, EmbeddingTransition, TableTransition
+from pplseq.distributions.blocks import BlockLayout
+from pplseq.distributions.dense import StepTransition
 from pplseq.kernels.log_semiring import log1mexp
 
 F64 = torch.float64

@@ -4,8 +4,8 @@ import math
 
 import torch
 
-from pplseq.distributions import Belief, StateVar
-from pplseq.distributions.state import broadcast_shapes, gather_last, take_rows
+from pplseq.distributions import Belief
+from pplseq.distributions.state import StateVar, broadcast_shapes, gather_last, take_rows
 
 close = torch.testing.assert_close
 

@@ -7,19 +7,11 @@ import torch
 from support.oracles.discrete import enumerate_paths
 from torch.distributions import constraints
 
-from pplseq.distributions import (
-    MISSING,
-    Belief,
-    BlockEmission,
-    BlockLayout,
-    CategoricalEmission,
-    DenseTransition,
-    EmbeddingTransition,
-    StateCategorical,
-    StepTransition,
-    TableTransition,
-)
-from pplseq.distributions.blocks import WordGroups
+from pplseq.distributions import MISSING, Belief, CategoricalEmission, DenseTransition
+from pplseq.distributions.block import BlockEmission, EmbeddingTransition, TableTransition
+from pplseq.distributions.blocks import BlockLayout, WordGroups
+from pplseq.distributions.dense import StepTransition
+from pplseq.distributions.state import StateCategorical
 from pplseq.infer.discrete.build import build_chain
 
 F64 = torch.float64

@@ -10,7 +10,7 @@ import pytest
 from pplseq import checks
 from pplseq.baselines import AWDLSTM, HMMRNN, LSTM, RNN, FeedForward
 from pplseq.models import VLHMM
-from pplseq.recipes import RECIPES
+from pplseq.recipes.recipe import RECIPES
 from pplseq.recipes.settings import (
     Duration,
     bounds,

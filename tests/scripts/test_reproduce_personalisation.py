@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 from support.scripts import load_script
 
-from pplseq.sources import CallableSource, MixtureSource, OnlineNGram, UnigramCache, stream_log_probs
+from pplseq.models.props.source import stream_log_probs
+from pplseq.sources import CallableSource, MixtureSource, OnlineNGram, UnigramCache
 
 
 @pytest.fixture(scope="module")

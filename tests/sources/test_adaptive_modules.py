@@ -11,14 +11,8 @@ import torch
 from pplseq.baselines import LSTM
 from pplseq.data import Vocabulary
 from pplseq.models import PROPSLearner
-from pplseq.sources import (
-    ContinuousCache,
-    DynamicEvaluation,
-    HuggingFaceSource,
-    ModelSource,
-    TorchLanguageModelSource,
-    stream_log_probs,
-)
+from pplseq.models.props.source import stream_log_probs
+from pplseq.sources import ContinuousCache, DynamicEvaluation, HuggingFaceSource, ModelSource, TorchLanguageModelSource
 from pplseq.sources.weights import WeightedSource
 from tests.support.letter_pieces import Letters
 

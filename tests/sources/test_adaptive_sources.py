@@ -10,15 +10,9 @@ from support.grids import grid
 from pplseq.baselines import LSTM, RNN
 from pplseq.data import Vocabulary
 from pplseq.models import HMM, PROPSLearner
-from pplseq.sources import (
-    ContinuousCache,
-    DynamicEvaluation,
-    ModelSource,
-    TorchLanguageModelSource,
-    UnigramCache,
-    check_alignment,
-    stream_log_probs,
-)
+from pplseq.models.props.source import stream_log_probs
+from pplseq.sources import ContinuousCache, DynamicEvaluation, ModelSource, TorchLanguageModelSource, UnigramCache
+from pplseq.sources.alignment import check_alignment
 
 WORDS = Vocabulary((*"abcdefg", "<eos>", "<unk>"))
 V = len(WORDS)

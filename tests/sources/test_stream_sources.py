@@ -12,10 +12,10 @@ import torch
 from pplseq.baselines import LSTM, RNN, FeedForward, KneserNey
 from pplseq.data import Text, Vocabulary
 from pplseq.models import HMM, VLHMM
+from pplseq.models.props.source import CheckedSource, stream_log_probs
 from pplseq.sources import (
     ArraySource,
     CallableSource,
-    CheckedSource,
     MixtureSource,
     ModelSource,
     NGramSource,
@@ -23,10 +23,8 @@ from pplseq.sources import (
     Source,
     TorchLanguageModelSource,
     UnigramCache,
-    check_alignment,
-    measure_alignment,
-    stream_log_probs,
 )
+from pplseq.sources.alignment import check_alignment, measure_alignment
 
 NUM_WORDS = 7  # w0..w4, <eos>, <unk>
 

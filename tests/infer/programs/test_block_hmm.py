@@ -9,14 +9,8 @@ from pyro import poutine
 from pyro.infer import SVI, Trace_ELBO
 from support.oracles.discrete import enumerate_paths
 
-from pplseq.distributions import (
-    Belief,
-    BlockHMM,
-    CategoricalEmission,
-    DenseTransition,
-    GaussianEmission,
-    StepTransition,
-)
+from pplseq.distributions import Belief, BlockHMM, CategoricalEmission, DenseTransition, GaussianEmission
+from pplseq.distributions.dense import StepTransition
 from pplseq.infer.discrete.build import build_chain
 from pplseq.models.vlhmm.program import VLHMM
 
