@@ -1,30 +1,126 @@
-"""Models of regimes whose steps are regressed on inputs and on earlier steps: their chains and draws, without the program."""
+"""Models of states whose steps are regressed on inputs and on the steps before: data, draws and forecasts, which they share."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
+from pplseq import checks
+from pplseq.distributions.dense import DenseTransition
 from pplseq.infer.discrete.chain import Chain
+from pplseq.infer.discrete.mixtures import PathMixture
+from pplseq.infer.fit.em import Batch
+from pplseq.infer.forecasts import Forecast
 from pplseq.models.base import Given
 from pplseq.models.estimator import Estimator
-from pplseq.models.lds.arguments import check_inputs
+from pplseq.models.hmm.tables import DTYPES
+from pplseq.models.lds.arguments import check_inputs, inputs_ahead, one_to_come, to_come, with_inputs
 
 
 class RegressedSteps(Estimator):
-    """``seen_before(given, inputs)`` is what steps are regressed on: called with a step, its row; ``values`` of all steps, and
-    ``last`` the observation before, where there are none yet."""
+    """The first ``order`` observations x (B, T, D) of a row are given, and explained by nothing.
 
+    Subclasses give ``regressors``, ``level``, ``_regressions_ahead`` and ``steps_are``, what messages call the observations.
+    """
+
+    order: int
     num_inputs: int
+    num_features: int  # pyright: ignore[reportIncompatibleVariableOverride]
+    steps_are: str
+    _config: dict[str, Any]
 
-    def seen_before(self, given: Given, inputs: Tensor | None) -> Any:
+    def regressors(self, past: Tensor, inputs: Tensor | None) -> Tensor:
+        """(B, T, K) of what each step is regressed on; past: (B, p + T, D), of which the first p come before the first step."""
         raise NotImplementedError
 
-    def _told(self, x, lengths, start, inputs, known):
+    def level(self) -> Tensor:
+        """(D,) what stands for the observations before the first one where they are drawn."""
+        raise NotImplementedError
+
+    def _regressions_ahead(self, about: Tensor, before: Tensor | None, num_steps: int) -> tuple[list[Tensor], Tensor]:
+        """Of each step to come (B or 1, Z, D, 1 + p D) what is expected of x - about, of 1 and the p vectors x - about before;
+        and (Z, D, D) covariances of what is left. before: (B, p + K, U) inputs of the last p steps and of those to come."""
+        raise NotImplementedError
+
+    def _of_states(self, probs: Tensor) -> Tensor:
+        """Probabilities of the states of the chain, as the model tells them."""
+        return probs
+
+    @property
+    def config(self) -> dict[str, Any]:
+        return self._config | {"dtype": next(name for name, value in DTYPES.items() if value == self.reference.dtype)}
+
+    def _values_given(self, given: dict[str, Any]) -> dict[str, Tensor]:
+        """All parameters by name, those that are given in the place of their own; nothing is set.
+
+        Raises:
+            ValueError: for other names and shapes, what is not finite, and rows that are no probabilities.
+        """
+        values = {name: value.detach().clone() for name, value in self.estimates().items()}
+        for name, value in given.items():
+            if name not in values:
+                raise ValueError(f"{name}: this model has none.{checks.nearest(name, values)}")
+            value = checks.shape(name, checks.numbers(name, value).double().to(self.reference), values[name].shape)
+            values[name] = value = checks.finite(name, value)
+            if name in ("transition", "initial"):
+                if not bool(((value >= 0).all(-1) & ((value.sum(-1) - 1).abs() < 1e-4)).all()):
+                    raise ValueError(f"{name}: every row must hold probabilities that sum to 1")
+        return values
+
+    # ---------------------------------------------------------------- data
+    def _as_batch(self, x, lengths=None, *, states=None, inputs=None) -> Batch:
+        """x, its lengths, known states and inputs as tensors; see the class of all estimators."""
+        batch = super()._as_batch(x, lengths, states=states)
+        if inputs is not None:
+            inputs = self._inputs_in_form(inputs, lengths, size=self.num_inputs, beside=x)
+            x, _ = self._in_form(x, lengths)
+        return with_inputs(batch, inputs, x, self.num_inputs)
+
+    def _check_observations(self, x: Tensor) -> None:
+        size, what = self.num_features, self.steps_are
+        if not isinstance(x, Tensor) or not x.is_floating_point() or x.dim() != 3 or x.shape[-1] != size:
+            got = f"{x.dtype} of shape {tuple(x.shape)}" if isinstance(x, Tensor) else type(x).__name__
+            raise ValueError(f"x must be a floating-point tensor (B, T, {size}), got {got}")
+        if bool(x.isinf().any()):
+            raise ValueError("x must be finite (NaN marks what is missing), got infinite values")
+        if self.order and x.shape[1] <= self.order:
+            raise ValueError(
+                f"x: the first {self.order} {what} are given, not explained; rows must be longer, got {x.shape[1]}"
+            )
+        missing = x.isnan()
+        if self.order and bool(missing.any()):
+            raise ValueError(
+                "x: a number is missing (NaN), and those after it are regressed on it; fill it, split the row there, or use LDS"
+            )
+        if bool((missing.any(-1) != missing.all(-1)).any()):
+            raise ValueError("x: a vector is missing in part; ARHMM takes whole vectors or none, HMM and LDS take parts")
+
+    def _check_start(self, start, num_rows: int) -> None:
+        super()._check_start(start, num_rows)
+        if start is not None and self.order:
+            raise ValueError(f"start: a row that goes on needs the {self.steps_are} before it; give the whole row")
+
+    def observed(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """x without gaps, and which steps are explained: those that have all their lags."""
+        seen = ~x.isnan().any(-1)
+        seen[:, : self.order] = False
+        return x.to(self.reference.dtype).nan_to_num(0.0), seen
+
+    def _explained(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """:meth:`observed`, without the steps behind the ends of rows."""
+        x, seen = self.observed(batch.x)
+        if batch.lengths is not None:
+            seen = seen & (torch.arange(x.shape[1], device=x.device) < batch.lengths.unsqueeze(-1))
+        return x, seen
+
+    # ---------------------------------------------------------------- the chain without the program
+    def _told(self, x, lengths, start, inputs, known) -> tuple[Given, SeenBefore, tuple[Any, Any]]:
         """What the program was called with, what its steps are regressed on, and the two specs."""
         given = self.given(x, lengths, start, **known)
-        return given, self.seen_before(given, check_inputs(inputs, given.shape, self.num_inputs, lengths)), self.specs()
+        see = SeenBefore(self, given, check_inputs(inputs, given.shape, self.num_inputs, lengths))
+        return given, see, self.specs()
 
     def _direct_chain(self, x, lengths=None, start=None, *, inputs=None, **known) -> Chain | None:
         if not self._is_one_chain:
@@ -42,3 +138,84 @@ class RegressedSteps(Estimator):
             return emission(z, inputs=see(t))
 
         return given.draw(lambda z, t, x: transition(z), emit, start)
+
+    # ---------------------------------------------------------------- what comes next
+    def predict_next(self, x, lengths=None, *, inputs=None, next_inputs=None) -> Forecast:  # pyright: ignore
+        """:meth:`forecast` of one step; next_inputs: (B, U), or (U,) for all rows."""
+        return self.forecast(x, 1, lengths, inputs=inputs, future_inputs=one_to_come(self, next_inputs)).step(0)
+
+    @torch.no_grad()
+    def forecast(self, x, num_steps: int | None = None, lengths=None, *, inputs=None, future_inputs=None) -> Forecast:  # pyright: ignore
+        """Means and covariances of the next K = num_steps steps, exactly: moments of the lags travel with every state.
+
+        Args:
+            x, lengths, inputs: the past. future_inputs: (B, K, U), or (K, U) for all rows; num_steps may then be left out.
+
+        Source: O. L. V. Costa, M. D. Fragoso and R. P. Marques (2005), Discrete-time Markov jump linear systems, section 3.2.
+        Cost: Z (1 + p D)^3 a step and row.
+        """
+        ahead, num_steps = inputs_ahead(self, x, num_steps, future_inputs, lengths)
+        batch, chain = self._posterior(x, lengths, inputs=inputs)
+        rows, order, size, device = len(batch.x), self.order, self.num_features, batch.x.device
+        future = to_come(ahead, rows, num_steps, self.num_inputs, self.reference)
+        ends = torch.full((rows,), batch.x.shape[1], device=device) if batch.lengths is None else batch.lengths.to(device)
+        if bool((ends < order).any()):
+            raise ValueError(
+                f"x: a forecast goes on from the last {order} {self.steps_are}; the shortest row has {int(ends.min())}"
+            )
+        each, back = torch.arange(rows, device=device).unsqueeze(-1), torch.arange(order, device=device)
+        steps = ends.unsqueeze(-1) - 1 - back
+        recent = self.observed(batch.x)[0][each, steps]  # (B, p, D), the last one first
+        about = recent[:, 0] if order else self.level().expand(rows, -1)  # moments about it do not cancel
+        vector = torch.cat([recent.new_ones(rows, 1), (recent - about.unsqueeze(1)).flatten(1)], -1)
+        before = None
+        if future is not None and batch.inputs is not None:
+            before = torch.cat([batch.inputs[each, steps.flip(-1)], future], 1)
+        expected, noise = self._regressions_ahead(about, before, num_steps)
+        transition: DenseTransition = self.specs()[0]
+        matrix, last = transition.matrix.exp(), 1 + order * size
+        now = states = chain.filtered().log_probs.exp().reshape(rows, -1)
+        second = states[..., None, None] * (vector.unsqueeze(-1) * vector.unsqueeze(-2)).unsqueeze(1)
+        one, kept = torch.eye(last).to(vector)[:1], torch.eye(last).to(vector)[1 : last - size]  # the oldest is dropped
+        moves, found = [], []
+        for row in expected:
+            row = row.expand(rows, -1, -1, -1)
+            move = torch.cat([part.expand(*row.shape[:2], -1, -1) for part in (one, row, kept)], -2)
+            moves.append(move)
+            states, second = states @ matrix, torch.einsum("ij,biuv->bjuv", matrix, second)
+            second = move @ second @ move.mT
+            second[..., 1 : 1 + size, 1 : 1 + size] += states[..., None, None] * noise
+            mean = second[..., 0, 1 : 1 + size].sum(1)
+            spread = second[..., 1 : 1 + size, 1 : 1 + size].sum(1) - mean.unsqueeze(-1) * mean.unsqueeze(-2)
+            found.append((self._of_states(states).log(), mean + about, spread))
+            second = second[..., :last, :last]
+        log_probs, means, covariances = (torch.stack(parts, 1) for parts in zip(*found, strict=True))
+        told = Forecast(log_probs, None, means, covariances, PathMixture(now, matrix, vector, moves, noise, about))
+        return self._labelled(told, x, lengths, num_steps, ahead=future_inputs)
+
+
+class SeenBefore:
+    """What a step is regressed on, of observations that are there or are being drawn.
+
+    ``values``: (B, T, K) of all steps, or None where they are yet to be drawn; ``last``: then the one that was drawn last.
+    """
+
+    def __init__(self, model: RegressedSteps, given: Given, inputs: Tensor | None):
+        self.model, self.inputs, self.values = model, inputs, None
+        self.drawn: list[Tensor] = []
+        self.last: Tensor | None = None
+        (rows, steps), level = given.shape, model.level().detach()
+        self.first = level.expand(rows, model.order, -1)
+        if not (given.generates and model.order):
+            past = level.expand(rows, steps, -1) if given.x is None else model.observed(given.x)[0]
+            self.values = model.regressors(torch.cat([self.first, past], 1), inputs)
+
+    def __call__(self, t) -> Tensor:
+        """(B, K) of step t."""
+        if self.values is not None:
+            return self.values[:, t]
+        if self.last is not None:
+            self.drawn.append(self.last)
+        past = torch.stack([*self.first.unbind(1), *self.drawn, self.first[:, 0]], 1)  # the last one is not read
+        inputs = None if self.inputs is None else self.inputs[:, : t + 1]
+        return self.model.regressors(past, inputs)[:, t]

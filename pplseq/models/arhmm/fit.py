@@ -22,7 +22,7 @@ SEGMENTS = 4  # stretches a state that a start gives to it
 
 def regression_statistics(model: ARHMMParameters, probs: Tensor, batch: Batch) -> Statistics:
     """Sums over steps of every state's regression, about its current weights, weighted by probs (B, T, Z); and of the data."""
-    x, seen = model.explained(batch)
+    x, seen = model._explained(batch)
     past = torch.cat([x.new_zeros(len(x), model.order, x.shape[-1]), x], 1)
     rows = model.regressors(past, batch.inputs)[seen].double()
     target, weight = (x[seen] - model.centre).double(), probs[seen].double()
@@ -70,7 +70,7 @@ def m_step(model: ARHMMParameters, statistics: Statistics) -> list[str]:
 @torch.no_grad()
 def start(model: ARHMMParameters, batch: Batch) -> None:
     """Regressions of stretches of the data that are dealt out to the states at random, those of known states to theirs."""
-    x, seen = model.explained(batch)
+    x, seen = model._explained(batch)
     states, steps = model.num_states, int(seen.sum())
     length = max(1, steps // (SEGMENTS * states))
     owner = torch.cat([torch.randperm(states) for _ in range(steps // length // states + 1)]).repeat_interleave(length)

@@ -12,15 +12,14 @@ from pplseq.distributions.conditional import ConditionalEmission
 from pplseq.distributions.dense import DenseTransition, GaussianEmission
 from pplseq.infer.fit.em import Batch
 from pplseq.infer.fit.held import Slot, held
-from pplseq.models.estimator import Estimator
 from pplseq.models.hmm.tables import DTYPES
-from pplseq.models.lds.arguments import with_inputs
 from pplseq.models.lds.parameters import scale_of
+from pplseq.models.regressed import RegressedSteps
 
 PERSISTENCE = 3.0  # first logits of staying
 
 
-class ARHMMParameters(Estimator):
+class ARHMMParameters(RegressedSteps):
     """What an autoregressive HMM learns; see the class that has the program.
 
     Weights are those of x - centre, the mean of the data fitted, so that digits are kept where data lie far from zero;
@@ -29,7 +28,7 @@ class ARHMMParameters(Estimator):
 
     centre: Tensor
     num_words = None
-    num_features: int
+    steps_are = "vectors"
 
     def __init__(self, num_states: int, num_features: int, order: int, num_inputs: int, dtype: str):
         super().__init__()
@@ -48,10 +47,6 @@ class ARHMMParameters(Estimator):
             num_states=self.num_states, num_features=self.num_features, order=self.order, num_inputs=self.num_inputs
         )
         self.drawn()
-
-    @property
-    def config(self) -> dict[str, Any]:
-        return self._config | {"dtype": next(name for name, value in DTYPES.items() if value == self.reference.dtype)}
 
     # ---------------------------------------------------------------- values
     @property
@@ -89,16 +84,7 @@ class ARHMMParameters(Estimator):
         Raises:
             ValueError: for other names and shapes, rows that are no probabilities, and matrices that are no covariances.
         """
-        values = {name: value.clone() for name, value in self.estimates().items()}
-        for name, value in given.items():
-            if name not in values:
-                raise ValueError(f"{name}: this model has none.{checks.nearest(name, values)}")
-            value = checks.shape(name, torch.as_tensor(value, dtype=torch.float64).to(self.reference), values[name].shape)
-            values[name] = checks.finite(name, value)
-            if name in ("transition", "initial") and not bool(
-                ((values[name] >= 0).all(-1) & ((values[name].sum(-1) - 1).abs() < 1e-4)).all()
-            ):
-                raise ValueError(f"{name}: every row must hold probabilities that sum to 1")
+        values = self._values_given(given)
         factors = [scale_of(f"covariances[{z}]", value) for z, value in enumerate(values["covariances"])]
         if not all(bool((factor.diagonal() > 0).all()) for factor in factors):
             raise ValueError("covariances must be positive definite, got a singular one")
@@ -142,52 +128,8 @@ class ARHMMParameters(Estimator):
             raise ValueError("fixed: 'em' holds weights of all columns of a regressor alike; use method 'lbfgs'")
 
     # ---------------------------------------------------------------- data
-    def _as_batch(self, x, lengths=None, *, states=None, inputs=None) -> Batch:
-        """x, its lengths, known states and inputs as tensors; see the class of all estimators."""
-        batch = super()._as_batch(x, lengths, states=states)
-        if inputs is not None:
-            inputs = self._inputs_in_form(inputs, lengths, size=self.num_inputs, beside=x)
-            x, _ = self._in_form(x, lengths)
-        return with_inputs(batch, inputs, x, self.num_inputs)
-
-    def _check_observations(self, x: Tensor) -> None:
-        size = self.num_features
-        if not isinstance(x, Tensor) or not x.is_floating_point() or x.dim() != 3 or x.shape[-1] != size:
-            got = f"{x.dtype} of shape {tuple(x.shape)}" if isinstance(x, Tensor) else type(x).__name__
-            raise ValueError(f"x must be a floating-point tensor (B, T, {size}), got {got}")
-        if self.order and x.shape[1] <= self.order:
-            raise ValueError(
-                f"x: the first {self.order} vectors are given, not explained; rows must be longer, got {x.shape[1]}"
-            )
-        if bool(x.isinf().any()):
-            raise ValueError("x must be finite (NaN marks what is missing), got infinite values")
-        missing = x.isnan()
-        if self.order and bool(missing.any()):
-            raise ValueError(
-                "x: a number is missing (NaN), and those after it are regressed on it; fill it, split the row there, or use LDS"
-            )
-        if bool((missing.any(-1) != missing.all(-1)).any()):
-            raise ValueError("x: a vector is missing in part; ARHMM takes whole vectors or none, HMM and LDS take parts")
-
-    def observed(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """x without gaps, and which steps are explained: those that have all their lags."""
-        seen = ~x.isnan().any(-1)
-        seen[:, : self.order] = False
-        return x.to(self.reference.dtype).nan_to_num(0.0), seen
-
-    def explained(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """:meth:`observed`, without the steps behind the ends of rows."""
-        x, seen = self.observed(batch.x)
-        if batch.lengths is not None:
-            seen = seen & (torch.arange(x.shape[1], device=x.device) < batch.lengths.unsqueeze(-1))
-        return x, seen
-
     def regressors(self, past: Tensor, inputs: Tensor | None) -> Tensor:
-        """(B, T, K) of 1, the lags about the centre and inputs.
-
-        Args:
-            past: (B, p + T, D), of which the first p come before the first step.
-        """
+        """(B, T, K) of 1, the lags about the centre and inputs; see the class of all such models."""
         steps, past = past.shape[1] - self.order, past - self.centre
         parts = [past.new_ones(len(past), steps, 1)]
         parts += [past[:, self.order - lag : self.order - lag + steps] for lag in range(1, self.order + 1)]
@@ -196,7 +138,7 @@ class ARHMMParameters(Estimator):
     @torch.no_grad()
     def _check_data(self, batch: Batch) -> None:
         """Refuses data of which nothing can be learned, and goes over to their mean: parameters stay what they are."""
-        x, seen = self.explained(batch)
+        x, seen = self._explained(batch)
         rows = x[seen]
         if len(rows) <= self.weights.shape[-1]:
             raise ValueError(f"x: {self.weights.shape[-1]} weights of every number need more than {len(rows)} vectors")
@@ -209,6 +151,22 @@ class ARHMMParameters(Estimator):
         self.weights[..., 0] = values["constants"] - self.centre + about
 
     # ---------------------------------------------------------------- distributions
+    def level(self) -> Tensor:
+        return self.centre
+
+    def _regressions_ahead(self, about: Tensor, before: Tensor | None, num_steps: int) -> tuple[list[Tensor], Tensor]:
+        order, size = self.order, self.num_features
+        constants, lags, inputs = self.weights.split([1, order * size, self.num_inputs], -1)
+        summed = lags.unflatten(-1, (order, size)).sum(-2)
+        level = constants.squeeze(-1) + self.centre + (summed @ (about - self.centre)[:, None, :, None]).squeeze(-1)
+        found = []
+        for step in range(num_steps):
+            constant = level - about.unsqueeze(1)
+            if before is not None:
+                constant = constant + (inputs @ before[:, order + step, None, :, None]).squeeze(-1)
+            found.append(torch.cat([constant.unsqueeze(-1), lags.expand(len(about), -1, -1, -1)], -1))
+        return found, self.covariances
+
     def specs(self) -> tuple[DenseTransition, ConditionalEmission]:
         """Transition of states, and emission given regressors (B, K)."""
         weights, factor, centre = self.weights, self.scale_tril, self.centre

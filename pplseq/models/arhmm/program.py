@@ -5,23 +5,18 @@ from __future__ import annotations
 from typing import Unpack
 
 import pyro
-import torch
 from torch import Tensor
 
 from pplseq.distributions.state import Belief
 from pplseq.infer.discrete.chain import Chain
-from pplseq.infer.discrete.mixtures import PathMixture
 from pplseq.infer.fit.em import Batch, Statistics
-from pplseq.infer.forecasts import Forecast
 from pplseq.infer.programs.markov import markov
 from pplseq.models.arhmm.fit import m_step, regression_statistics, start
 from pplseq.models.arhmm.parameters import ARHMMParameters
-from pplseq.models.base import Given, Sizes, one_chain
-from pplseq.models.lds.arguments import inputs_ahead, one_to_come, to_come
-from pplseq.models.regressed import RegressedSteps
+from pplseq.models.base import Sizes, one_chain
 
 
-class ARHMM(RegressedSteps, ARHMMParameters):
+class ARHMM(ARHMMParameters):
     """States z_t move as a Markov chain, and vectors follow the autoregression of their state, exactly:
 
         x_t ~ N(constants[z_t] + sum_l lags[z_t, l] x_{t-l} + inputs[z_t] u_t, covariances[z_t])
@@ -86,14 +81,6 @@ class ARHMM(RegressedSteps, ARHMMParameters):
                         see.last = pyro.sample(f"x_{t}", emission(z, inputs=see(t)), obs=given.value(t))
         return x
 
-    def seen_before(self, given: Given, inputs: Tensor | None) -> Lags:
-        return Lags(self, given, inputs)
-
-    def _check_start(self, start, num_rows: int) -> None:
-        super()._check_start(start, num_rows)
-        if start is not None and self.order:
-            raise ValueError("start: a row that goes on needs the vectors before it; give the whole row")
-
     # ---------------------------------------------------------------- what EM asks for (see pplseq.infer.fit.em)
     def initialize(self, batch: Batch, how: str = "") -> None:
         """Regressions of stretches of the data that are dealt out to the states at random."""
@@ -106,81 +93,3 @@ class ARHMM(RegressedSteps, ARHMMParameters):
 
     def maximize(self, statistics: Statistics) -> list[str]:
         return m_step(self, statistics)
-
-    # ---------------------------------------------------------------- what comes next
-    def predict_next(self, x, lengths=None, *, inputs=None, next_inputs=None) -> Forecast:  # pyright: ignore
-        """:meth:`forecast` of one step; next_inputs: (B, U), or (U,) for all rows."""
-        return self.forecast(x, 1, lengths, inputs=inputs, future_inputs=one_to_come(self, next_inputs)).step(0)
-
-    @torch.no_grad()
-    def forecast(self, x, num_steps: int | None = None, lengths=None, *, inputs=None, future_inputs=None) -> Forecast:  # pyright: ignore
-        """Means and covariances of the next K = num_steps vectors, exactly: moments of the lags travel with every state.
-
-        Args:
-            x, lengths, inputs: the past. future_inputs: (B, K, U), or (K, U) for all rows; num_steps may then be left out.
-
-        Source: O. L. V. Costa, M. D. Fragoso and R. P. Marques (2005), Discrete-time Markov jump linear systems, section 3.2.
-        Cost: Z (p D)^3 a step and row.
-        """
-        ahead, num_steps = inputs_ahead(self, x, num_steps, future_inputs, lengths)
-        batch, chain = self._posterior(x, lengths, inputs=inputs)
-        rows, order, size = len(batch.x), self.order, self.num_features
-        future = to_come(ahead, rows, num_steps, self.num_inputs, self.reference)
-        ends = torch.full((rows,), batch.x.shape[1]) if batch.lengths is None else batch.lengths.cpu()
-        if bool((ends < order).any()):
-            raise ValueError(f"x: a forecast goes on from the last {order} vectors; the shortest row has {int(ends.min())}")
-        steps = (ends.unsqueeze(-1) - 1 - torch.arange(order)).to(batch.x.device)
-        recent = batch.x[torch.arange(rows, device=batch.x.device).unsqueeze(-1), steps]  # (B, p, D), the last one first
-        about = recent[:, 0] if order else self.centre.expand(rows, -1)  # moments about it do not cancel
-        vector = torch.cat([recent.new_ones(rows, 1), (recent - about.unsqueeze(1)).flatten(1)], -1)
-        states = chain.filtered().log_probs.exp().reshape(rows, -1)
-        second = states[..., None, None] * (vector.unsqueeze(-1) * vector.unsqueeze(-2)).unsqueeze(1)
-        matrix, last = torch.softmax(self.transition_logits, -1), 1 + order * size
-        lags = self.weights[..., 1:last]
-        keep = torch.eye(last).to(vector)
-        summed = lags.reshape(*lags.shape[:2], order, size).sum(-2)
-        level = self.weights[..., 0] + self.centre + (summed @ (about - self.centre)[:, None, :, None]).squeeze(-1)
-        found, moves, now_states = [], [], states
-        for step in range(num_steps):
-            states, second = states @ matrix, torch.einsum("ij,biuv->bjuv", matrix, second)
-            constant = level - about.unsqueeze(1)
-            if future is not None:
-                constant = constant + (self.weights[..., last:] @ future[:, step, None, :, None]).squeeze(-1)
-            now = torch.cat([constant.unsqueeze(-1), lags.expand(rows, -1, -1, -1)], -1)
-            fixed = [part.expand(rows, self.num_states, -1, -1) for part in (keep[:1], keep[1 : last - size])]
-            move = torch.cat([fixed[0], now, fixed[1]], -2)
-            moves.append(move)
-            second = move @ second @ move.mT
-            second[..., 1 : 1 + size, 1 : 1 + size] += states[..., None, None] * self.covariances
-            mean = second[..., 0, 1 : 1 + size].sum(1)
-            spread = second[..., 1 : 1 + size, 1 : 1 + size].sum(1) - mean.unsqueeze(-1) * mean.unsqueeze(-2)
-            found.append((mean + about, spread, states))
-            second = second[..., :last, :last]
-        paths = PathMixture(now_states, matrix, vector, moves, self.covariances, about)
-        means, covariances, states = (torch.stack(parts, 1) for parts in zip(*found, strict=True))
-        told = Forecast(states.log(), None, means, covariances, paths)
-        return self._labelled(told, x, lengths, num_steps, ahead=future_inputs)
-
-
-class Lags:
-    """What a step is regressed on, of vectors that are there or are being drawn."""
-
-    def __init__(self, model: ARHMM, given: Given, inputs: Tensor | None):
-        self.model, self.inputs, self.values = model, inputs, None
-        self.drawn: list[Tensor] = []
-        self.last: Tensor | None = None  # the vector that was drawn last
-        rows, steps = given.shape
-        self.first = model.centre.expand(rows, model.order, -1)
-        if not (given.generates and model.order):
-            past = model.centre.expand(rows, steps, -1) if given.x is None else model.observed(given.x)[0]
-            self.values = model.regressors(torch.cat([self.first, past], 1), inputs)
-
-    def __call__(self, t) -> Tensor:
-        """(B, K) of step t."""
-        if self.values is not None:
-            return self.values[:, t]
-        if self.last is not None:
-            self.drawn.append(self.last)
-        past = torch.stack([*self.first.unbind(1), *self.drawn, self.first[:, 0]], 1)  # the last one is not read
-        inputs = None if self.inputs is None else self.inputs[:, : t + 1]
-        return self.model.regressors(past, inputs)[:, t]

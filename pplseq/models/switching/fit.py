@@ -30,7 +30,7 @@ def moments_of(model: SwitchingParameters, counts: Any, x: Tensor, seen: Tensor,
     probs = counts.marginals.probs
     x, inputs = model.in_units(x, batch.inputs)
     past = torch.cat([x.new_zeros(len(x), model.order), x], 1)
-    rows = model.regressors(past, inputs)
+    rows = model.regressors(past.unsqueeze(-1), inputs)
     weight = (probs * seen.unsqueeze(-1)).flatten(0, 1).double()
     joint = torch.cat([x.unsqueeze(-1), rows], -1).flatten(0, 1).double()
     size = joint.shape[-1]

@@ -17,9 +17,8 @@ from pplseq.distributions.state import Emission, Transition
 from pplseq.distributions.stationary import stationary_log_probs
 from pplseq.infer.fit.em import Batch
 from pplseq.infer.fit.held import Slot
-from pplseq.models.estimator import Estimator
 from pplseq.models.hmm.tables import DTYPES
-from pplseq.models.lds.arguments import with_inputs
+from pplseq.models.regressed import RegressedSteps
 from pplseq.models.switching.start import num_drawn, race, regressions_of_segments
 
 PARTS = ("mean", "inputs", "lags", "variance")
@@ -27,13 +26,14 @@ MAX_HISTORIES = 4096
 PERSISTENCE = 3.0  # first logits of staying: regimes that do not last are rarely what is looked for
 
 
-class SwitchingParameters(Estimator):
+class SwitchingParameters(RegressedSteps):
     """What a switching regression learns; see the class that has the program.
 
     Parameters are those of (x - centre) / unit and inputs / input_units, which a fit takes from its data: so a fit, EM's sums
     and second derivatives do not depend on the units that the data come in. ``estimates`` and the queries are in those.
     """
 
+    steps_are = "numbers"
     regime_of: Tensor
     lags_weights: Tensor
     unit: Tensor
@@ -90,10 +90,6 @@ class SwitchingParameters(Estimator):
         )  # fmt: skip
         self.drawn()
 
-    @property
-    def config(self) -> dict[str, Any]:
-        return self._config | {"dtype": next(name for name, value in DTYPES.items() if value == self.reference.dtype)}
-
     # ---------------------------------------------------------------- values
     @property
     def transition(self) -> Tensor:
@@ -124,22 +120,12 @@ class SwitchingParameters(Estimator):
     def set_parameters(self, *, transition=None, initial=None, mean=None, inputs=None, lags=None, variance=None):
         """Sets parameters, of the shapes that ``estimates`` has; returns the model."""
         given = dict(transition=transition, initial=initial, mean=mean, inputs=inputs, lags=lags, variance=variance)
-        values = {name: value.detach().clone() for name, value in self.estimates().items()}
-        for name, value in given.items():
-            if value is None:
-                continue
-            if name not in values:
-                raise ValueError(f"{name}: this model has none; it has {', '.join(values)}")
-            value = checks.numbers(name, value).double().to(self.reference)
-            if value.shape != values[name].shape:
-                raise ValueError(f"{name} must have shape {tuple(values[name].shape)}, got {tuple(value.shape)}")
-            if name in ("transition", "initial"):
-                if not bool(((value >= 0).all(-1) & ((value.sum(-1) - 1).abs() < 1e-4)).all()):
-                    raise ValueError(f"{name}: every row must hold probabilities that sum to 1")
-                (self.transition_logits if name == "transition" else self.initial_logits).copy_(value.log())
-            elif name == "variance" and not bool((value > 0).all()):
-                raise ValueError(f"variance must be positive, got {checks.shown(value.tolist())}")
-            values[name] = value
+        values = self._values_given({name: value for name, value in given.items() if value is not None})
+        if not bool((values["variance"] > 0).all()):
+            raise ValueError(f"variance must be positive, got {checks.shown(values['variance'].tolist())}")
+        for name in ("transition", "initial"):
+            if given[name] is not None:
+                (self.transition_logits if name == "transition" else self.initial_logits).copy_(values[name].log())
         self._write(values)
         return self
 
@@ -167,29 +153,6 @@ class SwitchingParameters(Estimator):
         return found | {name: Slot(own[raw], True, clips=False) for name, raw in rows.items() if raw in own}
 
     # ---------------------------------------------------------------- data
-    def _as_batch(self, x, lengths=None, *, states=None, inputs=None) -> Batch:
-        """x, its lengths, known regimes and inputs as tensors; see the class of all estimators."""
-        batch = super()._as_batch(x, lengths, states=states)
-        if inputs is not None:
-            inputs = self._inputs_in_form(inputs, lengths, size=self.num_inputs, beside=x)
-            x, _ = self._in_form(x, lengths)
-        return with_inputs(batch, inputs, x, self.num_inputs)
-
-    def _check_observations(self, x: Tensor) -> None:
-        if not isinstance(x, Tensor) or not x.is_floating_point() or x.dim() != 3 or x.shape[-1] != 1:
-            got = f"{x.dtype} of shape {tuple(x.shape)}" if isinstance(x, Tensor) else type(x).__name__
-            raise ValueError(f"x must be a floating-point tensor (B, T, 1), a number a step, got {got}")
-        if bool(x.isinf().any()):
-            raise ValueError("x must be finite (NaN marks what is missing), got infinite values")
-        if self.order and x.shape[1] <= self.order:
-            raise ValueError(
-                f"x: the first {self.order} numbers are given, not explained; rows must be longer, got {x.shape[1]}"
-            )
-        if self.order and bool(x.isnan().any()):
-            raise ValueError(
-                "x: a number is missing (NaN), and those after it are regressed on it; fill it, split the row there, or use LDS"
-            )
-
     @torch.no_grad()
     def _check_data(self, batch: Batch) -> None:
         """Refuses data that do not vary, and goes over to their units: the parameters stay what they are."""
@@ -209,37 +172,23 @@ class SwitchingParameters(Estimator):
         if not all(map(torch.equal, before, (self.unit, self.centre, self.input_units))):
             self._write(values)  # else they would be what they are but for rounding
 
-    def _explained(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """:meth:`observed`, without the steps behind the ends of rows."""
-        x, seen = self.observed(batch.x)
-        if batch.lengths is not None:
-            seen = seen & (torch.arange(x.shape[1], device=x.device) < batch.lengths.unsqueeze(-1))
-        return x, seen
-
     def in_units(self, x: Tensor, inputs: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """Numbers and inputs as the parameters see them."""
         return (x - self.centre) / self.unit, None if inputs is None else inputs / self.input_units
 
-    def observed(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """x without gaps, and which steps are explained: those that have all their lags."""
-        seen = ~x[..., 0].isnan()
-        seen[:, : self.order] = False
-        return x.to(self.reference.dtype).nan_to_num(0.0), seen
-
     def level(self) -> Tensor:
-        """A value that stands for the numbers before the first one where numbers are drawn."""
         level, lags = self.mean.detach().mean(), self.lags_weights.detach().sum(-1).mean() if self.order else 0.0
-        return level if self.lags_of == "deviations" else level / (1 - min(float(lags), 0.95))
+        return (level if self.lags_of == "deviations" else level / (1 - min(float(lags), 0.95))).reshape(1)
 
     def regressors(self, past: Tensor, inputs: Tensor | None) -> Tensor:
         """(B, T, 1 + p + U [+ p U]): one, the p numbers before each step, its inputs, those of the p steps before.
 
         Args:
-            past: (B, p + T) the numbers, from p steps before the first. inputs: (B, T, U) or None.
+            past: (B, p + T, 1) the numbers, from p steps before the first. inputs: (B, T, U) or None.
         """
         steps = past.shape[1] - self.order
         parts = [past.new_ones(len(past), steps, 1)]
-        parts += [past[:, self.order - lag : self.order - lag + steps, None] for lag in range(1, self.order + 1)]
+        parts += [past[:, self.order - lag : self.order - lag + steps] for lag in range(1, self.order + 1)]
         if inputs is not None:
             parts.append(inputs)
             if self.lags_of == "deviations":
@@ -248,6 +197,18 @@ class SwitchingParameters(Estimator):
         return torch.cat(parts, -1)
 
     # ---------------------------------------------------------------- distributions
+    def _regressions_ahead(self, about: Tensor, before: Tensor | None, num_steps: int) -> tuple[list[Tensor], Tensor]:
+        (weights, scale), order, found = self.coefficients(), self.order, []
+        for step in range(num_steps):
+            row = weights[:, : 1 + order].expand(len(about), -1, -1).clone()
+            row[..., 0] += (row[..., 1:].sum(-1) - 1) * about
+            if before is not None:
+                lags = order + 1 if self.lags_of == "deviations" else 1
+                parts = torch.cat([before[:, order + step - lag] for lag in range(lags)], -1)
+                row[..., 0] += parts @ weights[:, 1 + order :].T
+            found.append(row.unsqueeze(-2))
+        return found, scale.square().reshape(-1, 1, 1)
+
     def coefficients(self, *, raw: bool = False) -> tuple[Tensor, Tensor]:
         """Weights (N, K) of the regressors under each history of regimes, and the scale (N,) of what they leave.
 
@@ -331,7 +292,7 @@ class SwitchingParameters(Estimator):
         x, seen = self._explained(batch)
         x, inputs = self.in_units(x[..., 0], batch.inputs)
         past = torch.cat([x.new_zeros(len(x), self.order), x], 1)
-        rows = self.regressors(past, inputs)[..., : 1 + self.order + self.num_inputs]
+        rows = self.regressors(past.unsqueeze(-1), inputs)[..., : 1 + self.order + self.num_inputs]
         given, target = rows[seen], x[seen]
         if len(target) <= rows.shape[-1]:
             raise ValueError(f"x: {rows.shape[-1]} coefficients need more than {len(target)} numbers")

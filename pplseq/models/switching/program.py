@@ -6,20 +6,19 @@ from collections.abc import Sequence
 from typing import Self, Unpack
 
 import pyro
-import torch
 from torch import Tensor
 
 from pplseq.distributions.state import Belief
 from pplseq.infer.discrete.chain import Chain
 from pplseq.infer.fit.em import Batch, Statistics
 from pplseq.infer.programs.markov import markov
-from pplseq.models.base import Given, Sizes, one_chain
-from pplseq.models.regressed import RegressedSteps
+from pplseq.models.base import Sizes, one_chain
+from pplseq.models.regimes import RegimeQueries
 from pplseq.models.switching.fit import m_step, moments_of
-from pplseq.models.switching.queries import SwitchingQueries
+from pplseq.models.switching.parameters import SwitchingParameters
 
 
-class SwitchingRegression(RegressedSteps, SwitchingQueries):
+class SwitchingRegression(RegimeQueries, SwitchingParameters):
     """Regimes s_t move as a Markov chain, and numbers follow the regression of their regime.
 
         lags_of="values":      x_t ~ N(mean[s_t] + inputs[s_t] u_t + sum_i lags[s_t, i] x_{t-i}, variance[s_t])
@@ -53,6 +52,7 @@ class SwitchingRegression(RegressedSteps, SwitchingQueries):
     methods = ("lbfgs", "em", "sgd")
     starts = ("residuals", "segments")
     turns = ("residuals",) * 4 + ("segments",) * 4  # for regimes that are short, and for those that last
+    _of_states = RegimeQueries.regimes  # pyright: ignore[reportAssignmentType]
     _finalists = 2  # after 20 or 30 iterations of EM the better start is not yet known
 
     def __init__(
@@ -99,14 +99,6 @@ class SwitchingRegression(RegressedSteps, SwitchingQueries):
                         see.last = pyro.sample(f"x_{t}", emission(z, inputs=see(t)), obs=given.value(t))
         return x
 
-    def seen_before(self, given: Given, inputs: Tensor | None) -> Regressors:
-        return Regressors(self, given, inputs)
-
-    def _check_start(self, start, num_rows: int) -> None:
-        super()._check_start(start, num_rows)
-        if start is not None and self.order:
-            raise ValueError("start: a row that goes on needs the numbers before it; give the whole row")
-
     def fit(self, x, lengths=None, *, method: str | None = None, **options) -> Self:
         """See :meth:`~pplseq.models.estimator.Estimator.fit`; "lbfgs", the default, makes up to 1,000 steps."""
         if method in (None, "lbfgs"):
@@ -120,27 +112,3 @@ class SwitchingRegression(RegressedSteps, SwitchingQueries):
 
     def maximize(self, statistics: Statistics) -> list[str]:
         return m_step(self, statistics)
-
-
-class Regressors:
-    """What a step is regressed on, of numbers that are there or are being drawn."""
-
-    def __init__(self, model: SwitchingRegression, given: Given, inputs: Tensor | None):
-        self.model, self.inputs, self.values = model, inputs, None
-        self.drawn: list[Tensor] = []
-        self.last: Tensor | None = None  # the number that was drawn last
-        rows, level = given.shape[0], model.level().detach()
-        self.first = level.expand(rows, model.order)
-        if not (given.generates and model.order):
-            past = level.expand(given.shape) if given.x is None else model.observed(given.x)[0][..., 0]
-            self.values = model.regressors(torch.cat([self.first, past], 1), inputs)
-
-    def __call__(self, t) -> Tensor:
-        """(B, K) of step t."""
-        if self.values is not None:
-            return self.values[:, t]
-        if self.last is not None:
-            self.drawn.append(self.last)
-        past = torch.cat([self.first, *self.drawn, self.first[:, :1]], 1)
-        inputs = None if self.inputs is None else self.inputs[:, : t + 1]
-        return self.model.regressors(past, inputs)[:, t]

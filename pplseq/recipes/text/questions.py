@@ -213,6 +213,7 @@ def infill(
         raise ValueError("words must have a gap to fill: write _ in text, null in JSON")
     ended = vocabulary.eos_id is not None and words[-1] == vocabulary.eos
     unknown = None if allow_unknown or vocabulary.unknown_id is None else vocabulary.unknown
+    refused = [] if unknown is None else vocabulary.encode([unknown]).tolist()
     if constraint is not None or gap_length != 1:
         inner = list(words[:-1] if ended else words)
         chain = _texts(model, vocabulary, inner, unknown, ended, constraint, Bounds.of(gap_length), max_states)
@@ -223,7 +224,6 @@ def infill(
         log_probs = found.words[0, gaps].log() if tuple(Bounds.of(gap_length)) == (1, 1) else None
     else:
         chain = model.posterior(x)
-        refused = [] if unknown is None else vocabulary.encode([unknown]).tolist()
         if ended:
             refused.append(vocabulary.eos_id)
         log_probs = without(chain.missing_words().log_probs, refused)

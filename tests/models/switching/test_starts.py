@@ -80,7 +80,7 @@ def test_a_race_is_em_of_each_start(switching, num_regimes, monkeypatch):
     batch.x[1, 5] = torch.nan  # explained or not: nothing is said of it
     inputs, drawn, values, found = batch.inputs / model.input_units, [], [], []
     x = model.in_units(batch.x[..., 0].nan_to_num(0.0), None)[0]
-    rows = model.regressors(torch.cat([x.new_zeros(2, 1), x], 1), inputs)
+    rows = model.regressors(torch.cat([x.new_zeros(2, 1), x], 1).unsqueeze(-1), inputs)
     seen = model._explained(batch)[1]
     for _ in range(3):
         with torch.no_grad():

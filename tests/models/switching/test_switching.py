@@ -103,7 +103,7 @@ def test_values_and_gradients_are_those_of_all_paths(lags_of, initial):
     first, matrix = model.moves()
     for row, length in enumerate(lengths.tolist()):
         past = torch.cat([torch.zeros(1, 2).double(), x[row, :, 0][None]], 1)
-        design = model.regressors(past, inputs[row][None])[0]
+        design = model.regressors(past.unsqueeze(-1), inputs[row][None])[0]
         density = torch.distributions.Normal(design @ weights.T, scale).log_prob(x[row])
         paths = []
         for path in itertools.product(range(model.num_states), repeat=length):
@@ -137,7 +137,7 @@ def test_em_rises_to_where_the_gradient_is_zero(lags_of, switching):
 def test_forecasts_are_those_of_all_paths(lags_of, order, inputs):
     model, steps = random_model(order, inputs, lags_of=lags_of), 3
     x = [np.random.default_rng(0).normal(size=size) for size in (5, 4)]
-    known = dict(inputs=[np.ones((5, 1)), np.zeros((4, 1))]) if inputs else {}
+    known = dict(inputs=[np.linspace(-1, 1, size)[:, None] for size in (5, 4)]) if inputs else {}
     future = torch.randn(2, steps, 1).double() if inputs else None
     found = model.forecast(x, steps, **known, future_inputs=future)
     weights, scale = (value.detach() for value in model.coefficients())
@@ -211,11 +211,20 @@ def test_it_is_saved_and_draws(tmp_path):
         (lambda: hamilton().forecast([GNP[:9], GNP[:3]], 2), "the shortest row has 3"),
         (lambda: SwitchingRegression(2).set_parameters(lags=[[1.0]]), "lags: this model has none"),
         (lambda: hamilton().set_parameters(variance=[-1.0]), "variance must be positive"),
+        (lambda: hamilton().set_parameters(mean=[np.nan, 0.0]), "mean"),
     ],
 )
 def test_what_does_not_fit_is_said(make, message):
     with pytest.raises(ValueError, match=message):
         make()
+
+
+def test_parameters_that_are_refused_change_nothing():
+    model = hamilton()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    with pytest.raises(ValueError, match="variance"):
+        model.set_parameters(transition=[[0.5, 0.5], [0.5, 0.5]], variance=[-1.0])
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
 
 # ------------------------------------------------------------------------------------------------ units, starts, far numbers
