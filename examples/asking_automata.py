@@ -18,9 +18,9 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, cast
 
 import numpy as np
+from rpni import of_peer
 
 from pplseq import checks
-from pplseq.baselines.rpni import of_peer
 from pplseq.models.automata.automaton import Automaton, String
 from pplseq.threads import from_shared_generator
 

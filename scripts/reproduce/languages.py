@@ -29,7 +29,7 @@ from pathlib import Path
 import numpy as np
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "scripts" / "bench"))
+sys.path[:0] = [str(ROOT / "scripts" / "bench"), str(ROOT / "examples")]
 from record import record  # noqa: E402
 
 MAX_LENGTH = 12
@@ -190,7 +190,8 @@ def fixed_languages(part: str, number: int, draws: int, only):
 
 def methods(names):
     """What learns an automaton from strings and labels, by name."""
-    from pplseq.baselines.rpni import rpni
+    from rpni import rpni
+
     from pplseq.models.automata.learner import AutomatonLearner
     from pplseq.models.automata.state_merging import merge_states
 

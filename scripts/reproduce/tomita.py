@@ -34,7 +34,7 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "scripts" / "bench"))
+sys.path[:0] = [str(ROOT / "scripts" / "bench"), str(ROOT / "examples")]
 from record import command_line, git, record  # noqa: E402
 
 PARTS = ("rpni", "paper", "recipe", "repair")
@@ -224,8 +224,8 @@ def recipe_part(grammar, options, *, repair: bool) -> dict:
 def rpni_part(grammar) -> dict:
     """RPNI on the same strings."""
     import numpy as np
+    from rpni import rpni
 
-    from pplseq.baselines.rpni import rpni
     from pplseq.data.tomita import all_strings
     from pplseq.models.automata.automaton import Automaton
 

@@ -3,17 +3,18 @@
 import sys
 
 import pytest
+from rpni import rpni as rpni_of_aalpy
 
 from pplseq.data.tomita import GRAMMARS, all_strings, tomita
 from pplseq.models.automata.automaton import Automaton
+
+pytestmark = pytest.mark.slow  # no part of the library
 
 
 @pytest.fixture
 def rpni():
     pytest.importorskip("aalpy")
-    from pplseq.baselines.rpni import rpni
-
-    return rpni
+    return rpni_of_aalpy
 
 
 @pytest.mark.parametrize("number", GRAMMARS)
@@ -44,7 +45,5 @@ def test_named_labels(rpni):
 
 def test_missing_package_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "aalpy.learning_algs", None)
-    from pplseq.baselines.rpni import rpni
-
     with pytest.raises(ImportError, match=r"pplseq\[automata\]"):
-        rpni(["a", "b"], [True, False])
+        rpni_of_aalpy(["a", "b"], [True, False])

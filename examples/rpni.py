@@ -1,4 +1,9 @@
-"""RPNI, the usual non-probabilistic learner of automata: merges states of the prefix tree as long as no label contradicts."""
+"""RPNI, the usual non-probabilistic learner of automata: merges states of the prefix tree as long as no label contradicts.
+
+    from rpni import rpni  # this folder on the path
+
+    automaton = rpni(["0", "1", "00", "11"], [True, False, True, False])
+"""
 
 from __future__ import annotations
 
