@@ -19,10 +19,9 @@ from typing import Any
 import numpy as np
 
 from pplseq import checks
-from pplseq.report.automaton_picture import draw_automaton_on
 from pplseq.report.canvas import ACCENT, INK, MUTED
 from pplseq.report.effects import check_curves, draw_curves
-from pplseq.report.graph import MAX_STATES, draw_graph
+from pplseq.report.graph import MAX_STATES, draw_automaton_on, draw_graph
 
 # hues of ColorBrewer's Dark2, which the colour-blind can tell apart
 COLOURS = ("#1b9e77", "#d95f02", "#7570b3", "#e7298a", "#66a61e", "#e6ab02", "#a6761d", "#666666")

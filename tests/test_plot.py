@@ -101,7 +101,7 @@ def test_a_forecast_of_a_series_has_its_times():
     found = model.forecast(y, 2)
     axes = plot.forecast(y, found)
     assert [str(time)[:10] for time in axes.lines[1].get_xdata()] == ["2024-07-01", "2024-08-01"]
-    assert axes.lines[1].get_ydata() == pytest.approx(found.means[0].numpy())
+    assert axes.lines[1].get_ydata() == pytest.approx(found.means[0, :, 0].numpy())
     assert list(plot.forecast(y.to_numpy(), found).lines[1].get_xdata()) == [6, 7]
     durations = y.set_axis(pandas.timedelta_range("0h", periods=6, freq="h"))
     assert list(plot.forecast(durations, model.forecast(durations, 2)).lines[1].get_xdata()) == [6, 7]

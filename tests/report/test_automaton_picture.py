@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from pplseq.models.automata.automaton import Automaton
-from pplseq.report.automaton_picture import draw_automaton
+from pplseq.report.graph import draw_automaton
 
 
 @pytest.fixture(autouse=True)

@@ -11,7 +11,7 @@ from pplseq.data.text import Text
 from pplseq.data.vocabulary import Vocabulary
 from pplseq.report import sentence as sentence_module
 from pplseq.report.sentence import sentence_posterior, split_sentence, typical_lines
-from pplseq.report.tokens import token_costs
+from pplseq.report.summary import token_costs
 from pplseq.runs.evaluation import score_text
 
 SENTENCE = ["the", "cat", "a&b", "$x$"]

@@ -209,7 +209,7 @@ def _automaton(run: Run, options: Any) -> dict[str, Any]:
     if options.dot:
         write_text(options.dot, automaton.to_dot())
     if options.png:
-        from pplseq.report.automaton_picture import draw_automaton
+        from pplseq.report.graph import draw_automaton
 
         draw_automaton(automaton, options.png)
     return {"automaton": automaton.to_dict(), "languages": len(run.record["automata"]), "report": run.record["report"]}

@@ -128,7 +128,7 @@ def _write_automaton(job: Job, automaton: Automaton) -> None:
     write_text(out / "automaton.dot", automaton.to_dot())
     if job.settings.picture:
         try:
-            from pplseq.report.automaton_picture import draw_automaton
+            from pplseq.report.graph import draw_automaton
 
             draw_automaton(automaton, out / "automaton.png")
         except ImportError as error:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from pplseq import LDS, ConstrainedLDS
-from pplseq.models.lds.estimates import coordinate_names, written_estimates
+from pplseq.models.lds.queries import coordinate_names, written_estimates
 
 
 def system(seed=0, steps=40):
