@@ -107,7 +107,7 @@ def test_a_forecast_of_a_series_has_its_times():
     assert list(plot.forecast(durations, model.forecast(durations, 2)).lines[1].get_xdata()) == [6, 7]
     system = LDS(1, 1).set_parameters(transition=[[0.5]], emission=[[1.0]])
     for wrong, message in (
-        ((y, model.predict_next(y)), r"means must have shape \(B, K\), got \(1,\)"),
+        ((y, model.predict_next(y)), r"means must have shape \(B, K, D\), got \(1, 1\)"),
         ((y, system.predict_next([y])), r"must have shape \(B, K, D\), got \(1, 1\)"),
         ((y, found.means[0]), "covariances must be given with means, got None; or give what model.forecast told"),
         ((y, HMM(2, num_words=3).fit([[1, 2]], max_iterations=1).forecast([[1, 2]], 1)), "of words, which have"),
