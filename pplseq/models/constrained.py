@@ -222,8 +222,3 @@ def _ids(prefix: Prefix | None, vocabulary: Vocabulary) -> list[int]:
             f"prefix: expected a string, a list of words, or of ids in 0..{len(vocabulary) - 1}, got {checks.shown(prefix)}"
         )
     return words  # type: ignore[return-value]
-
-
-def is_constrainable(model: SequenceModel) -> bool:
-    """Whether a model's texts can be constrained."""
-    return isinstance(model, Constrainable)
