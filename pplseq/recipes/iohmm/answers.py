@@ -20,9 +20,8 @@ from pplseq.data.vocabulary import split_words
 from pplseq.distributions.drawing import seeded
 from pplseq.files import write_text
 from pplseq.models import IOHMM
-from pplseq.models.iohmm.formulas import Formulas
 from pplseq.recipes.forecasts import answer_sequences, rows_ahead
-from pplseq.recipes.iohmm.formula_tables import expected_names, read_formulas, saved_model
+from pplseq.recipes.iohmm.formula_tables import FormulaColumns, saved_model
 from pplseq.recipes.iohmm.settings import AUTOMATON, check_automaton
 from pplseq.recipes.iohmm.tables import Columns, Run, is_run, read_run
 from pplseq.runs.progress import Watch
@@ -98,13 +97,8 @@ def load(folder: Path, settings: Any) -> IOHMM:
 def evaluate(folder: Path, data: str, settings: Any, watch: Watch) -> Iterator[dict[str, Any]]:
     """Nats per target; of classes the accuracy and the balanced accuracy, of numbers the root mean squared error, of
     predictions (closed loop) and of production (open loop); of strings also the automaton's."""
-    inputs: Any
     if not is_run(folder):
-        model = saved_model(folder)
-        assert model.formulas is not None, "as saved_model says"
-        columns, table = _columns_of(model.formulas), read_formulas(model.formulas, data)
-        x = [torch.as_tensor(rows) for rows in table.outputs]
-        inputs = {part: [own[part] for own in table.inputs if own] for part in table.inputs[0] or ()} or None
+        model, columns = _saved(folder)
     else:
         run = read_run(folder)
         if run.of_strings:
@@ -112,8 +106,9 @@ def evaluate(folder: Path, data: str, settings: Any, watch: Watch) -> Iterator[d
             yield {"run": str(folder), "data": data, **_evaluate_strings(run, read)}
             return
         model, columns = run.model, run.columns
-        table = columns.read(data)
-        x, inputs = columns.data(table)
+    table = columns.read(data)
+    x, inputs = columns.data(table)
+    inputs = None if inputs is None else _together(inputs)
     targets = np.concatenate(table.outputs)
     seen = targets >= 0 if columns.output_levels else ~np.isnan(targets).all(-1)
     if not seen.any():
@@ -134,12 +129,15 @@ def evaluate(folder: Path, data: str, settings: Any, watch: Watch) -> Iterator[d
     yield result
 
 
-def _columns_of(formulas: Formulas) -> Columns:
-    """The outputs of formulas, as the columns of a run tell them: each of its own family, a class by its place."""
-    classes = {name: list(levels) for name, levels in formulas.levels.items() if levels}
-    families = ["categorical" if name in classes else "normal" for name in formulas.output_names]
-    names = list(formulas.output_names)
-    return Columns(formulas.sequence_id, [], names, list(classes), families, output_symbols=classes or None)
+def _saved(folder: Path) -> tuple[IOHMM, FormulaColumns]:
+    model = saved_model(folder)
+    assert model.formulas is not None, "as saved_model says"
+    return model, FormulaColumns.of(model.formulas)
+
+
+def _together(inputs: Sequence[Any]) -> Any:
+    """Inputs of several sequences, as the model takes them: of one part, or by part."""
+    return {part: [own[part] for own in inputs] for part in inputs[0]} if isinstance(inputs[0], dict) else list(inputs)
 
 
 def _errors(columns: Columns, expected: np.ndarray, targets: np.ndarray) -> dict[str, Any]:
@@ -186,7 +184,9 @@ def _evaluate_strings(run: Run, read: LabelledStrings) -> dict[str, Any]:
 def query(folder: Path, question: str, data: str | Path, options: Any) -> Iterator[dict[str, Any]]:
     """A dictionary for each sequence."""
     if not is_run(folder):
-        yield from _formula_answers(saved_model(folder), question, str(data), options)
+        if question in ("automaton", "effects"):
+            raise ValueError(f"{question} is about runs of `pplseq train iohmm`; of a saved model ask effect_curves in Python")
+        yield from _table_answers(folder, *_saved(folder), question, str(data), options)
         return
     run = read_run(folder)
     strings = run.of_strings
@@ -197,7 +197,7 @@ def query(folder: Path, question: str, data: str | Path, options: Any) -> Iterat
     elif strings:
         yield from _string_answers(run, question, str(data))
     else:
-        yield from _table_answers(run, question, str(data), options)
+        yield from _table_answers(folder, run.model, run.columns, question, str(data), options)
 
 
 def _automaton(run: Run, options: Any) -> dict[str, Any]:
@@ -316,31 +316,36 @@ def _answers_about(run: Run, question: str, strings: list[tuple[str, ...] | dict
         yield answer
 
 
-def _table_answers(run: Run, question: str, data: str, options: Any) -> Iterator[dict[str, Any]]:
-    model, columns = run.model, run.columns
+def _table_answers(
+    folder: Path, model: IOHMM, columns: Columns, question: str, data: str, options: Any
+) -> Iterator[dict[str, Any]]:
     draws = seeded(options.seed)  # where outputs are fed back, answers are averages of draws
-    # what the inputs alone say needs no outputs
-    asked = columns._replace(outputs=[]) if question in ("produce", "classify") else columns
+    outputs = question not in ("produce", "classify")  # what the inputs alone say needs none
     try:
-        table = asked.read(data, leave_out=True)
+        table = columns.read(data, leave_out=True, outputs=outputs)
     except MissingColumn as error:
-        raise ValueError(_about_columns(str(error), question, asked)) from None
-    future: dict[str, Any] | None = None  # without one, and without inputs, all look ahead as far
+        raise ValueError(_about_columns(str(error), question, columns if outputs else columns._replace(outputs=[]))) from None
+    future, steps_ahead = {}, None  # without a table of steps to come, and without inputs, all look ahead as far
     if question == "forecast" and (options.future is not None or columns.inputs):
         if options.future is None:
             raise ValueError("future: this model has inputs; give those that are to come with --future TABLE")
-        ahead = columns._replace(outputs=[]).read(options.future, leave_out=True)
-        future = dict(zip(ahead.ids, columns.data(ahead)[1] or map(range, ahead.lengths), strict=True))
-    if question in ("produce", "classify") and not columns.inputs:
-        raise ValueError(f"{run.folder}: this model has no inputs, so {question} has no answer; ask predict")
+        ahead = columns.read(options.future, leave_out=True, outputs=False)
+        steps_ahead = dict(zip(ahead.ids, map(range, ahead.lengths), strict=True))
+        future = dict(zip(ahead.ids, columns.data(ahead)[1] or (), strict=False))
+    if not outputs and not columns.inputs:
+        raise ValueError(f"{folder}: this model has no inputs, so {question} has no answer; ask predict")
     x, inputs = columns.data(table)
 
     def ask(n: int) -> dict[str, Any]:
-        given = None if inputs is None else [inputs[n]]
+        given = None if inputs is None else _together([inputs[n]])
 
         def forecast() -> Any:
-            steps, ahead = rows_ahead(options, future, table.ids[n])
-            return model.forecast([x[n]], steps, inputs=given, future_inputs=None if inputs is None else ahead)
+            steps, _ = rows_ahead(options, steps_ahead, table.ids[n])
+            own = future.get(table.ids[n])
+            if own is None:
+                return model.forecast([x[n]], steps)
+            ahead = {part: rows[:steps] for part, rows in own.items()} if isinstance(own, dict) else own[:steps]
+            return model.forecast([x[n]], steps, inputs=given, future_inputs=ahead)
 
         with draws:
             return _answer(model, columns.expected_names, question, [x[n]], given, forecast, options, n)
@@ -355,39 +360,6 @@ def _about_columns(error: str, question: str, columns: Columns) -> str:
     hint = "; of inputs alone, ask produce" if columns.outputs and columns.inputs else ""
     empty = "; an output that is not known may be empty" if columns.outputs else ""
     return f"{error}. {question} reads the columns of the training: {' and '.join(reads)}{empty}{hint}"
-
-
-def _formula_answers(model: IOHMM, question: str, data: str, options: Any) -> Iterator[dict[str, Any]]:
-    """Of a model that was saved from Python: its formulas read the table."""
-    formulas = model.formulas
-    assert formulas is not None, "as saved_model says"
-    if question in ("automaton", "effects"):
-        raise ValueError(f"{question} is about runs of `pplseq train iohmm`; of a saved model ask effect_curves in Python")
-    if question in ("produce", "classify") and not formulas.terms:
-        raise ValueError(f"this model has no inputs, so {question} has no answer; ask predict")
-    draws = seeded(options.seed)
-    table = read_formulas(formulas, data, outputs=question not in ("produce", "classify"))
-    future = {}
-    if question == "forecast" and formulas.terms:
-        if options.future is None:
-            raise ValueError("future: this model has inputs; give those that are to come with --future TABLE")
-        ahead = read_formulas(formulas, options.future, outputs=False)
-        future = dict(zip(ahead.ids, ahead.inputs, strict=True))
-
-    def ask(n: int) -> dict[str, Any]:
-        x, own = [torch.as_tensor(table.outputs[n])], table.inputs[n]
-        given = None if own is None else {part: [rows] for part, rows in own.items()}
-
-        def forecast() -> Any:
-            known = {name: range(len(next(iter(parts.values())))) for name, parts in future.items() if parts}
-            steps, _ = rows_ahead(options, known if formulas.terms else None, table.ids[n])
-            parts = future.get(table.ids[n]) or {}
-            return model.forecast(x, steps, inputs=given, future_inputs={p: rows[:steps] for p, rows in parts.items()} or None)
-
-        with draws:
-            return _answer(model, expected_names(formulas), question, x, given, forecast, options, n)
-
-    yield from answer_sequences(table, ask)
 
 
 def _answer(

@@ -6,7 +6,7 @@ import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -15,22 +15,48 @@ from pplseq.data.sources import existing_path
 from pplseq.folder import FolderError
 from pplseq.models import IOHMM
 from pplseq.models.iohmm.formulas import Formulas
+from pplseq.recipes.iohmm.tables import Columns
 
 # names of columns, sums and products of them: other terms are Python, which a folder from elsewhere must not run
 PLAIN = re.compile(r"[\w\s+:*-]*")
 
 
 class FormulaTable(NamedTuple):
-    """What formulas read of a table: ids of its sequences, their outputs, and of each the inputs by part, or None."""
+    """What formulas read of a table: ids of its sequences, their outputs, and of each the inputs by part."""
 
     ids: tuple[str, ...]
     outputs: list[np.ndarray]
-    inputs: list[dict[str, torch.Tensor] | None]
+    inputs: list[dict[str, torch.Tensor]]
     errors: Mapping[str, str] = {}  # noqa: RUF012  # a frame is read as a whole, or refused
 
     @property
     def all_ids(self) -> tuple[str, ...]:
         return self.ids
+
+    @property
+    def lengths(self) -> list[int]:
+        return [len(rows) for rows in self.outputs]
+
+
+class FormulaColumns(Columns):
+    """How formulas read tables: each output of its own family, a class by its place."""
+
+    formulas: Formulas
+
+    @classmethod
+    def of(cls, formulas: Formulas) -> FormulaColumns:
+        classes = {name: list(levels) for name, levels in formulas.levels.items() if levels}
+        names, terms = list(formulas.output_names), list(formulas.terms.values())
+        families = ["categorical" if name in classes else "normal" for name in names]
+        found = cls(formulas.sequence_id, terms, names, list(classes), families, output_symbols=classes or None)
+        found.formulas = formulas
+        return found
+
+    def read(self, data: str, *, leave_out: bool = False, outputs: bool = True) -> FormulaTable:  # pyright: ignore
+        return read_formulas(self.formulas, data, outputs=outputs)
+
+    def data(self, table: FormulaTable) -> tuple[list[torch.Tensor], Any]:  # pyright: ignore
+        return [torch.as_tensor(rows) for rows in table.outputs], table.inputs if self.inputs else None
 
 
 def saved_model(folder: Path) -> IOHMM:
@@ -77,11 +103,5 @@ def read_formulas(formulas: Formulas, data: str, *, outputs: bool = True) -> For
         found = formulas.read(frame, outputs=outputs)
     except ValueError as error:
         raise ValueError(f"{data}: {error}") from None
-    inputs = [{part: torch.as_tensor(rows[n]) for part, rows in found.inputs.items()} or None for n in range(len(found.x))]
+    inputs = [{part: torch.as_tensor(rows[n]) for part, rows in found.inputs.items()} for n in range(len(found.x))]
     return FormulaTable(tuple(map(str, found.ids)), found.x, inputs)
-
-
-def expected_names(formulas: Formulas) -> list[str]:
-    """Of the numbers that the model expects of outputs: of classes the probability of each."""
-    named = [(name, formulas.levels.get(name) or ()) for name in formulas.output_names]
-    return [part for name, levels in named for part in ([f"{name}={level}" for level in levels] or [name])]

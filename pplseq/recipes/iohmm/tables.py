@@ -145,12 +145,14 @@ class Columns(NamedTuple):
         named = self.output_symbols or {}
         return [part for name in self.outputs for part in ([f"{name}={v}" for v in named[name]] if name in named else [name])]
 
-    def read(self, data: str, *, leave_out: bool = False) -> SequenceTable:
-        """A table, its inputs standardized as the training table's were; `leave_out`: without what cannot be read."""
+    def read(self, data: str, *, leave_out: bool = False, outputs: bool = True) -> SequenceTable:
+        """A table, its inputs standardized as the training table's were; `leave_out`: without what cannot be read; `outputs`:
+        whether it has them."""
+        names = self.outputs if outputs else []
         table = read_table(
-            data, sequence_id=self.sequence_id, inputs=self.inputs, outputs=self.outputs, symbols=self.symbols,
+            data, sequence_id=self.sequence_id, inputs=self.inputs, outputs=names, symbols=self.symbols,
             input_levels=self.input_levels, output_levels=self.output_levels, input_symbols=self.input_symbols,
-            output_symbols={n: v for n, v in (self.output_symbols or {}).items() if n in self.outputs}, leave_out=leave_out,
+            output_symbols={n: v for n, v in (self.output_symbols or {}).items() if n in names}, leave_out=leave_out,
             order_by=self.order_by, most_indicators=self.embed,
         )  # fmt: skip
         return self.standardized(table)
