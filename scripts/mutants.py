@@ -278,9 +278,9 @@ MUTANTS = [
         (CONTRACT,),
     ),
     Mutant(
-        "lds: intervals of another level", "pplseq/models/lds/queries.py",
-        "half = half * math.sqrt(2) * float(torch.erfinv(torch.tensor(level, dtype=torch.float64)))",
-        "half = half * math.sqrt(2) * float(torch.erfinv(torch.tensor(0.9, dtype=torch.float64)))",
+        "lds: intervals of another level", "pplseq/infer/forecasts.py",
+        "half = half * 2**0.5 * float(torch.erfinv(torch.tensor(level, dtype=torch.float64)))",
+        "half = half * 2**0.5 * float(torch.erfinv(torch.tensor(0.9, dtype=torch.float64)))",
         ("tests/models/test_intervals.py",),
     ),
     Mutant(

@@ -106,7 +106,7 @@ def evaluate(folder: Path, data: str, settings: Any, watch: Watch) -> Iterator[d
             yield {"run": str(folder), "data": data, **_evaluate_strings(run, read)}
             return
         model, columns = run.model, run.columns
-    table = columns.read(data)
+    table: Any = columns.read(data)
     x, inputs = columns.data(table)
     inputs = None if inputs is None else _together(inputs)
     targets = np.concatenate(table.outputs)
