@@ -19,6 +19,7 @@ from .gaussian_types import GaussianBelief as GaussianBelief
 from .gaussian_types import LinearEvidence as LinearEvidence
 from .linear_gaussian import LinearGaussian as LinearGaussian
 from .noise import DiagonalMinusLowRank as DiagonalMinusLowRank
+from .product import ProductTransition as ProductTransition
 from .second_order import SecondOrderTransition as SecondOrderTransition
 from .state import MISSING as MISSING
 from .state import Belief as Belief
