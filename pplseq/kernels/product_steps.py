@@ -25,12 +25,33 @@ from pplseq.threads import once
 CELLS = 1 << 24  # numbers in one temporary
 
 
+class Room:
+    """Memory that a loop over time uses again: new memory takes as long as the products that are written to it."""
+
+    def __init__(self):
+        self._kept: dict[object, Tensor] = {}
+
+    def __call__(self, name: object, like: Tensor) -> Tensor:
+        """(Z, N) of the kind of another message."""
+        if name not in self._kept:
+            self._kept[name] = like.new_empty(like.shape)
+        return self._kept[name]
+
+
 class Behind(NamedTuple):
     """What is behind a step: right (Z, N) in logs, times: what :meth:`ProductSteps.times` made of it over exp(top) (N,)."""
 
     right: Tensor
     times: list[Tensor]
     top: Tensor
+
+
+class Pairs(NamedTuple):
+    """Sums of pairs before and behind each move, like the tables: shares, which are still to be multiplied by these, and far,
+    which already are."""
+
+    shares: tuple[Tensor, ...]
+    far: dict[int, Tensor | float]
 
 
 class ProductSteps:
@@ -87,22 +108,32 @@ class ProductSteps:
             for move in moves:
                 message = self.in_graph(move, message, back)
             return message
-        scaled, top = self.scaled(message)
-        found = self.times(scaled, back)[-1]
+        room = Room()
+        scaled, top = self.scaled(message, room)
+        found = self.times(scaled, room, back)[-1]
         return found.log_().add_(top) if self.keeps(found) else self.in_logs(message, back)
 
-    def scaled(self, message: Tensor) -> tuple[Tensor, Tensor]:
+    def scaled(self, message: Tensor, room: Room) -> tuple[Tensor, Tensor]:
         """Probabilities over the largest of each row, and the logarithm of that, which is finite."""
         top = message.amax(0).clamp_min(torch.finfo(message.dtype).min)
-        return (message - top).exp_(), top
+        return torch.sub(message, top, out=room("scaled", message)).exp_(), top
 
-    def times(self, probs: Tensor, back: bool = False) -> list[Tensor]:
+    def times(self, probs: Tensor, room: Room, back: bool = False) -> list[Tensor]:
         """Probabilities (Z, N) before the step, between its moves, and behind it; back: from behind it."""
         every = [probs]
         for move in range(len(self.sizes))[:: -1 if back else 1]:
-            table = self.probs[move]
-            every.append(self.message_of(move, torch.bmm(table if back else table.mT, self.blocks(move, every[-1]))))
+            every.append(self._times(move, every[-1], room, back))
         return every
+
+    def _times(self, move: int, probs: Tensor, room: Room, back: bool = False) -> Tensor:
+        table, (head, size, tail), blocks = self.probs[move], self.shape(move), self.blocks(move, probs)
+        found = room(("blocks", move), probs).view(blocks.shape)
+        torch.bmm(table if back else table.mT, blocks, out=found)
+        if tail == 1:
+            return found.view(probs.shape)
+        message = room(("message", move), probs)
+        message.view(head, size, tail, -1).copy_(found.view(head, tail, size, -1).transpose(1, 2))
+        return message
 
     def keeps(self, probs: Tensor) -> bool:
         """Whether all that came out of :meth:`times`, of what had 1 for its largest, has kept its digits."""
@@ -173,25 +204,24 @@ class ProductSteps:
                 left = self.moved(move, left)
 
     def add_pairs(
-        self, totals: Sequence[Tensor], left: Tensor, behind: Behind, log_weight: Tensor, scale: Tensor
+        self, pairs: Pairs, left: Tensor, behind: Behind, log_weight: Tensor, scale: Tensor, room: Room
     ) -> None:
-        """Adds to totals, which are like the tables, the pairs before and behind each move: scale_r exp(log_weight_r)
-        exp(left + right) times the table, summed over rows r, of each of which log_weight makes them sum to one."""
-        before, top = self.scaled(left)
+        """Adds the pairs before and behind each move: scale_r exp(log_weight_r) exp(left + right) times the table, summed over
+        rows r, of each of which log_weight makes them sum to one."""
+        before, top = self.scaled(left, room)
         common = top + behind.top + log_weight
         # where both sides peak at states between which there is (almost) no way, what underflows in a product may be all
         far = common > -math.log(self.reach) / 2
-        before = before * common.masked_fill(far, -math.inf).exp_().mul_(scale)
-        for move, total in enumerate(totals):
-            own, next_ = self.blocks(move, before), self.blocks(move, behind.times[-2 - move])
-            total.addcmul_(self.probs[move], torch.bmm(own, next_.mT))
-            if move + 1 < len(totals):
-                before = self.message_of(move, torch.bmm(self.probs[move].mT, own))
-        for row in far.nonzero()[:, 0].split(max(1, CELLS // sum(table.numel() for table in totals))):
+        before.mul_(common.masked_fill(far, -math.inf).exp_().mul_(scale))
+        for move, shares in enumerate(pairs.shares):
+            shares.baddbmm_(self.blocks(move, before), self.blocks(move, behind.times[-2 - move]).mT)
+            if move + 1 < len(self.sizes):
+                before = self._times(move, before, room)
+        for row in far.nonzero()[:, 0].split(max(1, CELLS // max(table.numel() for table in self.tables))):
             for move, own, next_ in self._between(left[:, row], behind.right[:, row]):
                 own, next_ = self.blocks(move, own + log_weight[row]), self.blocks(move, next_)
                 pair = (self.tables[move].detach().unsqueeze(-1) + own.unsqueeze(2) + next_.unsqueeze(1)).exp_()
-                totals[move].add_(pair.mul_(scale[row]).sum(-1))
+                pairs.far[move] = pairs.far.get(move, 0.0) + pair.mul_(scale[row]).sum(-1)
 
     def entropy(self, left: Tensor, right: Tensor) -> Tensor:
         """(N,) entropy of a step given the state before it, under the distribution of both that is proportional to
@@ -209,29 +239,51 @@ class ProductSteps:
         return found
 
 
-def forward_pass(init: Tensor, steps: ProductSteps, emit: Tensor, valid: Tensor | None) -> Forward:
-    """Filtering; init (N, Z), emit (T, N, Z), valid (T, N) as in :mod:`pplseq.kernels.scan`."""
-    kept = emit.new_empty(emit.shape[0], emit.shape[2], emit.shape[1])
-    scaled, top, totals = kept[0], kept[0, 0], []
-    for t, (now, like) in enumerate(zip(kept, emit.mT, strict=True)):
-        added: Tensor | float = 0.0
+class ProductForward(Forward):
+    """Of which the messages are computed when they are asked for, as they take more time than the likelihood."""
+
+    def __init__(self, last: Tensor, totals: Tensor, args: tuple[Tensor, ProductSteps, Tensor, Tensor | None]):
+        self.log_prob, self.step_log_prob = totals.sum(0, dtype=torch.float64).to(last.dtype), totals
+        self.last_, self.args, self.in_logs, self.kept = last, args, True, None
+
+    @once
+    def messages(self) -> Tensor:
+        with torch.no_grad():
+            return forward_pass(*self.args).messages
+
+    @property
+    def last(self) -> Tensor:
+        return self.last_.T
+
+
+def forward_pass(
+    init: Tensor, steps: ProductSteps, emit: Tensor, valid: Tensor | None, messages: bool = True
+) -> Forward:
+    """Filtering; init (N, Z), emit (T, N, Z), valid (T, N) as in :mod:`pplseq.kernels.scan`; messages: whether all are kept."""
+    room, like = Room(), emit[0].T
+    kept = emit.new_empty(len(emit) if messages else 2, *like.shape)
+    scaled = top = like
+    totals = []
+    for t, like in enumerate(emit.mT):
+        now, before, added = kept[t % len(kept)], kept[(t - 1) % len(kept)], 0.0
         if t == 0:
-            before = init.T
-        elif steps.keeps(before := steps.times(scaled)[-1]):
-            before, added = before.log_(), top
+            moved = init.T
+        elif steps.keeps(moved := steps.times(scaled, room)[-1]):
+            moved, added = moved.log_(), top
         else:
-            before = steps.in_logs(kept[t - 1])
-        torch.add(before, like, out=now)
+            moved = steps.in_logs(before)
+        torch.add(moved, like, out=now)
         if valid is not None and t:  # a row that has ended stays where it was
-            torch.where(valid[t], now, kept[t - 1] - added, out=now)
-        scaled, top = steps.scaled(now)
+            torch.where(valid[t], now, before - added, out=now)
+        scaled, top = steps.scaled(now, room)
         total = scaled.sum(0).log_().add_(top)
         finite = total.clamp_min(torch.finfo(total.dtype).min)
         now.sub_(finite)
-        top = top - finite
-        total = total + added
+        top, total = top - finite, total + added
         totals.append(total if valid is None else total.where(valid[t], 0.0))
     found = torch.stack(totals)
+    if not messages:
+        return ProductForward(kept[(len(emit) - 1) % 2], found, (init, steps, emit, valid))
     return Forward(found.sum(0, dtype=torch.float64).to(emit.dtype), kept.mT, found)
 
 
@@ -263,14 +315,17 @@ def filtered_twin(
 def _backwards(steps: ProductSteps, emit: Tensor, valid: Tensor | None) -> Iterator[tuple[int, Tensor, Behind | None]]:
     """From the last step on: t, log p(x_>t | z_t) (Z, N) up to a constant, which of a row that goes on is the top of what is
     behind the step, None at the last one."""
-    beta = emit.new_zeros(emit.shape[2], emit.shape[1])
+    room, beta = Room(), emit.new_zeros(emit.shape[2], emit.shape[1])
     yield len(emit) - 1, beta, None
     for t in range(len(emit) - 1, 0, -1):
-        right = beta + emit[t].T
-        scaled, top = steps.scaled(right)
-        times = steps.times(scaled, back=True)
+        right = torch.add(beta, emit[t].T, out=room("right", beta))
+        scaled, top = steps.scaled(right, room)
+        times = steps.times(scaled, room, back=True)
         new = times[-1].log_() if steps.keeps(times[-1]) else steps.in_logs(right, back=True).sub_(top)
-        beta = new if valid is None else torch.where(valid[t], new, beta, out=torch.empty_like(new))
+        if valid is None:
+            beta.copy_(new)
+        else:
+            torch.where(valid[t], new, beta, out=beta)
         yield t - 1, beta, Behind(right, times, top)
 
 
@@ -279,17 +334,18 @@ def smooth(
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
     """p(z_t | x) (T, N, Z), 0 at padded steps, and expected moves in the shapes of the tables, weight (N,) times each row's."""
     filtered, single = forward.filtered.mT, torch.empty_like(forward.filtered.mT)
-    totals = tuple(torch.zeros_like(table) for table in steps.tables) if pairs else ()
-    scale = torch.ones_like(emit[0, :, 0]) if weight is None else weight
+    found = Pairs(tuple(torch.zeros_like(table) for table in steps.tables) if pairs else (), {})
+    scale, room = torch.ones_like(emit[0, :, 0]) if weight is None else weight, Room()
     for t, beta, behind in _backwards(steps, emit, valid):
-        now, top = steps.scaled(filtered[t] + beta)
+        now, top = steps.scaled(torch.add(filtered[t], beta, out=room("joint", beta)), room)
         total = now.sum(0)
         torch.mul(now, total.reciprocal() if valid is None else total.reciprocal().where(valid[t], 0.0), out=single[t])
         if pairs and behind is not None:
             log_weight = -(total.log() + top + behind.top)
             unused = log_weight.isinf() if valid is None else log_weight.isinf() | ~valid[t + 1]
-            steps.add_pairs(totals, filtered[t], behind, log_weight.masked_fill(unused, -math.inf), scale)
-    return single.mT, totals
+            steps.add_pairs(found, filtered[t], behind, log_weight.masked_fill(unused, -math.inf), scale, room)
+    moves = (shares.mul_(probs) for shares, probs in zip(found.shares, steps.probs, strict=False))
+    return single.mT, tuple(own + found.far.get(move, 0.0) for move, own in enumerate(moves))
 
 
 def entropy(steps: ProductSteps, emit: Tensor, forward: Forward, valid: Tensor | None) -> Tensor:
@@ -416,10 +472,13 @@ def forward_twin(sizes, init, emit, valid, *tables) -> tuple[Tensor, Tensor, Ten
     return totals.sum(0, dtype=torch.float64).to(emit.dtype), messages.detach(), totals.detach()
 
 
-def product_log_prob(init: Tensor, steps: ProductSteps, emit: Tensor, valid: Tensor | None) -> Forward:
-    """log p(x) of each row (N,), differentiable to any order, which alone carries a gradient."""
+def product_log_prob(
+    init: Tensor, steps: ProductSteps, emit: Tensor, valid: Tensor | None, messages: bool = True
+) -> Forward:
+    """log p(x) of each row (N,), differentiable to any order, which alone carries a gradient; messages: whether those of all
+    steps will be asked for."""
     init = init.expand(emit.shape[1:])
     if not twice.derivatives_wanted(init, emit, *steps.tables):
         twice.refuse_jit()
-        return forward_pass(init, steps, emit, valid)
+        return forward_pass(init, steps, emit, valid, messages)
     return Forward(*twice.apply(ProductLogProb, forward_twin, steps.sizes, init, emit, valid, *steps.tables))

@@ -2,8 +2,8 @@
 
     OMP_NUM_THREADS=1 python scripts/bench/products.py [--rows 64] [--steps 16] [--write]
 
-Before, a small product is compared with the dense HMM that it multiplies out to. Times are the least of some rounds; beside other
-work processor time still grows with what that does to caches and memory, so that --write belongs on a quiet machine.
+Before, a small product is compared with the dense HMM that it multiplies out to. Times are the least of some rounds; beside
+other work processor time still grows with what that does to caches and memory, so that --write belongs on a quiet machine.
 """
 
 from __future__ import annotations

@@ -24,6 +24,7 @@ class ProductChain(DenseChain):
     answers that gradients flow through multiply the factors out, where Z^2 numbers find room.
     """
 
+    _is_scored = False
     _tables = None  # pyright: ignore[reportAssignmentType]
     transition: ProductTransition  # pyright: ignore[reportIncompatibleVariableOverride]
 
@@ -44,15 +45,17 @@ class ProductChain(DenseChain):
         init = self.transition.initial if self.start is None else self._predict(self.start, None)
         return Factors(init.expand(emit.shape[1:]), emit.new_empty(0), emit, self.valid, shared=True)
 
-    def _passed(self, factors: Factors) -> scan.Forward:
-        return product_steps.product_log_prob(factors.init, self._steps, factors.emit, factors.valid)
-
     @once
     def _forward(self):
-        return self._passed(self.factors)
+        f = self.factors
+        return product_steps.product_log_prob(f.init, self._steps, f.emit, f.valid, messages=not self._is_scored)
+
+    def log_prob(self):
+        self._is_scored = True  # which may be all that is asked
+        return super().log_prob()
 
     def _log_prob_of(self, factors: Factors) -> Tensor:
-        return self._passed(factors).log_prob
+        return product_steps.product_log_prob(factors.init, self._steps, factors.emit, factors.valid).log_prob
 
     def _predict(self, belief, inputs):
         return self._moved(belief.dense(self.transition.num_states))

@@ -67,7 +67,7 @@ class LoopAnswers(StateTables):
         """The transition of log-probabilities of starts and moves."""
         if self.moves is not None:
             return ProductTransition(self.moves.sizes, initial, moves)
-        return DenseTransition(initial, *moves, self._buffers.get("regime_of"))  # of semi-Markov chains
+        return DenseTransition(initial, moves[0], self._buffers.get("regime_of"))  # of semi-Markov chains
 
     def _plain(self) -> Remembered[PointSpecs] | None:
         """What a model remembers that is as it is, with no way of its own to a chain; None of another."""

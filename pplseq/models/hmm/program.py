@@ -195,31 +195,35 @@ class HMM(Constrainable, StateLanguages, LoopAnswers):
     @classmethod
     @torch.no_grad()
     def from_pretrained(cls, folder: str | Path, *, vocabulary: Vocabulary | None = None) -> HMM:
-        """An HMM that others trained, as Ctrl-G gives its own away: over the tokens of a language model, in single precision.
+        """An HMM that others trained, as Ctrl-G gives its own away, or a Monarch HMM, in single precision.
 
         Args:
             folder: with ``alpha_exp`` (Z, Z) probabilities of moves, ``beta`` (Z, V) and ``gamma`` (Z,) logs of words and
-                starts, in safetensors or in files of torch, in one file or in shards; nothing is unpickled.
+                starts (``gamma_exp``: probabilities), in safetensors or in files of torch, in one file or in shards; nothing is
+                unpickled. Of a Monarch HMM of blocks (m, n) ``alpha_exp.weights_exp.0`` (n, m, m) and ``.1`` (m, n, n), which
+                becomes ``ProductMoves(n, m)``: its state i n + j is state j m + i here, as i moves first.
             vocabulary: what the tokens are called, one for each of V; None: numbers, those of the tokenizer.
 
         Raises:
-            ValueError: for other names or sizes, rows that are no distributions, a vocabulary of another size.
-            FileNotFoundError: no weights there. MemoryError: they are more than the memory that is free.
+            ValueError: for other names or sizes, rows that are no distributions, a vocabulary of another size, and weights that
+                take more memory than there is. FileNotFoundError: no weights there.
 
         Warns:
             RuntimeWarning: rows miss a sum of one by more than 1e-4; they are divided by it.
 
-        Source: H. Zhang et al., Adaptable logical control for large language models (2024).
+        Source: H. Zhang et al., Adaptable logical control for large language models (2024), Scaling probabilistic circuits via
+            Monarch matrices (2025).
         """
         if cls is not HMM:
             raise TypeError(f"from_pretrained reads an HMM, and a {cls.__name__} is another model; write HMM.from_pretrained")
-        start, moves, words = read_pretrained(folder)
+        start, moves, words, sizes = read_pretrained(folder)
         if vocabulary is not None and len(vocabulary) != words.shape[1]:
             raise ValueError(f"vocabulary: the HMM has {words.shape[1]} tokens, and it {len(vocabulary)}")
-        model = cls(len(start), num_words=words.shape[1], dtype="float32")
-        model.initial_logits.copy_(start)
-        model.transition_logits.copy_(moves)
-        cast(CategoricalTable, model.emissions).logits.copy_(words)
+        products = None if sizes is None else ProductMoves(*sizes)
+        model = cls(len(start), num_words=words.shape[1], transition=products, dtype="float32")
+        logits = [model.initial_logits, *model._move_logits.values(), cast(CategoricalTable, model.emissions).logits]
+        for own, table in zip(logits, (start, *moves, words), strict=True):
+            own.copy_(table)
         model.vocabulary, model.is_fitted = vocabulary, True
         return model
 
