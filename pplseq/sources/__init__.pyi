@@ -21,5 +21,6 @@ from .ngram import NGramSource as NGramSource
 from .personal_model import StreamError as StreamError
 from .settings import StreamOptions as StreamOptions
 from .steering import ConstraintProcessor as ConstraintProcessor
+from .steering import Particles as Particles
 from .stream import PersonalStream as PersonalStream
 from .torch_model import TorchLanguageModelSource as TorchLanguageModelSource
