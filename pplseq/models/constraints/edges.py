@@ -29,9 +29,10 @@ def read_edges(graph: str | Path | Mapping[str, Any], words: Sequence[str], most
     name = "graph"
     if isinstance(graph, (str, Path)):
         name, graph = str(graph), _from_file(Path(graph))
-    if not isinstance(graph, Mapping) or (missing := [key for key in KEYS if key not in graph]):
-        what = f"{', '.join(missing)} not there" if isinstance(graph, Mapping) else f"got {type(graph).__name__}"
-        raise ValueError(f"{name}: expected a mapping with {', '.join(KEYS)}; {what}")
+    if not isinstance(graph, Mapping):
+        raise TypeError(f"{name}: expected a mapping with {', '.join(KEYS)}, got {type(graph).__name__}")
+    if missing := [key for key in KEYS if key not in graph]:
+        raise ValueError(f"{name}: expected a mapping with {', '.join(KEYS)}; {', '.join(missing)} not there")
     edges, number = list(graph["edges"]), {}
     for place, edge in enumerate(edges):
         if not isinstance(edge, Sequence) or isinstance(edge, str) or len(edge) != 3:

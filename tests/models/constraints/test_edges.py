@@ -75,7 +75,7 @@ def test_it_is_as_probable_as_enumeration_says():
     "graph, error, message",
     [
         ({"edges": []}, ValueError, "initial_state, accept_states not there"),
-        ([1], ValueError, "expected a mapping"),
+        ([1], TypeError, "expected a mapping"),
         (PHRASE | {"edges": [(0, 1)]}, ValueError, "edge 0: expected .from, to, tokens."),
         (PHRASE | {"edges": [(0, 1, [True, False])]}, ValueError, "edge 0: expected 4 truth values"),
         (PHRASE | {"edges": [(0, 1, [4])]}, ValueError, "ids in 0..3"),
