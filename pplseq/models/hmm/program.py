@@ -625,7 +625,7 @@ class HMM(Constrainable, StateLanguages, LoopAnswers):
         visits = torch.full_like(self.initial, num_tokens / self.num_states, dtype=torch.float64)
         moves = float(visits[0]) * max(0.0, 1 - num_sequences / num_tokens)  # out of each row
         tables = {name: moves * torch.softmax(logits.double(), -1) for name, logits in self._move_logits.items()}
-        tables |= {"initial": num_sequences * self.initial}
+        tables |= {"initial": num_sequences * self.initial.double()}
         return tables | self.emissions.implied(
             visits if self.rows is None else pooled(visits, self.rows, self.emissions.num_states)
         )
