@@ -10,8 +10,8 @@ Messages are laid out with rows last, (Z, N), of which a coordinate is a batch (
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -239,10 +239,23 @@ class ProductSteps:
         return found
 
 
+class EmissionSteps:
+    """Log-likelihoods (T, N, Z) of which each step is made when it is asked for, by a function of a slice of steps."""
+
+    def __init__(self, make: Callable[[slice], Tensor], num_steps: int):
+        self.make, self.num_steps = make, num_steps
+
+    def __len__(self) -> int:
+        return self.num_steps
+
+    def __getitem__(self, step: int) -> Tensor:
+        return self.make(slice(step, step + 1))[0]
+
+
 class ProductForward(Forward):
     """Of which the messages are computed when they are asked for, as they take more time than the likelihood."""
 
-    def __init__(self, last: Tensor, totals: Tensor, args: tuple[Tensor, ProductSteps, Tensor, Tensor | None]):
+    def __init__(self, last: Tensor, totals: Tensor, args: tuple[Any, ...]):
         self.log_prob, self.step_log_prob = totals.sum(0, dtype=torch.float64).to(last.dtype), totals
         self.last_, self.args, self.in_logs, self.kept = last, args, True, None
 
@@ -257,14 +270,16 @@ class ProductForward(Forward):
 
 
 def forward_pass(
-    init: Tensor, steps: ProductSteps, emit: Tensor, valid: Tensor | None, messages: bool = True
+    init: Tensor, steps: ProductSteps, emit: Tensor | EmissionSteps, valid: Tensor | None, messages: bool = True
 ) -> Forward:
-    """Filtering; init (N, Z), emit (T, N, Z), valid (T, N) as in :mod:`pplseq.kernels.scan`; messages: whether all are kept."""
-    room, like = Room(), emit[0].T
-    kept = emit.new_empty(len(emit) if messages else 2, *like.shape)
+    """Filtering; init (N, Z), emit (T, N, Z) or what makes each step of it, valid (T, N) as in :mod:`pplseq.kernels.scan`;
+    messages: whether all are kept."""
+    room, like = Room(), init.T
+    kept = init.new_empty(len(emit) if messages else 2, *like.shape)
     scaled = top = like
     totals = []
-    for t, like in enumerate(emit.mT):
+    for t in range(len(emit)):
+        like = emit[t].T
         now, before, added = kept[t % len(kept)], kept[(t - 1) % len(kept)], 0.0
         if t == 0:
             moved = init.T
@@ -284,7 +299,7 @@ def forward_pass(
     found = torch.stack(totals)
     if not messages:
         return ProductForward(kept[(len(emit) - 1) % 2], found, (init, steps, emit, valid))
-    return Forward(found.sum(0, dtype=torch.float64).to(emit.dtype), kept.mT, found)
+    return Forward(found.sum(0, dtype=torch.float64).to(kept.dtype), kept.mT, found)
 
 
 def filtered_twin(
@@ -472,13 +487,10 @@ def forward_twin(sizes, init, emit, valid, *tables) -> tuple[Tensor, Tensor, Ten
     return totals.sum(0, dtype=torch.float64).to(emit.dtype), messages.detach(), totals.detach()
 
 
-def product_log_prob(
-    init: Tensor, steps: ProductSteps, emit: Tensor, valid: Tensor | None, messages: bool = True
-) -> Forward:
-    """log p(x) of each row (N,), differentiable to any order, which alone carries a gradient; messages: whether those of all
-    steps will be asked for."""
+def product_log_prob(init: Tensor, steps: ProductSteps, emit: Tensor, valid: Tensor | None) -> Forward:
+    """log p(x) of each row (N,), differentiable to any order, which alone carries a gradient."""
     init = init.expand(emit.shape[1:])
     if not twice.derivatives_wanted(init, emit, *steps.tables):
         twice.refuse_jit()
-        return forward_pass(init, steps, emit, valid, messages)
+        return forward_pass(init, steps, emit, valid)
     return Forward(*twice.apply(ProductLogProb, forward_twin, steps.sizes, init, emit, valid, *steps.tables))

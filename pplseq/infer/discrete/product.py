@@ -6,13 +6,14 @@ import torch
 from torch import Tensor
 
 from pplseq import checks
+from pplseq.distributions.dense import CategoricalEmission
 from pplseq.distributions.product import ProductTransition
 from pplseq.distributions.state import Emission
 from pplseq.infer.discrete.chain import query
 from pplseq.infer.discrete.dense import DenseChain
 from pplseq.infer.discrete.expectations import Steps
 from pplseq.infer.discrete.results import ExpectedCounts, Factors
-from pplseq.kernels import product_steps, scan
+from pplseq.kernels import product_steps, scan, twice
 from pplseq.kernels.product_steps import ProductSteps
 from pplseq.threads import once
 
@@ -41,21 +42,41 @@ class ProductChain(DenseChain):
         return self.transition.steps
 
     def _lower(self) -> Factors:
+        numbers = self.num_steps * self.batch_shape.numel() * self.transition.num_states
+        size = self.transition.initial.element_size()
+        checks.fits("x", 3.0 * size * numbers, "ask fewer rows at once; of a fit give batch_size, or dtype='float32'")
         emit = self._emit()
-        init = self.transition.initial if self.start is None else self._predict(self.start, None)
-        return Factors(init.expand(emit.shape[1:]), emit.new_empty(0), emit, self.valid, shared=True)
+        return Factors(self._initial().expand(emit.shape[1:]), emit.new_empty(0), emit, self.valid, shared=True)
+
+    def prepare(self) -> None:
+        if not self._is_plain:
+            super().prepare()
+
+    @once
+    def _is_plain(self) -> bool:
+        """Whether a likelihood may be had without all emissions at once: of a table of words that takes no gradient."""
+        transition, emission = self.transition, self.emission
+        if not isinstance(emission, CategoricalEmission):
+            return False
+        return not twice.derivatives_wanted(transition.initial, *transition.tables, emission.log_probs, self._initial())
 
     @once
     def _forward(self):
-        f = self.factors
-        return product_steps.product_log_prob(f.init, self._steps, f.emit, f.valid, messages=not self._is_scored)
+        if self._is_scored and self._is_plain and "factors" not in vars(self):
+            emit = product_steps.EmissionSteps(lambda steps: self._emit(steps=steps), self.num_steps)
+            init = self._initial().expand(*self.batch_shape, self.transition.num_states)
+            return product_steps.forward_pass(init, self._steps, emit, self.valid, messages=False)
+        return self._log_prob_with(self.factors)
 
     def log_prob(self):
         self._is_scored = True  # which may be all that is asked
         return super().log_prob()
 
+    def _log_prob_with(self, factors: Factors) -> scan.Forward:
+        return product_steps.product_log_prob(factors.init, self._steps, factors.emit, factors.valid)
+
     def _log_prob_of(self, factors: Factors) -> Tensor:
-        return product_steps.product_log_prob(factors.init, self._steps, factors.emit, factors.valid).log_prob
+        return self._log_prob_with(factors).log_prob
 
     def _predict(self, belief, inputs):
         return self._moved(belief.dense(self.transition.num_states))

@@ -605,6 +605,12 @@ class HMM(Constrainable, StateLanguages, LoopAnswers):
         return self._sizes_of(batch.x.shape, batch.x, batch.trials, batch.exposure)
 
     # ---------------------------------------------------------------- what EM asks for (see pplseq.infer.fit.em)
+    def chain_of(self, batch: Batch) -> Any:
+        chain = super().chain_of(batch)
+        if self.moves is not None:
+            _ = chain.factors  # its likelihood is asked first, and would be had without the messages that counts need
+        return chain
+
     def expected_statistics(self, chain: Chain, batch: Batch | None = None) -> Statistics:
         counts = chain.expected_counts()
         probs = counts.marginals.probs.flatten(0, -2)

@@ -81,6 +81,21 @@ def test_priors(options):
         assert model.history.log_posteriors == sorted(model.history.log_posteriors)
 
 
+@pytest.mark.parametrize("options", [{"num_states": 3}, {"transition": ProductMoves(2, 2)}])
+def test_stepwise_em_in_single_precision(options):
+    model = HMM(num_words=5, dtype="float32", **options)
+    model.fit(TEXTS * 3, batch_size=3, step_size=0.7, max_iterations=3, seed=0)
+    assert math.isfinite(model.score(TEXTS))
+
+
+def test_rows_that_find_no_room():
+    """Said before anything of their size is made."""
+    model, _ = pair()
+    model.is_fitted = True
+    with pytest.raises(ValueError, match="GB of memory.*batch_size"):
+        model.smooth(torch.zeros(1, dtype=torch.long).expand(2**12, 2**16))
+
+
 def test_the_product_of_two_is_exact_where_each_knows_a_part_of_each_word():
     torch.manual_seed(0)
     parts = [torch.rand(states, words, dtype=torch.float64) for states, words in ((2, 3), (3, 2))]
