@@ -1,6 +1,6 @@
 """What a step costs of dense HMMs and of products of moves: processor milliseconds of a step of some rows, in single precision.
 
-    OMP_NUM_THREADS=1 python scripts/bench/products.py [--rows 64] [--steps 16] [--write]
+    OMP_NUM_THREADS=1 python scripts/bench/products.py [--rows 64] [--steps 32] [--write]
 
 Before, a small product is compared with the dense HMM that it multiplies out to. Times are the least of some rounds; beside
 other work processor time still grows with what that does to caches and memory, so that --write belongs on a quiet machine.
@@ -40,25 +40,29 @@ def compare() -> None:
 
 
 def milliseconds(model: HMM, x: torch.Tensor, rounds: int) -> dict[str, float]:
-    """Of a step, processor time: the likelihood, and an E-step of EM."""
-    found = {}
+    """Processor time of the likelihood and of an E-step of EM: of each step, and of what is done once before."""
+    found, half = {}, x.shape[1] // 2
     for name, ask in (
-        ("score", lambda: model.posterior(x).log_prob()),
-        ("expected_counts", lambda: model.posterior(x).expected_counts()),
+        ("score", lambda x: model.posterior(x).log_prob()),
+        ("expected_counts", lambda x: model.posterior(x).expected_counts()),
     ):
-        times = []
-        for _ in range(rounds + 1):
-            begin = time.process_time()
-            ask()
-            times.append(time.process_time() - begin)
-        found[name] = round(1000 * min(times[1:]) / x.shape[1], 3)
+        least = []
+        for part in (x[:, :half], x):
+            times = []
+            for _ in range(rounds + 1):
+                begin = time.process_time()
+                ask(part)
+                times.append(time.process_time() - begin)
+            least.append(1000 * min(times[1:]))
+        step = (least[1] - least[0]) / (x.shape[1] - half)
+        found |= {name: round(step, 3), f"{name}_once": round(least[1] - step * x.shape[1], 1)}
     return found
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--rows", type=int, default=64)
-    parser.add_argument("--steps", type=int, default=16)
+    parser.add_argument("--steps", type=int, default=32)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--only", nargs="*", choices=MODELS, default=[*MODELS])
     parser.add_argument("--write", action="store_true", help="to results/bench/products.json")
