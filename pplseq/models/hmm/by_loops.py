@@ -51,7 +51,7 @@ class LoopAnswers(StateTables):
 
     _has_loops: ClassVar[bool] = False
     priors: Any
-    moves: ProductMoves | None
+    moves: ProductMoves | None = None
     rows: Tensor | None
 
     def _shared(self, emission: Emission) -> Emission:

@@ -113,7 +113,6 @@ class HMM(Constrainable, StateLanguages, LoopAnswers):
 
     graph: Any
     start_states: Any
-    _move_shapes: dict[str, tuple[int, ...]]
     _trials_of_steps: bool
     name = "hmm"
     methods = ("em", "sgd", "svi", "nuts", "lbfgs")
@@ -160,7 +159,7 @@ class HMM(Constrainable, StateLanguages, LoopAnswers):
             num_levels=num_levels, trials=trials,
         )  # fmt: skip
         self.priors = Priors.of(priors)
-        vars(self)["moves"], vars(self)["_move_shapes"] = moves, shapes
+        vars(self)["moves"] = moves
         if isinstance(graph, str) and graph == "left_right" and start_states is None:
             start_states = [0]
         self.register_buffer("graph", allowed_moves(graph, num_states), persistent=False)
@@ -257,6 +256,11 @@ class HMM(Constrainable, StateLanguages, LoopAnswers):
         self.initial_logits = nn.Parameter(EVENNESS * torch.randn(num_states, dtype=dtype))
         for name, shape in self._move_shapes.items():
             setattr(self, f"{name}_logits", nn.Parameter(EVENNESS * torch.randn(shape, dtype=dtype)))
+
+    @property
+    def _move_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Of the tables of moves, by the names of ``set_parameters``."""
+        return {"transition": (self.num_states, self.num_states)} if self.moves is None else self.moves.shapes
 
     @property
     def _move_logits(self) -> dict[str, nn.Parameter]:
