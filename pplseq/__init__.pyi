@@ -30,6 +30,7 @@ from .models import HMMTagger as HMMTagger
 from .models import LatentTagger as LatentTagger
 from .models import MEMMTagger as MEMMTagger
 from .models import MixtureHMM as MixtureHMM
+from .models import ProductMoves as ProductMoves
 from .models import PROPSLearner as PROPSLearner
 from .models import SemiMarkovHMM as SemiMarkovHMM
 from .models import StreamingHMM as StreamingHMM

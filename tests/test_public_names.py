@@ -10,7 +10,7 @@ import pplseq
 
 NAMES = """
     VLHMM HMM SemiMarkovHMM LDS TextLDS IOHMM ARHMM SwitchingRegression StructuralModel PROPS PROPSLearner StreamingHMM
-    ConstrainedLDS MixtureHMM
+    ConstrainedLDS MixtureHMM ProductMoves
     HMMTagger LatentTagger DictionaryTagger CRFTagger MEMMTagger AutomatonLearner Constraint load train evaluate load_corpus
     sequences_by Vocabulary BlockedEnum markov TraceBlockedEnum_ELBO KalmanCollapse TraceKalman_ELBO LinearGaussian
     infer_states check_vectorizable Belief MISSING BlockHMM DenseTransition CategoricalEmission NotFittedError

@@ -5,6 +5,7 @@ from .dense import DenseTransition as DenseTransition
 from .dense import GaussianEmission as GaussianEmission
 from .linear_gaussian import LinearGaussian as LinearGaussian
 from .noise import DiagonalMinusLowRank as DiagonalMinusLowRank
+from .product import ProductTransition as ProductTransition
 from .second_order import SecondOrderTransition as SecondOrderTransition
 from .state import MISSING as MISSING
 from .state import Belief as Belief

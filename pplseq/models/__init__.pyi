@@ -20,6 +20,7 @@ from .iohmm.restarts.history import RestartBlock as RestartBlock
 from .lds.constrained import ConstrainedLDS as ConstrainedLDS
 from .lds.program import LDS as LDS
 from .parts.priors import Priors as Priors
+from .parts.product_moves import ProductMoves as ProductMoves
 from .props.learner import PROPSLearner as PROPSLearner
 from .props.program import PROPS as PROPS
 from .props.program import StreamingHMM as StreamingHMM

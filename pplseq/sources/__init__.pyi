@@ -14,5 +14,6 @@ from .model import ModelSource as ModelSource
 from .ngram import NGramSource as NGramSource
 from .settings import StreamOptions as StreamOptions
 from .steering import ConstraintProcessor as ConstraintProcessor
+from .steering import Particles as Particles
 from .stream import PersonalStream as PersonalStream
 from .torch_model import TorchLanguageModelSource as TorchLanguageModelSource

@@ -12,7 +12,7 @@ from support.model_cases import CASES, LENGTHS, Case, vectors, words
 from support.rounding import roundings
 
 from pplseq.kernels import compiled
-from pplseq.models import HMM, IOHMM, LDS
+from pplseq.models import HMM, IOHMM, LDS, ProductMoves
 
 EM = {"method": "em", "max_iterations": 3}
 
@@ -30,6 +30,7 @@ MORE = {  # what takes other ways than the cases of all contracts
     "hmm, full": Case(lambda: HMM(3, num_features=2, covariance="full"), vectors, fit=EM),
     "hmm, spherical": Case(lambda: HMM(3, num_features=2, covariance="spherical"), vectors, fit=EM),
     "hmm, one state": Case(lambda: HMM(1, 6), words, fit=EM),
+    "hmm, product of three": Case(lambda: HMM(num_words=6, transition=ProductMoves(1, 3, 2)), words, fit=EM),
     "hmm, one state of vectors": Case(lambda: HMM(1, num_features=2), vectors, fit=EM),
     "hmm, nine states": Case(lambda: HMM(9, 6), words, fit=EM),
     "hmm, impossible moves": Case(certain, words, fit=EM),

@@ -1,5 +1,7 @@
 """A frozen language model under a constraint: exact where it is the HMM itself, and always satisfied."""
 
+import itertools
+
 import pytest
 import torch
 
@@ -69,6 +71,71 @@ def test_texts_that_change_places_are_found_again(hmm):
     processor(rows[:, :0], scores), processor(rows[:, :1], scores)
     again = processor(rows.flip(0), scores)
     torch.testing.assert_close(again, ConstraintProcessor(chain)(rows, scores).flip(0))
+
+
+def table_model(vocabulary_size, seed=3):
+    """A language model that knows the last two tokens and how many there are: no HMM of few states."""
+    tables = 1.5 * torch.randn(8, 9, 9, vocabulary_size, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+    def next_logits(ids):
+        padded = torch.cat([torch.full((len(ids), 2), 8), ids], 1)
+        return tables[ids.shape[1], padded[:, -2], padded[:, -1]]
+
+    return next_logits
+
+
+def log_prob_of(language_model, prompt, text):
+    ids, total = torch.tensor([[*prompt, *text]]), 0.0
+    for place in range(len(prompt), ids.shape[1]):
+        total += float(language_model(ids[:, :place]).log_softmax(-1)[0, ids[0, place]])
+    return total
+
+
+@pytest.mark.parametrize("resample_below, end", [(0.0, 0), (0.5, 0), (1.0, None)])
+def test_particles_have_the_language_models_own_distribution(hmm, resample_below, end):
+    """Of p(constraint), and of each text that satisfies it, weighted shares are unbiased: within five standard errors, where
+    tokens that are masked one by one are far off."""
+    language_model, prompt, runs = table_model(8), [1], 50
+    length = (3, 4) if end is not None else 3
+    constraint = Constraint.containing("stock market") & Constraint.excluding("fell", "rose", "<unk>")
+    chain = hmm.constrained(constraint, prefix=prompt, length=length, end=end)
+    words = [word for word in range(8) if word != end]
+    texts = [text for n in (range(3, 5) if end is not None else (3,)) for text in itertools.product(words, repeat=n)]
+    texts = [text for text in texts if constraint.accepts([WORDS[word] for word in text])]
+    ended = [text if end is None else (*text, end) for text in texts]
+    wanted = torch.tensor([log_prob_of(language_model, prompt, text) for text in ended], dtype=torch.float64).exp()
+    found, masked = torch.zeros(runs, len(texts), dtype=torch.float64), torch.zeros(len(texts), dtype=torch.float64)
+    for run in range(runs):
+        drawn = ConstraintProcessor(chain, 1).sample(
+            language_model, prompt, 60, resample_below=resample_below, seed=run
+        )
+        assert drawn.log_weights.exp().sum() == pytest.approx(1) and 1 <= drawn.effective_size <= 60 + 1e-6
+        shares = (drawn.log_weights + drawn.log_prob).exp()
+        for row, share in zip(drawn.tokens.tolist(), shares.tolist(), strict=True):
+            place = ended.index(tuple(token for token in row if token >= 0))
+            found[run, place] += share
+            masked[place] += 1 / (60 * runs)
+    for each in (found.sum(1, keepdim=True), found[:, wanted > 0.02 * wanted.sum()]):
+        error = each.std(0) / runs**0.5
+        exact = wanted.sum() if each.shape[1] == 1 else wanted[wanted > 0.02 * wanted.sum()]
+        assert bool(((each.mean(0) - exact).abs() < 5 * error).all())
+    if not resample_below:  # unweighted these are the texts of the mask
+        share = wanted / wanted.sum()
+        assert bool(((masked - share).abs() > 10 * (share / (60 * runs)).sqrt()).any())
+
+
+def test_what_particles_refuse(hmm):
+    chain = hmm.constrained(ABOUT, prefix=[1], length=(3, 7))
+    with pytest.raises(ValueError, match="prompt: expected 1 ids, as prompt_length says, got 2"):
+        ConstraintProcessor(chain, 1).sample(table_model(8), [1, 2])
+    with pytest.raises(ValueError, match="the language model has 9 tokens"):
+        ConstraintProcessor(chain, 1).sample(table_model(9), [1])
+    only_fell = torch.full((8,), -torch.inf).index_fill(0, torch.tensor(4), 0.0)
+    with pytest.raises(ValueError, match="after 0 tokens none"):
+        ConstraintProcessor(chain, 1).sample(lambda ids: only_fell.expand(len(ids), 8), [1])
+    both = hmm.posterior(torch.tensor([[1], [2]])).constrained(ABOUT.over(hmm.vocabulary), 3, end=0)
+    with pytest.raises(ValueError, match="particles are of one prompt, and this chain is of 2"):
+        ConstraintProcessor(both, 1).sample(table_model(8), [1])
 
 
 def test_what_is_refused(hmm):

@@ -16,6 +16,7 @@ from pplseq.models import (
     VLHMM,
     ConstrainedLDS,
     MixtureHMM,
+    ProductMoves,
     SemiMarkovHMM,
     StreamingHMM,
     StructuralModel,
@@ -126,6 +127,7 @@ DISCRETE = {
     "vlhmm, no blocks": Case(lambda: VLHMM(4, num_words=6, hidden_size=8, tied=False, init_scale=0.5), **LONG),
     "hmm": Case(lambda: HMM(3, 6), fit=EM),
     "mixture of hmms": Case(lambda: MixtureHMM(2, 2, 6), fit=EM),
+    "hmm, product of moves": Case(lambda: HMM(num_words=6, transition=ProductMoves(3, 2)), fit=EM),
     "hmm, vectors": Case(lambda: HMM(3, num_features=2), vectors, fit=EM),
     "hmm, columns, left to right": Case(
         lambda: HMM(4, emission=["normal", "normal"], graph="left_right", ties=[0, 1, 2, 1]), vectors, fit=EM

@@ -7,6 +7,7 @@ from torch import Tensor
 from pplseq.distributions.block import BlockTransition
 from pplseq.distributions.dense import DenseTransition, StepTransition
 from pplseq.distributions.hierarchical import HierarchicalTransition
+from pplseq.distributions.product import ProductTransition
 from pplseq.distributions.second_order import SecondOrderTransition
 from pplseq.distributions.state import Emission, Transition
 from pplseq.distributions.topics import TopicTransition
@@ -18,6 +19,7 @@ from pplseq.infer.discrete.contexts import SecondOrderChain, VariableOrderChain
 from pplseq.infer.discrete.dense import DenseChain
 from pplseq.infer.discrete.gap import GapChain
 from pplseq.infer.discrete.hierarchical import HierarchicalChain
+from pplseq.infer.discrete.product import ProductChain
 from pplseq.infer.discrete.topics import TopicChain
 from pplseq.kernels.parallel import time_scan
 
@@ -37,6 +39,8 @@ def build_chain(transition: Transition, emission: Emission, obs: Tensor, **optio
         return SecondOrderChain(transition, emission, obs, **options)
     if isinstance(transition, VariableOrderTransition):
         return VariableOrderChain(transition, emission, obs, **options)
+    if isinstance(transition, ProductTransition):
+        return ProductChain(transition, emission, obs, **options)
     if isinstance(transition, BlockTransition):
         kind = BlockChain
         if isinstance(transition, HierarchicalTransition):
@@ -48,6 +52,6 @@ def build_chain(transition: Transition, emission: Emission, obs: Tensor, **optio
     if isinstance(transition, (DenseTransition, StepTransition)):
         return DenseChain(transition, emission, obs, **options)
     raise TypeError(
-        "transition must be a DenseTransition, StepTransition, VariableOrderTransition, SecondOrderTransition or "
-        f"BlockTransition, got {type(transition).__name__}"
+        "transition must be a DenseTransition, StepTransition, ProductTransition, VariableOrderTransition, "
+        f"SecondOrderTransition or BlockTransition, got {type(transition).__name__}"
     )

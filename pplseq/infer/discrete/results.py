@@ -52,11 +52,12 @@ class ExpectedCounts(NamedTuple):
     """Expected sufficient statistics given x, summed over rows.
 
     start: (Z,). transition: (Z, Z) for dense chains, (P, K, K) for block-sparse ones, between the P pairs of blocks that
-    occur. block_pairs: (P, 2) or None. occupancy: (Z,) expected visits. marginals: what emission statistics need.
+    occur; of a product the moves of each coordinate, as its tables are. block_pairs: (P, 2) or None. occupancy: (Z,) expected
+    visits. marginals: what emission statistics need.
     """
 
     start: Tensor
-    transition: Tensor
+    transition: Any
     block_pairs: Tensor | None
     occupancy: Tensor
     marginals: StateMarginals

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,9 +24,9 @@ MAX_STATES = 10_000
 class Constraint:
     """A set of texts, as the smallest deterministic automaton over words that accepts them.
 
-    Made by :meth:`containing`, :meth:`excluding`, :meth:`in_order`, :meth:`matching`, :meth:`length` and :meth:`of_automaton`;
-    put together by ``&`` (both), ``|`` (one of them), ``~`` (not) and :meth:`then` (one behind the other). It knows words, and
-    no vocabulary: words that are not named move it alike, so it has few classes of words and serves any model.
+    Made by :meth:`containing`, :meth:`excluding`, :meth:`in_order`, :meth:`matching`, :meth:`length`, :meth:`of_automaton` and
+    :meth:`of_edges`; put together by ``&`` (both), ``|`` (one of them), ``~`` (not) and :meth:`then` (one behind the other). It
+    knows words, and no vocabulary: words that are not named move it alike, so it has few classes of words and serves any model.
 
     Args:
         table: the automaton. text: how it reads in messages. words: that must be in a model's vocabulary.
@@ -144,6 +145,31 @@ class Constraint:
         classes = {word: place for place, word in enumerate(least.symbols, 1)}
         table = WordTable(classes, moves, np.append(least.outputs.astype(bool), False)).smallest()
         return cls(table, f"of an automaton of {least.num_states} states", max_states=max_states)
+
+    @classmethod
+    def of_edges(
+        cls, graph: str | Path | Mapping[str, Any], vocabulary: Vocabulary | int, *, max_states: int = MAX_STATES
+    ) -> Constraint:
+        """Texts of tokens that an automaton in the form of Ctrl-G accepts.
+
+        An edge is (from, to, tokens); a token without an edge out of a state must not stand there. Ctrl-G has the automaton
+        read the end of text as a token like any other; beside ``end=`` of a question it is asked before that.
+
+        Args:
+            graph: a mapping of "edges", "initial_state" and "accept_states", as Ctrl-G's builders return, or a file of JSON of
+                it, in which states may be lists in the place of tuples. Tokens are V truth values or ids.
+            vocabulary: what the tokens are called, or how many there are: V, of a model whose words are ids.
+
+        Raises:
+            ValueError, TypeError: for what is no such automaton, with the edge, pickled files, more states than ``max_states``.
+
+        Source: H. Zhang et al., Adaptable logical control for large language models (2024).
+        """
+        from pplseq.models.constraints.edges import read_edges
+
+        words = [*map(str, range(vocabulary))] if isinstance(vocabulary, int) else vocabulary.words
+        table = read_edges(graph, words, max_states)
+        return cls(table, f"of an automaton of {len(table.moves)} states", max_states=max_states)
 
     @classmethod
     def bio(cls, tags: Sequence[str]) -> Constraint:

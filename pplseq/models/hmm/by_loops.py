@@ -6,6 +6,7 @@ anything is out of the ordinary, there are the ways that all models take, which 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -13,6 +14,7 @@ from torch import Tensor
 
 from pplseq import checks
 from pplseq.distributions.dense import DenseTransition
+from pplseq.distributions.product import ProductTransition
 from pplseq.distributions.state import Emission
 from pplseq.infer.discrete.chain import Chain
 from pplseq.infer.fit.em import Batch, Statistics
@@ -29,6 +31,7 @@ from pplseq.models.hmm.rows import (
     may_be_words,
 )
 from pplseq.models.hmm.tables import StateTables
+from pplseq.models.parts.product_moves import ProductMoves
 from pplseq.models.remembered import Remembered
 
 # what leads from parameters and observations to a chain; an HMM that has its own way of any of it takes the long way
@@ -48,6 +51,7 @@ class LoopAnswers(StateTables):
 
     _has_loops: ClassVar[bool] = False
     priors: Any
+    moves: ProductMoves | None = None
     rows: Tensor | None
 
     def _shared(self, emission: Emission) -> Emission:
@@ -55,14 +59,22 @@ class LoopAnswers(StateTables):
         raise NotImplementedError
 
     def _point_specs(self) -> PointSpecs:
-        initial, matrix = torch.log_softmax(self.initial_logits, -1), torch.log_softmax(self.transition_logits, -1)
-        transition = DenseTransition(initial, matrix, self._buffers.get("regime_of"))  # of semi-Markov chains
-        return PointSpecs.of(transition, self._shared(self.emissions.spec()), self.parameters())
+        initial = torch.log_softmax(self.initial_logits, -1)
+        moves = [torch.log_softmax(logits, -1) for logits in self._move_logits.values()]
+        return PointSpecs.of(self._moving(initial, moves), self._shared(self.emissions.spec()), self.parameters())
+
+    def _moving(self, initial: Tensor, moves: Sequence[Tensor]) -> DenseTransition | ProductTransition:
+        """The transition of log-probabilities of starts and moves."""
+        if self.moves is not None:
+            return ProductTransition(self.moves.sizes, initial, moves)
+        return DenseTransition(initial, moves[0], self._buffers.get("regime_of"))  # of semi-Markov chains
 
     def _plain(self) -> Remembered[PointSpecs] | None:
         """What a model remembers that is as it is, with no way of its own to a chain; None of another."""
         own = self.__dict__
         if not vars(type(self)).get("_has_loops") or not WAYS.isdisjoint(own) or not self._is_one_chain:
+            return None
+        if self.moves is not None:  # which has kernels of its own
             return None
         if not WAYS.isdisjoint(vars(own["_modules"]["emissions"])):
             return None

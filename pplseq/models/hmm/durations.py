@@ -59,7 +59,7 @@ class SemiMarkovHMM(RegimeQueries, HMM):
                 f"{name}: {checks.shown(duration)} durations need it, and nothing else; got {max_duration=}, {num_phases=}"
             )
         size = checks.count(name, size)
-        for option in ("priors", "graph", "start_states", "ties"):
+        for option in ("priors", "graph", "start_states", "ties", "transition"):
             if options.get(option) is not None:
                 raise ValueError(f"{option}: a semi-Markov model has none; use HMM, or leave it out")
         # the parameters are made by the constructors above

@@ -40,10 +40,10 @@ class MixtureHMM(HMM):
 
     def __init__(self, num_clusters: int, num_states: int, num_words: int | None = None, **options: Any):
         clusters, states = checks.count("num_clusters", num_clusters), checks.count("num_states", num_states)
-        for name in ("graph", "start_states"):
+        for name in ("graph", "start_states", "transition"):
             if options.get(name) is not None:
                 raise ValueError(f"{name}: what moves there are makes the clusters of a MixtureHMM; leave it out")
-        options = {name: value for name, value in options.items() if name not in ("graph", "start_states")}
+        options = {name: value for name, value in options.items() if name not in ("graph", "start_states", "transition")}
         checks.fits("num_clusters", 4.0 * (clusters * states) ** 2, "choose fewer clusters, or states")
         of = torch.arange(clusters * states) // states
         graph = None if clusters == 1 else of.unsqueeze(1) == of

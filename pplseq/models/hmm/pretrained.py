@@ -1,30 +1,45 @@
-"""HMMs that others have trained and given away, as folders of weights: those of Ctrl-G."""
+"""HMMs that others have trained and given away, as folders of weights: those of Ctrl-G, and Monarch HMMs."""
 
 from __future__ import annotations
 
 import json
+import math
 import pickle
+import re
 import warnings
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from pplseq import checks
 
-NAMES = ("alpha_exp", "beta", "gamma")  # probabilities of moves, logs of words, logs of starts
+# probabilities of moves (alpha_exp.weights_exp.0, .1, ... of a product), logs of words, logs or probabilities of starts
+NAMES = ("alpha_exp", "beta", "gamma or gamma_exp")
+FACTOR = re.compile(r"(?:.*\.)?(alpha_exp\.weights_exp\.\d+)")
 INDICES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 SINGLE = ("model.safetensors", "pytorch_model.bin")
+IMPOSSIBLE = -1e9  # logs below stand for a probability of zero
 NEAR = 1e-4  # by which rows of float32 may miss a sum of one without a word
 
 
-def read_pretrained(folder: str | Path) -> tuple[Tensor, Tensor, Tensor]:
-    """Start (Z,), moves (Z, Z) and words (Z, V) as log-probabilities in single precision, of a folder of weights.
+class Pretrained(NamedTuple):
+    """Log-probabilities in single precision: start (Z,), words (Z, V), and moves: one table (Z, Z), or those of a product as
+    :class:`~pplseq.distributions.product.ProductTransition` has them, with its sizes."""
+
+    start: Tensor
+    moves: list[Tensor]
+    words: Tensor
+    sizes: tuple[int, ...] | None
+
+
+def read_pretrained(folder: str | Path) -> Pretrained:
+    """The HMM of a folder of weights.
 
     Raises:
         ValueError: for other names or shapes, rows that are no distributions, and what only unpickling would read.
-        FileNotFoundError: no weights there. MemoryError: they are more than the memory that is free.
+        FileNotFoundError: no weights there.
     """
     folder = Path(folder)
     files, places = _files(folder)
@@ -33,32 +48,59 @@ def read_pretrained(folder: str | Path) -> tuple[Tensor, Tensor, Tensor]:
     checks.fits("folder", 3.0 * size, "free some memory, or take an HMM of fewer states")
     found: dict[str, Tensor] = {}
     for file in dict.fromkeys(files):
-        found |= {name.rpartition(".")[2]: value for name, value in _tensors(file, places).items()}
-    if missing := [name for name in NAMES if name not in found]:
+        for name, value in _tensors(file, places).items():
+            factor = FACTOR.fullmatch(name)
+            found[name.rpartition(".")[2] if factor is None else factor[1]] = value
+    factors = sorted((name for name in found if "." in name), key=lambda name: int(name.rpartition(".")[2]))
+    starts = [name for name in ("gamma", "gamma_exp") if name in found]
+    there = bool(factors) or "alpha_exp" in found, "beta" in found, bool(starts)
+    if missing := [name for name, is_there in zip(NAMES, there, strict=True) if not is_there]:
         raise ValueError(
             f"{folder}: expected tensors {', '.join(NAMES)} of an HMM; {', '.join(missing)} not there, but "
             f"{checks.shown(sorted(found))}"
         )
-    moves, words, start = (found[name].float() for name in NAMES)
-    if moves.dim() != 2 or words.dim() != 2:
+    names = factors or ["alpha_exp"]
+    moves, words, start = [found[name].float() for name in names], found["beta"].float(), found[starts[0]].float()
+    start = start.reshape(-1) if start.numel() == words[..., :1].numel() else start
+    sizes = tuple(len(one[0]) for one in moves) if factors and all(one.dim() == 3 for one in moves) else None
+    num_states = start.numel() if sizes is None else math.prod(sizes)
+    shapes = [(num_states,) * 2] if sizes is None else [(num_states // size, size, size) for size in sizes]
+    fit = [tuple(one.shape) for one in moves] == shapes and words.dim() == 2 and start.shape == words.shape[:1] == (num_states,)
+    if not fit or sizes is not None and len(sizes) < 2:
+        got = ", ".join(f"{name} {tuple(found[name].shape)}" for name in (*names, "beta", starts[0]))
         raise ValueError(
-            f"{folder}: expected one matrix of moves and one of words, got shapes {tuple(moves.shape)} and "
-            f"{tuple(words.shape)}; products of block-sparse matrices (Monarch) are not read"
+            f"{folder}: sizes do not fit together: {got}; expected (Z, Z), (Z, V), (Z,), or of a Monarch HMM of "
+            "m n = Z states factors (n, m, m) and (m, n, n)"
         )
-    num_states = len(moves)
-    start = start.reshape(-1) if start.numel() == num_states else start
-    if moves.shape != (num_states, num_states) or len(words) != num_states or start.shape != (num_states,):
-        raise ValueError(
-            f"{folder}: sizes do not fit together: alpha_exp {tuple(moves.shape)}, beta {tuple(words.shape)}, gamma "
-            f"{tuple(start.shape)}; expected (Z, Z), (Z, V), (Z,)"
-        )
-    if not bool((moves >= 0).all()):
-        raise ValueError(f"{folder}: alpha_exp must hold probabilities, and has negative numbers or NaN")
-    return _rows("gamma", start, folder), _rows("alpha_exp", moves.log(), folder), _rows("beta", words, folder)
+    for name, value in (*zip(names, moves, strict=True), *([("gamma_exp", start)] if starts[0] == "gamma_exp" else [])):
+        if not bool((value >= 0).all()):
+            raise ValueError(f"{folder}: {name} must hold probabilities, and has negative numbers or NaN")
+    start = start.log() if starts[0] == "gamma_exp" else start
+    if sizes is not None:
+        moves = [_turned(one, place, sizes) for place, one in enumerate(moves)]
+        start, words, sizes = _reversed(start, sizes), _reversed(words, sizes), sizes[::-1]
+    tables = [_rows(name, table.log(), folder) for name, table in zip(names, moves, strict=True)]
+    return Pretrained(_rows(starts[0], start, folder), tables, _rows("beta", words, folder), sizes)
+
+
+def _reversed(value: Tensor, sizes: tuple[int, ...]) -> Tensor:
+    """(Z, ...) by states whose coordinates stand in the opposite order: of a Monarch HMM the first one moves first."""
+    order = range(len(sizes))
+    return value.reshape(*sizes, -1).permute(*order[::-1], len(sizes)).reshape(value.shape)
+
+
+def _turned(table: Tensor, place: int, sizes: tuple[int, ...]) -> Tensor:
+    """The table of a coordinate with the others in the opposite order; in the file they are those behind it, then those
+    before."""
+    behind, before = sizes[place + 1 :], sizes[:place]
+    last = len(sizes) - 1
+    order = (*range(len(behind))[::-1], *range(len(behind), last)[::-1])
+    return table.reshape(*behind, *before, *table.shape[1:]).permute(*order, last, last + 1).reshape(table.shape)
 
 
 def _rows(name: str, logs: Tensor, folder: Path) -> Tensor:
     """Log-probabilities whose rows sum to one."""
+    logs = logs.masked_fill(logs < IMPOSSIBLE, -torch.inf)
     total = logs.logsumexp(-1, keepdim=True)
     if not bool(total.isfinite().all()):
         raise ValueError(f"{folder}: {name} has a row that is no distribution (it sums to 0, or holds NaN)")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack, cast
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 from pplseq import checks
 from pplseq.distributions.columns import SharedEmission, pooled
 from pplseq.distributions.dense import DenseTransition
-from pplseq.distributions.state import Belief, Emission
+from pplseq.distributions.state import Belief, Emission, Transition
 from pplseq.infer.discrete.chain import Chain
 from pplseq.infer.fit.closed_forms import dirichlet_mode
 from pplseq.infer.fit.em import Batch, Statistics
@@ -25,6 +26,7 @@ from pplseq.infer.programs.markov import markov
 from pplseq.models.base import AT_POINT, AT_TEST, Given, Sizes, one_chain, said
 from pplseq.models.constrained import Constrainable
 from pplseq.models.hmm.by_loops import LoopAnswers
+from pplseq.models.hmm.joint import check_pair, joint_moves, joint_tables
 from pplseq.models.hmm.labelled_start import moves_of_labels, start_from_labels
 from pplseq.models.hmm.pretrained import read_pretrained
 from pplseq.models.hmm.tables import DTYPES, words_of
@@ -43,6 +45,7 @@ from pplseq.models.parts.families import Family, inside_simplex
 from pplseq.models.parts.family_table import as_list
 from pplseq.models.parts.moves import allowed_moves, allowed_starts, shared_rows
 from pplseq.models.parts.priors import Priors
+from pplseq.models.parts.product_moves import ProductMoves
 from pplseq.models.remembered import Remembered, plain_parameters
 from pplseq.models.state_labels import checked_names
 from pplseq.models.state_languages import StateLanguages
@@ -72,7 +75,7 @@ class HMM(Constrainable, StateLanguages, LoopAnswers):
     ``score`` and the other queries use.
 
     Args:
-        num_states: Z.
+        num_states: Z; may be left out where ``transition`` says it.
         num_words: V, for words 0..V-1.
         num_features: D, for vectors. Give exactly one of the two, or neither with an emission by name (then D = 1).
         emission: of vectors: "gaussian" (the default), "mixture" (of ``num_components`` Gaussians), or a family of single
@@ -85,6 +88,8 @@ class HMM(Constrainable, StateLanguages, LoopAnswers):
         num_components: of the mixture, by default 2.
         num_levels: of "categorical" columns: of all, or a list with one a column, None at those of numbers.
         trials: of "binomial" columns, where they are the same at every step; else they come with the data.
+        transition: :class:`~pplseq.models.parts.product_moves.ProductMoves`, of thousands of states (i, j) whose coordinates
+            move in turn; None for a full matrix.
         graph: (Z, Z) bool, [from, to], which moves there are, all others stay impossible; "left_right" for those to the same
             state and later ones, starting in state 0; None for all.
         start_states: states that a sequence may start in; None for all.
@@ -115,7 +120,7 @@ class HMM(Constrainable, StateLanguages, LoopAnswers):
 
     def __init__(
         self,
-        num_states: int,
+        num_states: int | None = None,
         num_words: int | None = None,
         *,
         num_features: int | None = None,
@@ -123,6 +128,7 @@ class HMM(Constrainable, StateLanguages, LoopAnswers):
         num_components: int | None = None,
         num_levels: int | Sequence[int | None] | None = None,
         trials: int | None = None,
+        transition: ProductMoves | None = None,
         graph: Tensor | str | None = None,
         start_states: Sequence[int] | None = None,
         ties: Sequence[int] | None = None,
@@ -133,9 +139,16 @@ class HMM(Constrainable, StateLanguages, LoopAnswers):
         vocabulary: Vocabulary | None = None,
         dtype: str = "float64",
     ):
-        num_states = checks.count("num_states", num_states)
+        moves = ProductMoves.of(transition)
+        if moves is not None and graph is not None:
+            raise ValueError("graph: moves that are products have none, only zeros by set_parameters; leave one of the two out")
+        if moves is not None and num_states not in (None, moves.num_states):
+            raise ValueError(f"num_states: {moves} has {moves.num_states} states, got {checks.shown(num_states)}; leave it out")
+        num_states = checks.count("num_states", num_states if moves is None else moves.num_states)
         num_words = words_of(vocabulary, num_words)
-        checks.fits("num_states", 4.0 * num_states**2, "choose fewer states, or a VLHMM")
+        shapes = {"transition": (num_states, num_states)} if moves is None else moves.shapes
+        numbers = sum(math.prod(shape) for shape in shapes.values())
+        checks.fits("num_states", 4.0 * numbers, "choose fewer states, ProductMoves, or a VLHMM")
         if emission is not None and num_words is None and num_features is None:
             num_features = len(emission) if isinstance(emission, (list, tuple)) else 1
         if num_words is not None and emission is not None:
@@ -146,12 +159,14 @@ class HMM(Constrainable, StateLanguages, LoopAnswers):
             num_levels=num_levels, trials=trials,
         )  # fmt: skip
         self.priors = Priors.of(priors)
+        vars(self)["moves"] = moves
         if isinstance(graph, str) and graph == "left_right" and start_states is None:
             start_states = [0]
         self.register_buffer("graph", allowed_moves(graph, num_states), persistent=False)
         self.register_buffer("start_states", allowed_starts(start_states, num_states), persistent=False)
         self.register_buffer("rows", shared_rows(ties, num_states), persistent=False)
         given = {
+            "transition": None if moves is None else moves.as_config(),
             "graph": None if self.graph is None else as_list(graph, self.graph.tolist()),
             "start_states": None if start_states is None else as_list(start_states, [int(state) for state in start_states]),
             "ties": None if self.rows is None else as_list(ties, self.rows.tolist()),
@@ -163,7 +178,7 @@ class HMM(Constrainable, StateLanguages, LoopAnswers):
             self._is_named, self._config = True, self._config | {"state_names": [*self.state_names]}
         real = DTYPES[dtype]
         if self.priors is not None:  # their shapes are checked now, not at the first use
-            self.priors.concentrations(num_states, num_words, torch.empty(0, dtype=real))
+            self.priors.concentrations(num_states, num_words, torch.empty(0, dtype=real), shapes)
             if num_features is not None:
                 self.priors.normal_wishart(num_features, torch.empty(0, dtype=real))
         self._make_tables(num_states, real)
@@ -179,38 +194,89 @@ class HMM(Constrainable, StateLanguages, LoopAnswers):
     @classmethod
     @torch.no_grad()
     def from_pretrained(cls, folder: str | Path, *, vocabulary: Vocabulary | None = None) -> HMM:
-        """An HMM that others trained, as Ctrl-G gives its own away: over the tokens of a language model, in single precision.
+        """An HMM that others trained, as Ctrl-G gives its own away, or a Monarch HMM, in single precision.
 
         Args:
             folder: with ``alpha_exp`` (Z, Z) probabilities of moves, ``beta`` (Z, V) and ``gamma`` (Z,) logs of words and
-                starts, in safetensors or in files of torch, in one file or in shards; nothing is unpickled.
+                starts (``gamma_exp``: probabilities), in safetensors or in files of torch, in one file or in shards; nothing is
+                unpickled. Of a Monarch HMM of blocks (m, n) ``alpha_exp.weights_exp.0`` (n, m, m) and ``.1`` (m, n, n), which
+                becomes ``ProductMoves(n, m)``: its state i n + j is state j m + i here, as i moves first.
             vocabulary: what the tokens are called, one for each of V; None: numbers, those of the tokenizer.
 
         Raises:
-            ValueError: for other names or sizes, rows that are no distributions, a vocabulary of another size.
-            FileNotFoundError: no weights there. MemoryError: they are more than the memory that is free.
+            ValueError: for other names or sizes, rows that are no distributions, a vocabulary of another size, and weights that
+                take more memory than there is. FileNotFoundError: no weights there.
 
         Warns:
             RuntimeWarning: rows miss a sum of one by more than 1e-4; they are divided by it.
 
-        Source: H. Zhang et al., Adaptable logical control for large language models (2024).
+        Source: H. Zhang et al., Adaptable logical control for large language models (2024), Scaling probabilistic circuits via
+            Monarch matrices (2025).
         """
         if cls is not HMM:
             raise TypeError(f"from_pretrained reads an HMM, and a {cls.__name__} is another model; write HMM.from_pretrained")
-        start, moves, words = read_pretrained(folder)
+        start, moves, words, sizes = read_pretrained(folder)
         if vocabulary is not None and len(vocabulary) != words.shape[1]:
             raise ValueError(f"vocabulary: the HMM has {words.shape[1]} tokens, and it {len(vocabulary)}")
-        model = cls(len(start), num_words=words.shape[1], dtype="float32")
-        model.initial_logits.copy_(start)
-        model.transition_logits.copy_(moves)
-        cast(CategoricalTable, model.emissions).logits.copy_(words)
+        products = None if sizes is None else ProductMoves(*sizes)
+        model = cls(len(start), num_words=words.shape[1], transition=products, dtype="float32")
+        logits = [model.initial_logits, *model._move_logits.values(), cast(CategoricalTable, model.emissions).logits]
+        for own, table in zip(logits, (start, *moves, words), strict=True):
+            own.copy_(table)
         model.vocabulary, model.is_fitted = vocabulary, True
+        return model
+
+    @torch.no_grad()
+    def product(self, other: HMM) -> HMM:
+        """The HMM of pairs (i, j) of states of this model and another, whose moves are products: where EM starts from.
+
+        i and j start and move each on its own, exactly as in their models, and together emit the normalised product of their
+        emissions. Sequences are then as probable as under both models together where a word is two parts, of which each model
+        knows one and has the other at random; else it is a start that knows what both know, for ``fit(..., warm_start=True)``.
+
+        Args:
+            other: over the same words. Where a model has moves that are products, its coordinates are kept.
+
+        Raises:
+            TypeError, ValueError: for models of something else, or other words, or states without a word in common.
+
+        Source: H. Zhang et al. (2025), Scaling probabilistic circuits via Monarch matrices, ICML.
+        """
+        check_pair(self, other, HMM)
+        dtype = max(self.config["dtype"], other.config["dtype"])  # the double one
+        moves = joint_moves(self, other)
+        model = HMM(num_words=self.num_words, transition=moves, dtype=dtype, vocabulary=self.vocabulary or other.vocabulary)
+        for name, table in joint_tables(self, other).items():
+            model.get_parameter(name).copy_(table)
+        model.is_fitted = True
         return model
 
     def _make_tables(self, num_states: int, dtype: torch.dtype) -> None:
         """The parameters of starts and moves."""
         self.initial_logits = nn.Parameter(EVENNESS * torch.randn(num_states, dtype=dtype))
-        self.transition_logits = nn.Parameter(EVENNESS * torch.randn(num_states, num_states, dtype=dtype))
+        for name, shape in self._move_shapes.items():
+            setattr(self, f"{name}_logits", nn.Parameter(EVENNESS * torch.randn(shape, dtype=dtype)))
+
+    @property
+    def _move_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Of the tables of moves, by the names of ``set_parameters``."""
+        return {"transition": (self.num_states, self.num_states)} if self.moves is None else self.moves.shapes
+
+    @property
+    def _move_logits(self) -> dict[str, nn.Parameter]:
+        return {name: getattr(self, f"{name}_logits") for name in self._move_shapes}
+
+    @property
+    def transition(self) -> Tensor:
+        """(Z, Z) p(z_t | z_{t-1}), [from, to]; of a product its tables multiplied out.
+
+        Raises:
+            ValueError: where there is no memory for it.
+        """
+        if self.moves is None:
+            return super().transition
+        checks.fits("transition", 24.0 * self.num_states**2, "its tables are in estimates()")
+        return self._point_specs().transition.rows(torch.arange(self.num_states, device=self.reference.device)).detach().exp()
 
     @property
     def config(self) -> dict[str, Any]:
@@ -224,12 +290,18 @@ class HMM(Constrainable, StateLanguages, LoopAnswers):
         """Sets tables from probabilities (zeros forbid), means, and covariances or precisions; returns the model.
 
         Args:
-            initial: (Z,). transition: (Z, Z) [from, to]. emission: (Z, V).
+            initial: (Z,). transition: (Z, Z) [from, to]. emission: (Z, V). Of moves that are products ``transition_1``,
+                ``transition_2``, ... as they move, [others, from, to]: (m, n, n) of j within i, then (n, m, m) of i within j.
             loc: (Z, D). covariance, precision: (Z, D), (Z, 1), (Z, D, D) or (D, D) for "diag", "spherical", "full", "tied".
             **parameters: of other families, by the names in ``emission_parameters``, (Z, D) each; of a mixture "weights"
                 (Z, M), and the others of its Z * M Gaussians.
         """
-        self._set_tables(initial=initial, transition=transition, emission=emission)
+        tables = {name: parameters.pop(name) for name in self._move_shapes if name in parameters}
+        if self.moves is not None and transition is not None:
+            own = ", ".join(f"{name} {shape}" for name, shape in self._move_shapes.items())
+            raise ValueError(f"transition: {self.moves} has a table for each coordinate; give {own}")
+        tables |= {"initial": initial, "transition": transition, "emission": emission}
+        self._set_tables(**{name: table for name, table in tables.items() if table is not None})
         for name, allowed in (("initial", self.start_states), ("transition", self.graph)):
             if allowed is not None and bool((getattr(self, name)[~allowed] > 0).any()):
                 raise ValueError(f"{name}: gives probability to what graph or start_states forbids")
@@ -252,7 +324,7 @@ class HMM(Constrainable, StateLanguages, LoopAnswers):
     @torch.no_grad()
     def _forbid(self) -> None:
         """What is not allowed has no probability, and no fit gives it one."""
-        for logits, allowed in ((self.initial_logits, self.start_states), (self.transition_logits, self.graph)):
+        for _, logits, allowed in self._logits():
             if allowed is not None:
                 logits.masked_fill_(~allowed, -torch.inf)
 
@@ -268,12 +340,12 @@ class HMM(Constrainable, StateLanguages, LoopAnswers):
             remembered = vars(self).get("_remembered")  # a model that was pickled by an earlier version has none
             found = self._point_specs() if remembered is None else remembered.get(self, self._point_specs)
             return found.transition, found.emission
-        tables = self.priors.concentrations(self.num_states, None, like(self))
-        initial = pyro.sample("initial", dist.Dirichlet(tables["initial"]))
-        matrix = pyro.sample("transition", dist.Dirichlet(tables["transition"]).to_event(1))
+        tables = self.priors.concentrations(self.num_states, None, like(self), self._move_shapes)
+        drawn = {name: pyro.sample(name, dist.Dirichlet(table).to_event(table.dim() - 1)) for name, table in tables.items()}
         # the allowed part of a Dirichlet's draw, normalised, is Dirichlet; the rest of it is of no consequence
-        initial, matrix = restricted(safe_log(initial), self.start_states), restricted(safe_log(matrix), self.graph)
-        return DenseTransition(initial, matrix), self._shared(self.emissions.drawn_spec(self.priors))
+        allowed = {"initial": self.start_states}
+        initial, *moves = [restricted(safe_log(table), allowed.get(name, self.graph)) for name, table in drawn.items()]
+        return self._moving(initial, moves), self._shared(self.emissions.drawn_spec(self.priors))
 
     def _shared(self, emission: Emission) -> Emission:
         return emission if self.rows is None else SharedEmission(emission, self.rows)
@@ -333,7 +405,7 @@ class HMM(Constrainable, StateLanguages, LoopAnswers):
             given.inputs = noises.expand(given.shape[0], *noises.shape[1:])
         return given
 
-    def _specs_given(self, given: Given) -> tuple[DenseTransition, Emission]:
+    def _specs_given(self, given: Given) -> tuple[Transition, Emission]:
         transition, emission = self.specs()
         if given.inputs is None:
             return transition, emission
@@ -418,7 +490,7 @@ class HMM(Constrainable, StateLanguages, LoopAnswers):
         if type(self) is HMM and self._is_one_chain and not self._need_sizes:
             with said(AT_POINT, AT_TEST):
                 transition, emission = self.specs()
-            if not emission.batch_shape and not emission.takes_inputs:
+            if isinstance(transition, DenseTransition) and not emission.batch_shape and not emission.takes_inputs:
                 return States(self, transition, emission)
         return super()._reader()
 
@@ -440,16 +512,15 @@ class HMM(Constrainable, StateLanguages, LoopAnswers):
         """log density of the parameters under the priors, nats; 0 without priors."""
         if self.priors is None:
             return like(self).new_zeros(())
-        tables = self.priors.concentrations(self.num_states, None, like(self))
+        tables = self.priors.concentrations(self.num_states, None, like(self), self._move_shapes)
         total = self.emissions.log_prior(self.priors)
         for name, logits, allowed in self._logits():
             total = total + dirichlet_log_density(torch.log_softmax(logits, -1), tables[name], allowed)
         return total
 
     def _logits(self) -> list[tuple[str, Tensor, Tensor | None]]:
-        return [
-            ("initial", self.initial_logits, self.start_states), ("transition", self.transition_logits, self.graph)
-        ]  # fmt: skip
+        moves = [(name, logits, self.graph) for name, logits in self._move_logits.items()]
+        return [("initial", self.initial_logits, self.start_states), *moves]
 
     def _check_data(self, batch: Batch) -> None:
         super()._check_data(batch)
@@ -479,7 +550,7 @@ class HMM(Constrainable, StateLanguages, LoopAnswers):
         if method == "em" and self.priors is not None:
             if self.priors.parameters:
                 raise ValueError("priors: method 'em' takes none of families' parameters; use 'lbfgs', 'sgd', 'svi' or 'nuts'")
-            self.priors.check_mode(self.num_states, self.num_words, like(self))
+            self.priors.check_mode(self.num_states, self.num_words, like(self), self._move_shapes)
 
     def predict(self, x, lengths=None, **known):
         """:meth:`decode`, by the name that users of hmmlearn know."""
@@ -492,28 +563,24 @@ class HMM(Constrainable, StateLanguages, LoopAnswers):
     @torch.no_grad()
     def sites(self) -> dict[str, Tensor]:
         """Values of the program's latent sites at the point estimate: where SVI and NUTS start."""
-        return {
-            "initial": inside_simplex(self.initial),
-            "transition": inside_simplex(self.transition),
-            **self.emissions.sites(),
-        }
+        tables = {name: inside_simplex(torch.softmax(logits, -1)) for name, logits, _ in self._logits()}
+        return tables | self.emissions.sites()
 
     def from_sites(self, sites: dict[str, Tensor]) -> dict[str, Tensor]:
         """Tables, means and precisions from (a batch of) values of the sites."""
-        rest = {name: value for name, value in sites.items() if name not in ("initial", "transition")}
-        initial = restricted(sites["initial"].log(), self.start_states).exp()
-        matrix = restricted(sites["transition"].log(), self.graph).exp()
-        return {"initial": initial, "transition": matrix, **self.emissions.from_sites(**rest)}
+        tables = {name: restricted(sites[name].log(), allowed).exp() for name, _, allowed in self._logits()}
+        rest = {name: value for name, value in sites.items() if name not in tables}
+        return tables | self.emissions.from_sites(**rest)
 
     def initialize(self, batch: Batch, how: str = "") -> None:
         """Emissions around what the data hold and nearly even transitions: where a fit starts."""
         with torch.no_grad():
-            for logits in (self.initial_logits, self.transition_logits):
+            for _, logits, _ in self._logits():
                 # strongly random transitions would decide early, and mostly wrongly, what the states stand for
                 logits.copy_(EVENNESS * torch.randn(logits.shape, dtype=torch.float64))
-            if batch.states is not None:
+            if batch.states is not None and self.moves is None:  # else the first E-step counts them
                 counts = moves_of_labels(batch.states, self.num_states)
-                for logits, count in zip((self.initial_logits, self.transition_logits), counts, strict=True):
+                for (_, logits, _), count in zip(self._logits(), counts, strict=True):
                     logits.copy_((torch.softmax(logits, -1) + count.to(logits)).log())
         self._forbid()
         self._initialize_emissions(batch, how)
@@ -542,6 +609,12 @@ class HMM(Constrainable, StateLanguages, LoopAnswers):
         return self._sizes_of(batch.x.shape, batch.x, batch.trials, batch.exposure)
 
     # ---------------------------------------------------------------- what EM asks for (see pplseq.infer.fit.em)
+    def chain_of(self, batch: Batch) -> Any:
+        chain = super().chain_of(batch)
+        if self.moves is not None:
+            _ = chain.factors  # its likelihood is asked first, and would be had without the messages that counts need
+        return chain
+
     def expected_statistics(self, chain: Chain, batch: Batch | None = None) -> Statistics:
         counts = chain.expected_counts()
         probs = counts.marginals.probs.flatten(0, -2)
@@ -553,13 +626,16 @@ class HMM(Constrainable, StateLanguages, LoopAnswers):
         if chain.seen is not None:  # padded steps count as seen and have probability 0
             seen = chain.seen.T.flatten()
             obs, probs, known = obs[seen], probs[seen], None if known is None else known[seen]
-        tables = {"initial": counts.start.double(), "transition": counts.transition.double()}
-        return tables | self.emissions.statistics(obs, probs, known)
+        tables = [counts.start, *([counts.transition] if self.moves is None else counts.transition)]
+        names = ["initial", *self._move_shapes]
+        found = {name: table.double() for name, table in zip(names, tables, strict=True)}
+        return found | self.emissions.statistics(obs, probs, known)
 
     def _implied_statistics(self, num_sequences: float, num_tokens: float) -> Statistics:
         visits = torch.full_like(self.initial, num_tokens / self.num_states, dtype=torch.float64)
-        moves = visits * max(0.0, 1 - num_sequences / num_tokens)
-        tables = {"initial": num_sequences * self.initial, "transition": moves.unsqueeze(-1) * self.transition.double()}
+        moves = float(visits[0]) * max(0.0, 1 - num_sequences / num_tokens)  # out of each row
+        tables = {name: moves * torch.softmax(logits.double(), -1) for name, logits in self._move_logits.items()}
+        tables |= {"initial": num_sequences * self.initial.double()}
         return tables | self.emissions.implied(
             visits if self.rows is None else pooled(visits, self.rows, self.emissions.num_states)
         )
@@ -568,11 +644,11 @@ class HMM(Constrainable, StateLanguages, LoopAnswers):
     def maximize(self, statistics: Statistics) -> list[str]:
         if not any_held(self) and self._maximize_by_loops(statistics):
             return []
-        tables = {"initial": None, "transition": None}
+        tables = {}
         if self.priors is not None:
-            tables = self.priors.concentrations(self.num_states, None, statistics["initial"])
+            tables = self.priors.concentrations(self.num_states, None, statistics["initial"], self._move_shapes)
         for name, logits, allowed in self._logits():
-            prior = tables[name]
+            prior = tables.get(name)
             if prior is not None and allowed is not None:
                 prior = prior.masked_fill(~allowed, 1.0)
             logits.copy_(kept(logits, dirichlet_mode(statistics[name], prior, logits)))

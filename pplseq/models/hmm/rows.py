@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from pplseq.distributions.dense import CategoricalEmission, DenseTransition
-from pplseq.distributions.state import Emission
+from pplseq.distributions.state import Emission, Transition
 from pplseq.infer.discrete import long
 from pplseq.infer.discrete.dense import DenseChain
 from pplseq.infer.discrete.long import replaced, tensors_of
@@ -36,14 +36,14 @@ class PointSpecs(NamedTuple):
     chain, word_tables: the same as tables for the loops over rows, None where these do not do.
     """
 
-    transition: DenseTransition
+    transition: Any  # a DenseTransition, or a ProductTransition, which no loop is for
     emission: Emission
     words: Tensor | None
     chain: call.Chain | None = None
     word_tables: call.Emissions | None = None
 
     @classmethod
-    def of(cls, transition: DenseTransition, emission: Emission, parameters: Iterable[Tensor]) -> PointSpecs:
+    def of(cls, transition: Transition, emission: Emission, parameters: Iterable[Tensor]) -> PointSpecs:
         """Of specs, whose words are there without gradients only; then without the memory of the parameters they came from,
         which may change when it is theirs no more."""
         if torch.is_grad_enabled():
@@ -63,7 +63,9 @@ class PointSpecs(NamedTuple):
         return cls(transition, emission, words[:-1], None if found is None else chain, found)
 
 
-def _chain_of(transition: DenseTransition) -> call.Chain | None:
+def _chain_of(transition: Transition) -> call.Chain | None:
+    if not isinstance(transition, DenseTransition):
+        return None
     initial, matrix = transition.initial.detach(), transition.matrix.detach()
     if twice.derivatives_wanted() or not call.applies(len(matrix), initial, matrix):
         return None

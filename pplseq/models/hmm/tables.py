@@ -95,6 +95,11 @@ class StateTables(Estimator):
 
     # ---------------------------------------------------------------- parameters
     @property
+    def _move_logits(self) -> dict[str, nn.Parameter]:
+        """Logits of moves, [..., from, to], by the names of ``set_parameters``."""
+        return {"transition": self.transition_logits}
+
+    @property
     def initial(self) -> Tensor:
         """(Z,) p(z_1)."""
         return torch.softmax(self.initial_logits.detach(), -1)
@@ -134,8 +139,8 @@ class StateTables(Estimator):
     @torch.no_grad()
     def _set_tables(self, **tables) -> None:
         """Sets "initial", "transition" and "emission" from probabilities; those that are None stay."""
-        own: dict[str, Any] = {"initial": self.initial_logits, "transition": self.transition_logits}
-        own["emission"] = getattr(self.emissions, "logits", None)
+        own: dict[str, Any] = {"initial": self.initial_logits, "emission": getattr(self.emissions, "logits", None)}
+        own |= self._move_logits
         for name, given in tables.items():
             if given is None:
                 continue
@@ -161,13 +166,13 @@ class StateTables(Estimator):
     @property
     def slots(self) -> dict[str, Slot]:
         graph, starts = getattr(self, "graph", None), getattr(self, "start_states", None)
-        moves = {"initial": Slot(self.initial_logits, True, starts), "transition": Slot(self.transition_logits, True, graph)}
-        return moves | self.emissions.slots
+        moves = {name: Slot(logits, True, graph) for name, logits in self._move_logits.items()}
+        return {"initial": Slot(self.initial_logits, True, starts)} | moves | self.emissions.slots
 
     @property
     def num_free_parameters(self) -> int:
-        moves = self.num_states - 1 + self.num_states * (self.num_states - 1)
-        return moves + self.emissions.num_free - self._num_held
+        moves = sum(logits.numel() - logits[..., 0].numel() for logits in self._move_logits.values())
+        return self.num_states - 1 + moves + self.emissions.num_free - self._num_held
 
     def _why_no_number(self, batch: Batch) -> str:
         said = getattr(self.emissions, "_why_no_number", None)

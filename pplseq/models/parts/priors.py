@@ -67,8 +67,8 @@ class Priors(PriorOptions):
 
     Args:
         initial: concentration of the start distribution.
-        transition: concentration of every row of the transition matrix.
-        sticky: added to the concentration of staying in a state.
+        transition: concentration of every row of the transition matrix, or of every table of a product of moves.
+        sticky: added to the concentration of staying in a state, or at a coordinate of it.
         emission: concentration of every state's words; by default such that no word becomes impossible in "em".
         loc: expected mean of a Gaussian, a number or a list (D,).
         loc_strength: how many observations that mean is worth.
@@ -115,23 +115,27 @@ class Priors(PriorOptions):
         except RuntimeError:
             raise ValueError(f"priors: {name} must be a number or of shape {shape}, got {tuple(table.shape)}") from None
 
-    def check_mode(self, num_states: int, num_words: int | None, like: Tensor) -> None:
+    def check_mode(
+        self, num_states: int, num_words: int | None, like: Tensor, moves: Mapping[str, tuple[int, ...]] | None = None
+    ) -> None:
         """Raises where the posterior density has no maximum, which EM would look for."""
-        for name, value in self.concentrations(num_states, num_words, like).items():
+        for name, value in self.concentrations(num_states, num_words, like, moves).items():
             if bool((value < 1).any()):
                 raise ValueError(
                     f"priors: with a concentration below 1 ({name}) the posterior density has no maximum, so method='em' "
                     "cannot find one; use 'svi' or 'nuts', or a concentration of at least 1"
                 )
 
-    def concentrations(self, num_states: int, num_words: int | None, like: Tensor) -> dict[str, Tensor]:
-        """Dirichlet concentrations of the tables: "initial" (Z,), "transition" (Z, Z) and, for words, "emission" (Z, V)."""
-        tables = {
-            "initial": self._table("initial", self.initial, (num_states,), like),
-            "transition": self._table("transition", self.transition, (num_states, num_states), like),
-        }
-        if self.sticky:
-            tables["transition"] = tables["transition"] + self.sticky * torch.eye(num_states).to(like)
+    def concentrations(
+        self, num_states: int, num_words: int | None, like: Tensor, moves: Mapping[str, tuple[int, ...]] | None = None
+    ) -> dict[str, Tensor]:
+        """Dirichlet concentrations of the tables: "initial" (Z,), "transition" (Z, Z) or those of moves by their names, and, of
+        words, "emission" (Z, V)."""
+        tables = {"initial": self._table("initial", self.initial, (num_states,), like)}
+        for name, shape in (moves or {"transition": (num_states, num_states)}).items():
+            tables[name] = self._table("transition", self.transition, shape, like)
+            if self.sticky:
+                tables[name] = tables[name] + self.sticky * torch.eye(shape[-1]).to(like)
         if num_words is not None:
             tables["emission"] = self._table("emission", self.emission, (num_states, num_words), like)
         return tables

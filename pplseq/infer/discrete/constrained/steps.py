@@ -9,6 +9,7 @@ from torch import Tensor
 
 from pplseq.distributions.block import WIDE_CELLS, BlockTransition
 from pplseq.distributions.dense import DenseTransition
+from pplseq.distributions.product import ProductTransition
 from pplseq.distributions.second_order import SecondOrderTransition
 from pplseq.distributions.state import Transition
 from pplseq.distributions.variable_order import VariableOrderTransition
@@ -156,6 +157,25 @@ class WideContexts:
         return self.transition.rows(states)
 
 
+class WideProduct:
+    """A transition that is a product. Cost: Z (m + n) a message."""
+
+    def __init__(self, transition: ProductTransition):
+        self.initial, self.steps, self.rows = transition.initial, transition.steps, transition.rows
+
+    def forward(self, message: Tensor) -> Tensor:
+        """(R, Z) log sum_i exp(message_i) A_ij."""
+        return self.steps.forward(message.T).T
+
+    def backward(self, message: Tensor) -> Tensor:
+        """(R, Z) log sum_j A_ij exp(message_j)."""
+        return self.steps.backward(message.T).T
+
+    def best_backward(self, message: Tensor) -> Tensor:
+        """(R, Z) max_j log A_ij + message_j."""
+        return self.steps.best_backward(message.T).T
+
+
 def wide_steps(transition: Transition, kept_bytes: float = KEPT_BYTES) -> WideSteps:
     """The steps of a transition.
 
@@ -164,11 +184,13 @@ def wide_steps(transition: Transition, kept_bytes: float = KEPT_BYTES) -> WideSt
     """
     if isinstance(transition, (SecondOrderTransition, VariableOrderTransition)):
         return WideContexts(transition)
+    if isinstance(transition, ProductTransition):
+        return WideProduct(transition)
     if not isinstance(transition, (DenseTransition, BlockTransition)):
         raise TypeError(
-            "transition: constraints are offered for DenseTransition, SecondOrderTransition, VariableOrderTransition and "
-            f"BlockTransition (softmax, table and hierarchical), got {type(transition).__name__}, whose steps depend on more "
-            "than the state"
+            "transition: constraints are offered for DenseTransition, ProductTransition, SecondOrderTransition, "
+            f"VariableOrderTransition and BlockTransition (softmax, table and hierarchical), got {type(transition).__name__}, "
+            "whose steps depend on more than the state"
         )
     if transition.batch_shape:
         raise ValueError(
