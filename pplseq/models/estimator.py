@@ -38,6 +38,7 @@ from pplseq.models.batch import (
     with_ends,
     without_empty_rows,
 )
+from pplseq.models.diagnostics.residuals import DiagnosticQueries
 from pplseq.models.fitted import HeldParameters, told_held
 from pplseq.models.fitting import (
     PART_STEPS,
@@ -79,7 +80,7 @@ class Sample(NamedTuple):
     words: list[list[str]] | None = None
 
 
-class Estimator(HeldParameters, SequenceModel):
+class Estimator(DiagnosticQueries, HeldParameters, SequenceModel):
     """A model that is fitted to data sets and answers questions about them.
 
     x is, everywhere, a list of sequences of any lengths (lists, arrays or tensors: (T_i,) words or (T_i, D) vectors), or

@@ -168,11 +168,16 @@ def criterion(model: Estimator, x: Any, lengths: Any, known: dict[str, Any], pri
 
 def observed_tokens(model: Estimator, batch: Batch) -> int:
     """The number of steps of which something was seen and is explained: without gaps, and numbers given as lags."""
+    return int(observed_steps(model, batch).sum())
+
+
+def observed_steps(model: Estimator, batch: Batch) -> Tensor:
+    """(B, T) which they are."""
     seen = model.observed(batch.x)[1]
     seen = seen.any(-1) if seen.dim() > 2 else seen
     if batch.lengths is not None:
         seen = seen & (torch.arange(seen.shape[1], device=seen.device) < batch.lengths.unsqueeze(-1))
-    return int(seen.sum())
+    return seen
 
 
 def _flat(gradients, like: Sequence[Tensor]) -> Tensor:
