@@ -54,3 +54,11 @@ def forecast_frame(
         for what, part in (("", means), (" low", low), (" high", high)):
             values[f"{name}{what}"] = part[row, :, k].tolist()
     return pandas.DataFrame(values, index=None if index is None else index[row])
+
+
+def frame_html(forecast: Any) -> str | None:
+    """A forecast as notebooks show it: its frame; None where it has none, as without pandas."""
+    try:
+        return forecast.frame().to_html(max_rows=20)
+    except (ImportError, ValueError):
+        return None

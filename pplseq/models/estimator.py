@@ -16,7 +16,7 @@ import torch
 from pyro import poutine
 from torch import Tensor
 
-from pplseq import checks
+from pplseq import checks, notebooks
 from pplseq.data.text import Text
 from pplseq.data.text_parts import TextFiles
 from pplseq.distributions.drawing import seeded
@@ -620,6 +620,17 @@ class Estimator(DiagnosticQueries, HeldParameters, SequenceModel):
         vars(self).clear()
         vars(self).update(vars(built))
         return self
+
+    def _repr_html_(self) -> str:
+        """For notebooks."""
+        told: dict[str, Tensor] = {}
+        if self.__sklearn_is_fitted__():
+            try:
+                with torch.no_grad():
+                    told = self.estimates()
+            except ValueError:  # which mean nothing one by one
+                told = dict(self.named_parameters())
+        return notebooks.parameters(repr(self), told)
 
     def __repr__(self) -> str:
         defaults = {}

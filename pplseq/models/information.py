@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
+from pplseq import notebooks
 from pplseq.models.base import AT_TEST, said
 
 if TYPE_CHECKING:
@@ -49,6 +50,8 @@ class Summary(NamedTuple):
         """(P, 2) Wald intervals."""
         half = math.sqrt(2) * torch.erfinv(torch.tensor(level, dtype=torch.float64)) * self.errors
         return torch.stack([self.estimates - half, self.estimates + half], -1)
+
+    _repr_html_ = notebooks.lines
 
     def __str__(self) -> str:
         width = max(10, *(len(name) for name in self.names))

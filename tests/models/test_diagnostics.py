@@ -86,7 +86,7 @@ def test_what_has_no_distribution_function_is_refused():
     words.is_fitted = True
     with pytest.raises(ValueError, match="what this VLHMM predicts has no distribution function"):
         words.diagnostics([[0, 1, 2, 1]])
-    with pytest.raises(ValueError, match="column 0 has 2 behind the first 3 steps"):
+    with pytest.raises(ValueError, match="lag 10 need more residuals than the 2 that column 0 has behind the first 3 steps"):
         HMM(1, num_features=1).fit([0.0, 1, 3, 2, 4]).diagnostics([0.0, 1, 3, 2, 4], skip=3)
 
 

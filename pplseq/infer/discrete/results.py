@@ -7,8 +7,9 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
+from pplseq import notebooks
 from pplseq.infer.discrete.mixtures import Quantiles, Shares, intervals_of
-from pplseq.infer.frames import forecast_frame
+from pplseq.infer.frames import forecast_frame, frame_html
 
 
 class Factors(NamedTuple):
@@ -34,6 +35,10 @@ class StateMarginals(NamedTuple):
     probs: Tensor
     wide_places: Tensor | None = None
     wide_probs: Tensor | None = None
+
+    def _repr_html_(self) -> str | None:
+        """For notebooks; None for states in blocks, whose positions have other names at every step."""
+        return None if self.ids is not None else notebooks.by_steps("Probabilities of states", self.probs)
 
     def dense(self, num_states: int) -> Tensor:
         """(*B, T, Z) over all states: for small Z."""
@@ -92,6 +97,8 @@ class NextDistribution(NamedTuple):
             ValueError: for words and angles, which have no order; for a level outside of (0, 1).
         """
         return intervals_of(self.quantiles, level)
+
+    _repr_html_ = frame_html
 
     def frame(self, row: int | None = None, level: float = 0.95) -> Any:
         """The forecast of K steps as a frame of pandas: of each column the mean, and the ends of its interval beside it; of

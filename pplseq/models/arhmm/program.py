@@ -12,7 +12,7 @@ from pplseq.distributions.state import Belief
 from pplseq.infer.discrete.chain import Chain
 from pplseq.infer.discrete.mixtures import PathMixture, Quantiles, intervals_of, step_of
 from pplseq.infer.fit.em import Batch, Statistics
-from pplseq.infer.frames import forecast_frame
+from pplseq.infer.frames import forecast_frame, frame_html
 from pplseq.infer.programs.markov import markov
 from pplseq.models.arhmm.fit import m_step, regression_statistics, start
 from pplseq.models.arhmm.parameters import ARHMMParameters
@@ -44,6 +44,8 @@ class VectorForecast(NamedTuple):
             ValueError: for more steps than paths can be gone through; for a level outside of (0, 1).
         """
         return intervals_of(self.quantiles, level)
+
+    _repr_html_ = frame_html
 
     def frame(self, row: int | None = None, level: float = 0.95) -> Any:
         """The forecast of K steps as a frame of pandas: of each column the mean, and the ends of its interval beside it.

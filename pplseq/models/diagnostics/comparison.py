@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from pplseq import checks
+from pplseq import checks, notebooks
 from pplseq.models.batch import cut
 from pplseq.models.information import observed_steps, observed_tokens
 
@@ -50,6 +50,8 @@ class Comparison(NamedTuple):
         except ImportError as error:
             raise ImportError('frame: a table needs pandas: pip install "pplseq[tables]"') from error
         return pandas.DataFrame({name: getattr(self, name) for name in self._fields[1:]}, index=self.names)
+
+    _repr_html_ = notebooks.lines
 
     def __str__(self) -> str:
         width = max(10, *(len(name) for name in self.names))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from pplseq import checks
+from pplseq import checks, notebooks
 from pplseq.distributions.drawing import seeded
 from pplseq.distributions.state import MISSING
 from pplseq.infer.discrete.dense import DenseChain
@@ -36,6 +36,12 @@ class Diagnostics(NamedTuple):
     ljung_box: Tensor
     jarque_bera: Tensor
     heteroskedasticity: Tensor
+
+    def _repr_html_(self) -> str:
+        """For notebooks."""
+        tests = [(name.replace("_", " "), getattr(self, name)) for name in self._fields[1:]]
+        rows = [[name, k, *row] for name, found in tests for k, row in enumerate(found.tolist())]
+        return notebooks.table("Residuals of one-step predictions", ["test", "column", "statistic", "p"], rows)
 
 
 class PredictiveCheck(NamedTuple):
@@ -97,8 +103,11 @@ def diagnose(errors: Tensor, skip: int, lags: int) -> Diagnostics:
     for number, column in enumerate(errors[:, skip:].unbind(-1)):
         rows = [row[~row.isnan()] for row in column]
         whole = torch.cat(rows)
-        if len(whole) < 3:
-            raise ValueError(f"x: tests need 3 residuals, and column {number} has {len(whole)} behind the first {skip} steps")
+        if len(whole) <= max(lags, 2):
+            raise ValueError(
+                f"lags: autocorrelations to lag {lags} need more residuals than the {len(whole)} that column {number} has "
+                f"behind the first {skip} steps; choose fewer lags, and no fewer than 3 residuals"
+            )
         count, centred = len(whole), torch.cat([row - whole.mean() for row in rows])
         variance = centred.square().mean()
         parts, total = centred.split([len(row) for row in rows]), 0.0

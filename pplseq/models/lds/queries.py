@@ -14,7 +14,7 @@ from pplseq import checks
 from pplseq.distributions.gaussian_types import GaussianBelief
 from pplseq.infer.discrete.mixtures import step_of
 from pplseq.infer.fit.em import Batch
-from pplseq.infer.frames import forecast_frame
+from pplseq.infer.frames import forecast_frame, frame_html
 from pplseq.infer.gaussian.results import GaussianStates, StateMoments
 from pplseq.kernels.kalman import symmetric
 from pplseq.models.batch import as_given, without_empty_rows
@@ -56,6 +56,8 @@ class Forecast(NamedTuple):
         half = self.covariances.diagonal(dim1=-2, dim2=-1).clamp_min(0).sqrt()
         half = half * math.sqrt(2) * float(torch.erfinv(torch.tensor(level, dtype=torch.float64)))
         return self.means - half, self.means + half
+
+    _repr_html_ = frame_html
 
     def frame(self, row: int | None = None, level: float = 0.95) -> Any:
         """The forecast of K steps as a frame of pandas: of each column the mean, and the ends of its interval beside it.

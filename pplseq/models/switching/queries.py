@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from pplseq.infer.discrete.mixtures import PathMixture, Quantiles, intervals_of, step_of
-from pplseq.infer.frames import forecast_frame
+from pplseq.infer.frames import forecast_frame, frame_html
 from pplseq.models.lds.arguments import inputs_ahead, one_to_come, to_come
 from pplseq.models.regimes import RegimeQueries
 from pplseq.models.switching.parameters import SwitchingParameters
@@ -39,6 +39,8 @@ class SwitchingForecast(NamedTuple):
         """
         low, high = intervals_of(self.quantiles, level)
         return low.squeeze(-1), high.squeeze(-1)
+
+    _repr_html_ = frame_html
 
     def frame(self, row: int | None = None, level: float = 0.95) -> Any:
         """The forecast of K steps as a frame of pandas: the mean, and the ends of its interval beside it.
