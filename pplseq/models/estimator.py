@@ -53,7 +53,7 @@ from pplseq.models.fitting import (
 from pplseq.models.forms import is_table
 from pplseq.models.information import Summary, criterion, observed_tokens, summarize
 from pplseq.models.online.reader import Chains, Filter, Online
-from pplseq.models.state_labels import named
+from pplseq.models.state_labels import StateOrder, named
 from pplseq.runs.loop import digest
 from pplseq.threads import alone, undisturbed
 
@@ -80,7 +80,7 @@ class Sample(NamedTuple):
     words: list[list[str]] | None = None
 
 
-class Estimator(DiagnosticQueries, HeldParameters, SequenceModel):
+class Estimator(DiagnosticQueries, StateOrder, HeldParameters, SequenceModel):
     """A model that is fitted to data sets and answers questions about them.
 
     x is, everywhere, a list of sequences of any lengths (lists, arrays or tensors: (T_i,) words or (T_i, D) vectors), or

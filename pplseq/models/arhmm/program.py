@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Unpack
 
 import pyro
@@ -131,6 +132,9 @@ class ARHMM(RegressedSteps, ARHMMParameters):
         super()._check_start(start, num_rows)
         if start is not None and self.order:
             raise ValueError("start: a row that goes on needs the vectors before it; give the whole row")
+
+    def _state_axes(self) -> Mapping[str, Sequence[int]]:
+        return {"initial_logits": (0,), "transition_logits": (0, 1), "weights": (0,), "scale": (0,)}
 
     # ---------------------------------------------------------------- what EM asks for (see pplseq.infer.fit.em)
     def initialize(self, batch: Batch, how: str = "") -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -160,6 +161,9 @@ class SemiMarkovHMM(RegimeQueries, HMM):
             "initial": Slot(self.start_logits, True), "transition": Slot(self.move_logits, True, others),
             "duration": Slot(self.duration_logits, duration == "explicit"), **self.emissions.slots,
         }  # fmt: skip
+
+    def _state_axes(self) -> Mapping[str, Sequence[int]]:
+        return {"start_logits": (0,), "move_logits": (0, 1), "duration_logits": (0,)} | self._emission_axes()
 
     # ---------------------------------------------------------------- fit
     @torch.no_grad()
