@@ -186,7 +186,9 @@ class Estimator(DiagnosticQueries, StateOrder, HeldParameters, SequenceModel):
                 held counts in ``num_free_parameters``.
             bounds: by the same names pairs (low, high) between which values stay, each a number, None for no bound, or an array
                 that broadcasts to the parameter: ``{"transition": (0.01, None), "covariance": (None, 3)}``. Of "em", "sgd" and
-                "lbfgs". Means and covariances that are full matrices have bounds by gradients, the second none.
+                "lbfgs". Means and covariances that are full matrices have bounds by gradients, the second none. Or of all
+                states together: "equal" for values that they share, "increasing" or "decreasing" from state to state:
+                ``{"loc": "increasing", "covariance": "equal"}``.
             **options: ``device``, to which the model moves first; what is ``known`` with the sequences (observed states make
                 the fit supervised, or partly so); options of :func:`~pplseq.infer.fit.em.expectation_maximization`
                 (max_iterations, tolerance, step_size; ``cluster``, an address as of :func:`pplseq.runs.cluster.connected`,
@@ -246,7 +248,7 @@ class Estimator(DiagnosticQueries, StateOrder, HeldParameters, SequenceModel):
             else:
                 about = {} if folder is None else self._about(x, batch, batches, holds)
                 if boxes:
-                    about["bounds"] = {name: digest(own.low, own.high) for name, own in boxes.items()}
+                    about["bounds"] = {name: digest(*own.told) for name, own in boxes.items()}
                 if method != "em":  # of which batches are only its memory
                     about["batch_size"] = batch_size
                 limits: dict[str, Any] = {"folder": folder, "resume": resume, "max_time": max_time}
@@ -613,6 +615,7 @@ class Estimator(DiagnosticQueries, StateOrder, HeldParameters, SequenceModel):
             built.load_state_dict(kept)
             vars(built)["history"], built.is_fitted = self.history, self.is_fitted
             built.fixed_parameters, built._fixed_entries = self.fixed_parameters, self._fixed_entries
+            built.shared_parameters = self.shared_parameters
             for name in frozen(self):
                 built.get_parameter(name).requires_grad_(False)
         built._take_names(self)

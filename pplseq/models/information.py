@@ -112,6 +112,10 @@ def summarize(model: Estimator, batch: Batch) -> Summary:
         _flat(torch.autograd.grad(value, raw, retain_graph=True, allow_unused=True), raw)[used] for value in estimates
     ]
     jacobian = torch.stack(slopes).nan_to_num(0.0)
+    together = _shared(model, raw)[used].unique(return_inverse=True)[1]
+    if len(together) and int(together.max()) + 1 < len(together):  # what states share is one number
+        pool = torch.nn.functional.one_hot(together).to(information)
+        information, jacobian = pool.T @ information @ pool, jacobian @ pool
     bounds = model._at_bounds(batch)
     stands = [out or name in bounds for name, out in zip(names, fixed, strict=True)]
     held = torch.tensor(stands, device=information.device)
@@ -181,6 +185,17 @@ def observed_steps(model: Estimator, batch: Batch) -> Tensor:
     if batch.lengths is not None:
         seen = seen & (torch.arange(seen.shape[1], device=seen.device) < batch.lengths.unsqueeze(-1))
     return seen
+
+
+def _shared(model: Estimator, raw: Sequence[Tensor]) -> Tensor:
+    """(P,) numbers of raw parameters, that of the first state in the place of those that states share."""
+    slots, first, found = model.slots, 0, []
+    names = {id(slots[name].raw): name for name in model.shared_parameters if name in slots}
+    for parameter in raw:
+        own = torch.arange(first, first + parameter.numel(), device=parameter.device).reshape(parameter.shape)
+        found.append((own[:1].expand_as(own) if id(parameter) in names else own).flatten())
+        first += parameter.numel()
+    return torch.cat(found)
 
 
 def _flat(gradients, like: Sequence[Tensor]) -> Tensor:

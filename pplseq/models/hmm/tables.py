@@ -161,8 +161,8 @@ class StateTables(Estimator):
     @property
     def slots(self) -> dict[str, Slot]:
         graph, starts = getattr(self, "graph", None), getattr(self, "start_states", None)
-        moves = {"initial": Slot(self.initial_logits, True, starts), "transition": Slot(self.transition_logits, True, graph)}
-        return moves | self.emissions.slots
+        moves = Slot(self.transition_logits, True, graph, of_states=True, pools=True)
+        return {"initial": Slot(self.initial_logits, True, starts), "transition": moves, **self.emissions.slots}
 
     @property
     def num_free_parameters(self) -> int:
