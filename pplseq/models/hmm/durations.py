@@ -201,7 +201,7 @@ class SemiMarkovHMM(RegimeQueries, HMM):
         for logits in (self.start_logits, self.move_logits, self.duration_logits):
             logits.copy_(0.1 * torch.randn(logits.shape, dtype=torch.float64))
         if self._sizes[2] == "poisson":
-            self.duration_logits += math.log(max(1.0, self._sizes[1] / 2))
+            self.duration_logits.add_(math.log(max(1.0, self._sizes[1] / 2)))
         self._initialize_emissions(batch, how)
 
     @torch.no_grad()
