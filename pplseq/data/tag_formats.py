@@ -128,7 +128,7 @@ LEMMA, FEATS, MISC = (CONLLU_COLUMNS.index(name) for name in ("lemma", "feats", 
 class _Field(NamedTuple):
     """A column of CoNLL-U, or the value of a key in one of KEY=VALUE parts."""
 
-    index: int
+    place: int
     key: str | None
 
     @classmethod
@@ -140,18 +140,18 @@ class _Field(NamedTuple):
                 f"column: expected one of {', '.join(known)} in a CoNLL-U file, a key as misc:Entity or feats:Number, or "
                 f"several with commas between, got {column!r}"
             )
-        index = CONLLU_COLUMNS.index(first.lower())
-        if colon and (index not in (FEATS, MISC) or not key or any(sign in key for sign in "=|:\t ")):
+        place = CONLLU_COLUMNS.index(first.lower())
+        if colon and (place not in (FEATS, MISC) or not key or any(sign in key for sign in "=|:\t ")):
             raise ValueError(f"column: keys are of feats and misc, as misc:Entity, got {column!r}")
-        return cls(index, key if colon else None)
+        return cls(place, key if colon else None)
 
     @property
     def name(self) -> str:
-        return CONLLU_COLUMNS[self.index] + ("" if self.key is None else f":{self.key}")
+        return CONLLU_COLUMNS[self.place] + ("" if self.key is None else f":{self.key}")
 
     def read(self, columns: Sequence[str]) -> str:
         """What stands there; `_` for none."""
-        text = columns[self.index]
+        text = columns[self.place]
         if self.key is None:
             return text
         return next((part[len(self.key) + 1 :] for part in text.split("|") if part.startswith(f"{self.key}=")), NO_TAG)
@@ -161,15 +161,15 @@ class _Field(NamedTuple):
         if self.key is not None:
             if "|" in value:
                 raise ValueError(f"tags: {self.name} holds no |, which stands between keys, got {value!r}")
-            parts = [part for part in columns[self.index].split("|") if part not in ("", NO_TAG)]
-            places = [place for place, part in enumerate(parts) if part.startswith(f"{self.key}=")]
+            parts = [part for part in columns[self.place].split("|") if part not in ("", NO_TAG)]
+            own = [k for k, part in enumerate(parts) if part.startswith(f"{self.key}=")]
             new = [] if value == NO_TAG else [f"{self.key}={value}"]
-            place = places[0] if places else len(parts)
-            parts = [*parts[:place], *new, *parts[place + len(places[:1]) :]]
-            if self.index == FEATS:
+            first = own[0] if own else len(parts)
+            parts = [*parts[:first], *new, *parts[first + len(own[:1]) :]]
+            if self.place == FEATS:
                 parts.sort(key=lambda part: part.partition("=")[0].lower())
             value = "|".join(parts) or NO_TAG
-        columns[self.index] = value
+        columns[self.place] = value
 
 
 class ConlluFormat(TagFormat):
@@ -192,11 +192,11 @@ class ConlluFormat(TagFormat):
         if isinstance(column, str):
             self.fields = tuple(_Field.of(name, column) for name in column.split(","))
             names = [field.name for field in self.fields]
-            both = len({field.index for field in self.fields if field.key is None} & {f.index for f in self.fields if f.key})
+            both = len({field.place for field in self.fields if field.key is None} & {f.place for f in self.fields if f.key})
             if len(set(names)) < len(names) or both:
                 raise ValueError(f"column: expected each column once, got {column!r}")
             plain = len(names) == 1 and self.fields[0].key is None
-            self.column = self.fields[0].index if plain else ",".join(names)
+            self.column = self.fields[0].place if plain else ",".join(names)
         else:
             if not 2 <= column < len(CONLLU_COLUMNS):
                 raise ValueError(f"column: expected 2 to 9 in a CoNLL-U file (3 is upos, 4 is xpos), got {column}")
@@ -228,14 +228,14 @@ class ConlluFormat(TagFormat):
                     f"expected the word with id {len(words) + 1}, got {columns[0]}; words are numbered from 1 in every "
                     "sentence, and a blank line stands between sentences",
                 )
-            for index in (1, *(field.index for field in self.fields)):
+            for index in (1, *(field.place for field in self.fields)):
                 if not columns[index]:
                     what = CONLLU_COLUMNS[index]
                     raise LineError(number, f"expected a {what}, got an empty column; CoNLL-U writes _ for none")
             words.append(columns[1])
             # of features _ is a value: none
             found = [field.read(columns) for field in self.fields]
-            untagged = found[0] == NO_TAG and self.fields[0].index != FEATS
+            untagged = found[0] == NO_TAG and self.fields[0].place != FEATS
             tags.append(None if untagged else BETWEEN_COLUMNS.join(found))
             places.append(place)
             rows.append(columns)
