@@ -27,14 +27,16 @@ from pplseq.report.graph import MAX_STATES, draw_automaton_on, draw_graph
 COLOURS = ("#1b9e77", "#d95f02", "#7570b3", "#e7298a", "#66a61e", "#e6ab02", "#a6761d", "#666666")
 
 
-def _axes(ax: Any) -> Any:
-    if ax is not None:
-        return ax
+def _pyplot() -> Any:
     try:
         from matplotlib import pyplot
     except ImportError:
         raise ImportError('pplseq.plot needs matplotlib: pip install "pplseq[plot]"') from None
-    return pyplot.subplots()[1]
+    return pyplot
+
+
+def _axes(ax: Any) -> Any:
+    return _pyplot().subplots()[1] if ax is None else ax
 
 
 def _array(name: str, value: Any, dims: tuple[int, ...], shape: str) -> np.ndarray:
@@ -96,11 +98,7 @@ def components(found: Any, *, index: Any = None, sequence: int = 0) -> Any:
     Raises:
         ImportError: without matplotlib.
     """
-    try:
-        from matplotlib import pyplot
-    except ImportError:
-        raise ImportError('pplseq.plot needs matplotlib: pip install "pplseq[plot]"') from None
-    axes = list(pyplot.subplots(len(found), sharex=True, squeeze=False, figsize=(6.4, 1.6 * len(found)))[1].flat)
+    axes = list(_pyplot().subplots(len(found), sharex=True, squeeze=False, figsize=(6.4, 1.6 * len(found)))[1].flat)
     for ax, (name, (means, variances)) in zip(axes, found.items(), strict=True):
         mean, variance = _array("means", means[sequence], (1,), "(T,)"), _array("variances", variances[sequence], (1,), "(T,)")
         half, times = 1.96 * np.sqrt(variance.clip(0)), _times(index, len(mean))
@@ -260,6 +258,47 @@ def _times_of(past: Any, found: Any, sequence: int) -> Any:
         return None
     parts = [past.index, ahead[sequence]]
     return np.concatenate([np.asarray(part.to_timestamp() if hasattr(part, "to_timestamp") else part) for part in parts])
+
+
+def diagnostics(found: Any, *, column: int = 0, sequence: int = 0, lags: int = 20, index: Any = None) -> list[Any]:
+    """Residuals of one-step predictions: over time, beside the normal density, against its quantiles, and their
+    autocorrelations with the interval in which 95 % of those of independent residuals lie.
+
+    Args:
+        found: ``model.diagnostics(x)``. column, sequence: which. lags: of the autocorrelations. index: as in :func:`series`.
+
+    Returns:
+        A list of the four axes.
+
+    Raises:
+        ImportError: without matplotlib. ValueError: where fewer than 3 residuals are there.
+    """
+    errors = _array("errors", found.errors, (3,), "(B, T, n)")[sequence, :, column]
+    seen = np.sort(errors[~np.isnan(errors)])
+    number = len(seen)
+    if number < 3:
+        raise ValueError(f"found: a picture needs at least 3 residuals, and sequence {sequence} has {number}")
+    figure, grid = _pyplot().subplots(2, 2)
+    axes = list(grid.flat)
+    series(errors, index=index, ax=axes[0])
+    axes[0].axhline(0, color=MUTED, linewidth=0.6)
+    axes[0].set_ylabel("residual")
+    grid, normal = np.linspace(min(-3.5, seen[0]), max(3.5, seen[-1]), 200), statistics.NormalDist()
+    axes[1].hist(seen, bins=max(5, round(number**0.5)), density=True, color=ACCENT, alpha=0.35)
+    axes[1].plot(grid, [normal.pdf(value) for value in grid], color=INK, linewidth=0.9)
+    axes[1].set_ylabel("density")
+    axes[2].plot([normal.inv_cdf((k + 0.5) / number) for k in range(number)], seen, ".", color=ACCENT, markersize=3)
+    axes[2].axline((0, 0), slope=1, color=MUTED, linewidth=0.6)
+    axes[2].set(xlabel="normal quantile", ylabel="residual")
+    about = np.nan_to_num(errors - seen.mean())
+    lags = min(lags, len(errors) - 1)
+    shares = [float(about[lag:] @ about[: len(about) - lag] / (about @ about)) for lag in range(1, lags + 1)]
+    axes[3].bar(range(1, lags + 1), shares, width=0.25, color=ACCENT)
+    for side in (-1, 0, 1):
+        axes[3].axhline(side * 1.96 / number**0.5, color=MUTED, linewidth=0.6, linestyle=":" if side else "-")
+    axes[3].set(xlabel="lag", ylabel="autocorrelation")
+    figure.set_layout_engine("tight")
+    return axes
 
 
 def effects(curves: Any, values: Any, feature: str = "input", *, state: int = 0, ax: Any = None) -> Any:

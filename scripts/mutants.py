@@ -284,8 +284,16 @@ MUTANTS = [
         ("tests/models/test_intervals.py",),
     ),
     Mutant(
-        "lds: diagnostics sum lags without their weights", "pplseq/models/lds/queries.py",
-        "** 2 / (count - lag)", "** 2 / count", ("tests/models/lds/test_summary.py", "tests/models/lds/test_lds.py", "tests/models/structural"),
+        "diagnostics: sums of lags without their weights", "pplseq/models/diagnostics/residuals.py",
+        "** 2 / (count - lag)", "** 2 / count", ("tests/models/test_diagnostics.py",),
+    ),
+    Mutant(
+        "diagnostics: a residual knows its own step", "pplseq/models/diagnostics/residuals.py",
+        "chain.predicted_states()", "chain.filtered_states()", ("tests/models/test_diagnostics.py",),
+    ),
+    Mutant(
+        "compare: blocks of time are fitted with what they score", "pplseq/models/diagnostics/comparison.py",
+        "cut(batch, slice(None), first), cut", "cut(batch, slice(None), last), cut", ("tests/models/test_diagnostics.py",),
     ),
     Mutant(
         "iohmm: a restart that fell keeps the worse parameters", "pplseq/models/iohmm/restarts/em.py",

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
-from tqdm import tqdm
+from tqdm.auto import tqdm
 
 from pplseq import checks
 from pplseq.data.brown import Bigrams, merge_blocks, merge_words

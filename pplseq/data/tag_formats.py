@@ -122,7 +122,54 @@ class TagFormat(ABC):
         """
 
 
-LEMMA, FEATS = CONLLU_COLUMNS.index("lemma"), CONLLU_COLUMNS.index("feats")
+LEMMA, FEATS, MISC = (CONLLU_COLUMNS.index(name) for name in ("lemma", "feats", "misc"))
+
+
+class _Field(NamedTuple):
+    """A column of CoNLL-U, or the value of a key in one of KEY=VALUE parts."""
+
+    place: int
+    key: str | None
+
+    @classmethod
+    def of(cls, name: str, column: str) -> _Field:
+        first, colon, key = name.strip().partition(":")
+        known = CONLLU_COLUMNS[2:]
+        if first.lower() not in known:
+            raise ValueError(
+                f"column: expected one of {', '.join(known)} in a CoNLL-U file, a key as misc:Entity or feats:Number, or "
+                f"several with commas between, got {column!r}"
+            )
+        place = CONLLU_COLUMNS.index(first.lower())
+        if colon and (place not in (FEATS, MISC) or not key or any(sign in key for sign in "=|:\t ")):
+            raise ValueError(f"column: keys are of feats and misc, as misc:Entity, got {column!r}")
+        return cls(place, key if colon else None)
+
+    @property
+    def name(self) -> str:
+        return CONLLU_COLUMNS[self.place] + ("" if self.key is None else f":{self.key}")
+
+    def read(self, columns: Sequence[str]) -> str:
+        """What stands there; `_` for none."""
+        text = columns[self.place]
+        if self.key is None:
+            return text
+        return next((part[len(self.key) + 1 :] for part in text.split("|") if part.startswith(f"{self.key}=")), NO_TAG)
+
+    def write(self, columns: list[str], value: str) -> None:
+        """Sets it; features stand in the order of their keys, as they must."""
+        if self.key is not None:
+            if "|" in value:
+                raise ValueError(f"tags: {self.name} holds no |, which stands between keys, got {value!r}")
+            parts = [part for part in columns[self.place].split("|") if part not in ("", NO_TAG)]
+            own = [k for k, part in enumerate(parts) if part.startswith(f"{self.key}=")]
+            new = [] if value == NO_TAG else [f"{self.key}={value}"]
+            first = own[0] if own else len(parts)
+            parts = [*parts[:first], *new, *parts[first + len(own[:1]) :]]
+            if self.place == FEATS:
+                parts.sort(key=lambda part: part.partition("=")[0].lower())
+            value = "|".join(parts) or NO_TAG
+        columns[self.place] = value
 
 
 class ConlluFormat(TagFormat):
@@ -132,8 +179,8 @@ class ConlluFormat(TagFormat):
     is what they hold with tabs between; it is none where the first one is.
 
     Args:
-        column: that holds the tag: its name (upos, xpos, feats, deprel, ...) or its index from 0; or names with commas between,
-            "upos,xpos,feats,lemma".
+        column: that holds the tag: its name (upos, xpos, feats, deprel, ...) or its index from 0; a key of FEATS or MISC
+            ("misc:Entity", of which words without that key have no tag); or names with commas between, "upos,xpos,feats,lemma".
 
     Source: https://universaldependencies.org/format.html
     """
@@ -142,28 +189,23 @@ class ConlluFormat(TagFormat):
 
     def __init__(self, column: str | int | None = None) -> None:
         column = "upos" if column is None else column
-        known = CONLLU_COLUMNS[2:]
         if isinstance(column, str):
-            names = [name.strip().lower() for name in column.split(",")]
-            for name in names:
-                if name not in known:
-                    raise ValueError(
-                        f"column: expected one of {', '.join(known)} in a CoNLL-U file, or several with commas between, got "
-                        f"{column!r}"
-                    )
-            if len(set(names)) < len(names):
+            self.fields = tuple(_Field.of(name, column) for name in column.split(","))
+            names = [field.name for field in self.fields]
+            both = len({field.place for field in self.fields if field.key is None} & {f.place for f in self.fields if f.key})
+            if len(set(names)) < len(names) or both:
                 raise ValueError(f"column: expected each column once, got {column!r}")
-            self.columns = tuple(map(CONLLU_COLUMNS.index, names))
-            self.column = self.columns[0] if len(names) == 1 else ",".join(names)
+            plain = len(names) == 1 and self.fields[0].key is None
+            self.column = self.fields[0].place if plain else ",".join(names)
         else:
             if not 2 <= column < len(CONLLU_COLUMNS):
                 raise ValueError(f"column: expected 2 to 9 in a CoNLL-U file (3 is upos, 4 is xpos), got {column}")
-            self.column, self.columns = column, (column,)
+            self.column, self.fields = column, (_Field(column, None),)
 
     @property
     def column_names(self) -> tuple[str, ...]:
         """Of the columns that hold the tag."""
-        return tuple(CONLLU_COLUMNS[index] for index in self.columns)
+        return tuple(field.name for field in self.fields)
 
     def parse(self, lines: Sequence[Line]) -> ParsedSentence:
         words, tags, places, rows = [], [], [], []
@@ -186,21 +228,22 @@ class ConlluFormat(TagFormat):
                     f"expected the word with id {len(words) + 1}, got {columns[0]}; words are numbered from 1 in every "
                     "sentence, and a blank line stands between sentences",
                 )
-            for index in (1, *self.columns):
+            for index in (1, *(field.place for field in self.fields)):
                 if not columns[index]:
                     what = CONLLU_COLUMNS[index]
                     raise LineError(number, f"expected a {what}, got an empty column; CoNLL-U writes _ for none")
             words.append(columns[1])
             # of features _ is a value: none
-            untagged = columns[self.columns[0]] == NO_TAG and self.columns[0] != FEATS
-            tags.append(None if untagged else BETWEEN_COLUMNS.join(columns[index] for index in self.columns))
+            found = [field.read(columns) for field in self.fields]
+            untagged = found[0] == NO_TAG and self.fields[0].place != FEATS
+            tags.append(None if untagged else BETWEEN_COLUMNS.join(found))
             places.append(place)
             rows.append(columns)
         with_columns = words_with(words, [lines[place] for place in places], rows, self.word_columns)
         return ParsedSentence(with_columns, tuple(tags), tuple(places))
 
     def render(self, words, tags, probabilities=None, lines=None, places=()):
-        if probabilities is not None and 9 in self.columns:
+        if probabilities is not None and _Field(MISC, None) in self.fields:
             raise ValueError("probabilities: they go to MISC, which holds the tags here (--column misc); write another format")
         if lines is None:
             lines = ["\t".join([str(i), _written(word, "\t"), *["_"] * 8]) for i, word in enumerate(words, start=1)]
@@ -210,20 +253,20 @@ class ConlluFormat(TagFormat):
             columns = lines[place].split("\t")
             tag = tags[i]
             parts: list[str | None] = [tag]
-            if len(self.columns) > 1:
-                parts = [None] * len(self.columns) if tag in (None, NO_TAG) else [*tag.split(BETWEEN_COLUMNS)]
-                if len(parts) != len(self.columns):
+            if len(self.fields) > 1:
+                parts = [None] * len(self.fields) if tag in (None, NO_TAG) else [*tag.split(BETWEEN_COLUMNS)]
+                if len(parts) != len(self.fields):
                     raise ValueError(f"tags: expected the columns {self.column}, with tabs between, got {tag!r}")
             written = [_written(part, "\t") for part in parts]
             # a probability told before is of another tag
-            if probabilities is not None or written != [columns[index] for index in self.columns]:
+            if probabilities is not None or written != [field.read(columns) for field in self.fields]:
                 kept = [part for part in columns[9].split("|") if not part.startswith(f"{PROBABILITY_KEY}=")]
                 if probabilities is not None:
                     kept = [part for part in kept if part not in ("", NO_TAG)]
                     kept.append(f"{PROBABILITY_KEY}={probabilities[i]:.4f}")
                 columns[9] = "|".join(kept) or NO_TAG
-            for index, text in zip(self.columns, written, strict=True):
-                columns[index] = text
+            for field, text in zip(self.fields, written, strict=True):
+                field.write(columns, text)
             lines[place] = "\t".join(columns)
         return lines
 

@@ -119,8 +119,8 @@ def read_tagged(
         path: a UTF-8 file, plain or packed as .gz or .xz; "-" reads standard input.
         format: "conllu", "columns" (CoNLL-2000), "word_tag" (a sentence a line) or "words" (the same without tags). None:
             by the name (.conllu) or the first lines.
-        column: that holds the tags. CoNLL-U: "upos" (default), "xpos", "feats", ...; columns: a number, the word being
-            column 0 (default 1), or "chunk" (2). A dictionary chooses by the file's format.
+        column: that holds the tags. CoNLL-U: "upos" (default), "xpos", "feats", ..., "misc:Entity"; columns: a number, the
+            word being column 0 (default 1), or "chunk" (2). A dictionary chooses by the file's format.
         on_error: "raise", or "skip" sentences that cannot be read, which are then in `skipped`.
         tags: "required", or "optional": words may lack tags (None; written `_` in columns).
         separator: between word and tag of "word_tag".

@@ -57,6 +57,13 @@ class Forecast(NamedTuple):
             )
         return self.quantiles.quantiles((1 - level) / 2), self.quantiles.quantiles((1 + level) / 2)
 
+    def _repr_html_(self) -> str | None:
+        """The frame, for notebooks; None where there is none, as without pandas."""
+        try:
+            return self.frame().to_html(max_rows=20)
+        except (ImportError, ValueError):
+            return None
+
     def frame(self, row: int | None = None, level: float = 0.95) -> Any:
         """The forecast of K steps as a frame of pandas: of each column (by default x0, x1, ...) the mean, and the ends of its
         interval beside it; of words x0, x1, ... the probability of each word, and whether it comes.

@@ -9,6 +9,7 @@ from .automata.of_iohmm import model_of_tables as model_of_tables
 from .automata.state_merging import merge_states as merge_states
 from .base import SequenceModel as SequenceModel
 from .constraints.constraint import Constraint as Constraint
+from .diagnostics.comparison import compare as compare
 from .estimator import Estimator as Estimator
 from .hmm.durations import SemiMarkovHMM as SemiMarkovHMM
 from .hmm.mixture import MixtureHMM as MixtureHMM

@@ -122,16 +122,17 @@ def split_rows(batch: Batch, batch_size: int | None) -> list[Batch]:
     rows = batch.x.shape[0]
     if batch_size is None or checks.count("batch_size", batch_size) >= rows:
         return [batch]
-    parts = []
-    for first in range(0, rows, batch_size):
-        some = slice(first, first + batch_size)
-        lengths = None if batch.lengths is None else batch.lengths[some]
-        steps = batch.x.shape[1] if lengths is None else int(lengths.max())  # no step that no row has
-        parts.append(Batch(batch.x[some, :steps], lengths, *(_cut(value, some, steps) for value in batch[2:])))
-    return parts
+    return [cut(batch, slice(first, first + batch_size)) for first in range(0, rows, batch_size)]
 
 
-def _cut(value, rows: slice, steps: int):
+def cut(batch: Batch, rows: slice | Tensor, most: int | None = None) -> Batch:
+    """Some rows, of at most so many steps, and no step that none of them has."""
+    lengths = None if batch.lengths is None else batch.lengths[rows].clamp_max(batch.x.shape[1] if most is None else most)
+    steps = most or batch.x.shape[1] if lengths is None else int(lengths.max())
+    return Batch(batch.x[rows, :steps], lengths, *(_cut(value, rows, steps) for value in batch[2:]))
+
+
+def _cut(value, rows: slice | Tensor, steps: int):
     if isinstance(value, Mapping):
         return {name: _cut(part, rows, steps) for name, part in value.items()}
     return None if value is None else value[rows, :steps]

@@ -16,7 +16,7 @@ import torch
 from pyro import poutine
 from torch import Tensor
 
-from pplseq import checks
+from pplseq import checks, notebooks
 from pplseq.data.text import Text
 from pplseq.data.text_parts import TextFiles
 from pplseq.distributions.drawing import seeded
@@ -38,6 +38,7 @@ from pplseq.models.batch import (
     with_ends,
     without_empty_rows,
 )
+from pplseq.models.diagnostics.residuals import DiagnosticQueries
 from pplseq.models.fitted import HeldParameters, told_held
 from pplseq.models.fitting import (
     PART_STEPS,
@@ -52,7 +53,7 @@ from pplseq.models.fitting import (
 from pplseq.models.forms import is_table
 from pplseq.models.information import Summary, criterion, observed_tokens, summarize
 from pplseq.models.online.reader import Chains, Filter, Online
-from pplseq.models.state_labels import named
+from pplseq.models.state_labels import StateOrder, named
 from pplseq.runs.loop import digest
 from pplseq.threads import alone, undisturbed
 
@@ -79,7 +80,7 @@ class Sample(NamedTuple):
     words: list[list[str]] | None = None
 
 
-class Estimator(HeldParameters, SequenceModel):
+class Estimator(DiagnosticQueries, StateOrder, HeldParameters, SequenceModel):
     """A model that is fitted to data sets and answers questions about them.
 
     x is, everywhere, a list of sequences of any lengths (lists, arrays or tensors: (T_i,) words or (T_i, D) vectors), or
@@ -185,7 +186,9 @@ class Estimator(HeldParameters, SequenceModel):
                 held counts in ``num_free_parameters``.
             bounds: by the same names pairs (low, high) between which values stay, each a number, None for no bound, or an array
                 that broadcasts to the parameter: ``{"transition": (0.01, None), "covariance": (None, 3)}``. Of "em", "sgd" and
-                "lbfgs". Means and covariances that are full matrices have bounds by gradients, the second none.
+                "lbfgs". Means and covariances that are full matrices have bounds by gradients, the second none. Or of all
+                states together: "equal" for values that they share, "increasing" or "decreasing" from state to state:
+                ``{"loc": "increasing", "covariance": "equal"}``.
             **options: ``device``, to which the model moves first; what is ``known`` with the sequences (observed states make
                 the fit supervised, or partly so); options of :func:`~pplseq.infer.fit.em.expectation_maximization`
                 (max_iterations, tolerance, step_size; ``cluster``, an address as of :func:`pplseq.runs.cluster.connected`,
@@ -245,7 +248,7 @@ class Estimator(HeldParameters, SequenceModel):
             else:
                 about = {} if folder is None else self._about(x, batch, batches, holds)
                 if boxes:
-                    about["bounds"] = {name: digest(own.low, own.high) for name, own in boxes.items()}
+                    about["bounds"] = {name: digest(*own.told) for name, own in boxes.items()}
                 if method != "em":  # of which batches are only its memory
                     about["batch_size"] = batch_size
                 limits: dict[str, Any] = {"folder": folder, "resume": resume, "max_time": max_time}
@@ -612,6 +615,7 @@ class Estimator(HeldParameters, SequenceModel):
             built.load_state_dict(kept)
             vars(built)["history"], built.is_fitted = self.history, self.is_fitted
             built.fixed_parameters, built._fixed_entries = self.fixed_parameters, self._fixed_entries
+            built.shared_parameters = self.shared_parameters
             for name in frozen(self):
                 built.get_parameter(name).requires_grad_(False)
         built._take_names(self)
@@ -619,6 +623,17 @@ class Estimator(HeldParameters, SequenceModel):
         vars(self).clear()
         vars(self).update(vars(built))
         return self
+
+    def _repr_html_(self) -> str:
+        """For notebooks."""
+        told: dict[str, Tensor] = {}
+        if self.__sklearn_is_fitted__():
+            try:
+                with torch.no_grad():
+                    told = self.estimates()
+            except ValueError:  # which mean nothing one by one
+                told = dict(self.named_parameters())
+        return notebooks.parameters(repr(self), told)
 
     def __repr__(self) -> str:
         defaults = {}

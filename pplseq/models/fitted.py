@@ -17,7 +17,7 @@ from torch import Tensor
 
 from pplseq import checks
 from pplseq.data.text import Text
-from pplseq.infer.fit.held import Entries, Slot, holding
+from pplseq.infer.fit.held import Entries, Slot, Together, holding
 from pplseq.models.base import SequenceModel
 from pplseq.models.forms import (
     Form,
@@ -47,6 +47,7 @@ class FittedState(SequenceModel):
     _is_named = False  # by the constructor
     sized_by: tuple[str, ...] | None = None  # "exposure", "trials": what the data it was fitted to came with
     fixed_parameters: frozenset[str] = frozenset()  # names of those that the last fit was told to keep
+    shared_parameters: frozenset[str] = frozenset()  # whose values the last fit made equal in all states
     _fixed_entries: Mapping[str, Tensor] = {}  # noqa: RUF012  (of others, which entries it was)
 
     @property
@@ -342,7 +343,7 @@ class HeldParameters(FittedState):
             raise ValueError(f"{argument}: {type(self).__name__} has no parameter {str(name)[:40]!r}.{near}")
         return own
 
-    def _bounds_by(self, bounds: Mapping[str, Any], method: str) -> dict[str, Entries]:
+    def _bounds_by(self, bounds: Mapping[str, Any], method: str) -> dict[str, Any]:
         """Where a fit shall keep parameters, by the names of :attr:`slots`.
 
         Raises:
@@ -357,10 +358,18 @@ class HeldParameters(FittedState):
                 f"bounds: {method!r} takes none, as priors say where parameters may lie; leave them out, or use "
                 f"{' or '.join(repr(own) for own in self.methods if own in ('em', 'sgd', 'lbfgs'))}"
             )
-        found = {}
+        found: dict[str, Any] = {}
         for name, pair in bounds.items():
             own = self._slot_name("bounds", name)
             slot = self.slots[own]
+            if isinstance(pair, str):
+                swapped = {"increasing": "decreasing", "decreasing": "increasing"}
+                found[own] = slot.together(name, swapped.get(pair, pair) if name == "precision" else pair)
+                if method == "em" and not slot.pools:
+                    raise ValueError(
+                        f"bounds: the M-step of {name!r} does not pool states; use method='lbfgs' or 'sgd' for {pair!r}"
+                    )
+                continue
             low, high = ends(name, pair, slot.raw)
             if name == "precision" and own == name:  # slots of Gaussians are of covariances
                 low, high = high.clamp_min(0.0).reciprocal(), low.clamp_min(0.0).reciprocal()
@@ -374,7 +383,8 @@ class HeldParameters(FittedState):
 
     @contextlib.contextmanager
     def _keeping(
-        self, holds: Mapping[str, Tensor | None], method: str, drawn: Sequence[str], boxes: Mapping[str, Entries] | None = None
+        self, holds: Mapping[str, Tensor | None], method: str, drawn: Sequence[str],
+        boxes: Mapping[str, Entries | Together] | None = None,
     ) -> Iterator[None]:
         """Holds what :meth:`_held_by` found while a fit lasts, and remembers it; and keeps to :meth:`_bounds_by`.
 
@@ -387,10 +397,14 @@ class HeldParameters(FittedState):
         slots = self.slots
         self.fixed_parameters = frozenset(name for name, mask in holds.items() if mask is None)
         self._fixed_entries = {name: mask for name, mask in holds.items() if mask is not None}
+        equal = (name for name, box in (boxes or {}).items() if isinstance(box, Together) and box.how == "equal")
+        self.shared_parameters = frozenset(equal)
         what: dict[str, Any] = {**holds}
         for name, box in (boxes or {}).items():
             if name in what:
                 mask = torch.ones_like(slots[name].raw, dtype=torch.bool) if what[name] is None else what[name]
+                if isinstance(box, Together):
+                    raise ValueError(f"bounds: {box.how!r} of {name!r} says where all of it may lie; leave it out of fixed=")
                 box = slots[name].held_at(mask).within(name, box)
             what[name] = None if name in holds and holds[name] is None else box
         with holding([(slots[name], own) for name, own in what.items()]):
@@ -408,6 +422,8 @@ class HeldParameters(FittedState):
         """How many parameters are not free, as they are held or the last fit was told to keep them."""
         slots = self.slots
         whole = {name: torch.ones_like(slots[name].raw, dtype=torch.bool) for name in self._not_free if name in slots}
+        for name in self.shared_parameters - whole.keys():  # of which the first state's are free
+            whole[name] = torch.ones_like(slots[name].raw, dtype=torch.bool).index_fill_(0, torch.tensor(0), False)
         return sum(slots[name].num_free(mask) for name, mask in ({**self._fixed_entries} | whole).items())
 
     def _held_estimate(self, name: str, value: Tensor) -> Tensor:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
+from pplseq import notebooks
 from pplseq.models.base import AT_TEST, said
 
 if TYPE_CHECKING:
@@ -49,6 +50,8 @@ class Summary(NamedTuple):
         """(P, 2) Wald intervals."""
         half = math.sqrt(2) * torch.erfinv(torch.tensor(level, dtype=torch.float64)) * self.errors
         return torch.stack([self.estimates - half, self.estimates + half], -1)
+
+    _repr_html_ = notebooks.lines
 
     def __str__(self) -> str:
         width = max(10, *(len(name) for name in self.names))
@@ -109,6 +112,10 @@ def summarize(model: Estimator, batch: Batch) -> Summary:
         _flat(torch.autograd.grad(value, raw, retain_graph=True, allow_unused=True), raw)[used] for value in estimates
     ]
     jacobian = torch.stack(slopes).nan_to_num(0.0)
+    together = _shared(model, raw)[used].unique(return_inverse=True)[1]
+    if len(together) and int(together.max()) + 1 < len(together):  # what states share is one number
+        pool = torch.nn.functional.one_hot(together).to(information)
+        information, jacobian = pool.T @ information @ pool, jacobian @ pool
     bounds = model._at_bounds(batch)
     stands = [out or name in bounds for name, out in zip(names, fixed, strict=True)]
     held = torch.tensor(stands, device=information.device)
@@ -168,11 +175,27 @@ def criterion(model: Estimator, x: Any, lengths: Any, known: dict[str, Any], pri
 
 def observed_tokens(model: Estimator, batch: Batch) -> int:
     """The number of steps of which something was seen and is explained: without gaps, and numbers given as lags."""
+    return int(observed_steps(model, batch).sum())
+
+
+def observed_steps(model: Estimator, batch: Batch) -> Tensor:
+    """(B, T) which they are."""
     seen = model.observed(batch.x)[1]
     seen = seen.any(-1) if seen.dim() > 2 else seen
     if batch.lengths is not None:
         seen = seen & (torch.arange(seen.shape[1], device=seen.device) < batch.lengths.unsqueeze(-1))
-    return int(seen.sum())
+    return seen
+
+
+def _shared(model: Estimator, raw: Sequence[Tensor]) -> Tensor:
+    """(P,) numbers of raw parameters, that of the first state in the place of those that states share."""
+    slots, first, found = model.slots, 0, []
+    names = {id(slots[name].raw): name for name in model.shared_parameters if name in slots}
+    for parameter in raw:
+        own = torch.arange(first, first + parameter.numel(), device=parameter.device).reshape(parameter.shape)
+        found.append((own[:1].expand_as(own) if id(parameter) in names else own).flatten())
+        first += parameter.numel()
+    return torch.cat(found)
 
 
 def _flat(gradients, like: Sequence[Tensor]) -> Tensor:

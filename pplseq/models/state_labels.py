@@ -1,11 +1,14 @@
-"""Observed states as people have them: numbers or names, None or NaN where one is not known."""
+"""Observed states as people have them (numbers or names, None or NaN where one is not known), and the order of states."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import copy
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from pplseq import checks
 from pplseq.models.forms import as_frame, is_table, missing, unmasked, whole
@@ -113,3 +116,98 @@ def _items(states: Any) -> Any:
     if _is_of_objects(states):
         return np.asarray(as_frame(unmasked(states, words=True), "states"), dtype=object).flat
     return states if isinstance(states, (list, tuple)) else ()
+
+
+class StateOrder:
+    """Models whose states may change places, so that two fits can be compared."""
+
+    def _state_axes(self) -> Mapping[str, Sequence[int]]:
+        """By name of a parameter its axes along which states lie, or several numbers of each behind each other.
+
+        Raises:
+            ValueError: for a model whose states cannot change places.
+        """
+        raise ValueError(f"a {type(self).__name__} has states of which none can take the place of another")
+
+    def permuted(self: Any, order: Sequence[int]) -> Any:
+        """A copy in which state k is what was state order[k], with its name and what is held; ``history`` is None.
+
+        Args:
+            order: every state once (of models with regimes these).
+
+        Raises:
+            ValueError: for another order, and a model whose states are told apart by more than their parameters.
+        """
+        axes, number = self._state_axes(), self._num_observable_states
+        for name in ("graph", "start_states"):
+            if getattr(self, name, None) is not None:
+                raise ValueError(f"{name}: states that have moves or starts of their own cannot change places")
+        order = [int(state) for state in order]
+        if sorted(order) != list(range(number)):
+            raise ValueError(f"order: every state 0..{number - 1} once, got {checks.shown(order)}")
+        found, index = copy.deepcopy(self), torch.tensor(order)
+
+        def moved(value: Tensor, along: Sequence[int]) -> Tensor:
+            for axis in along:
+                each = torch.arange(value.shape[axis]).reshape(number, -1)[index].flatten()
+                value = value.index_select(axis, each.to(value.device))
+            return value
+
+        with torch.no_grad():
+            for name, parameter in found.named_parameters():
+                parameter.copy_(moved(parameter, axes.get(name, ())))
+        of = {id(parameter): axes.get(name, ()) for name, parameter in self.named_parameters()}
+        slots = self.slots
+        found._fixed_entries = {name: moved(mask, of[id(slots[name].raw)]) for name, mask in self._fixed_entries.items()}
+        if self.state_names is not None:
+            found.state_names = tuple(self.state_names[state] for state in order)
+            if self._is_named:
+                found._config = found._config | {"state_names": [*found.state_names]}
+        vars(found)["history"] = None
+        return found
+
+    def sorted(self: Any, x, by: str = "mean", lengths=None, *, column: int = 0, **known) -> Any:
+        """A copy whose states stand in an order that two fits share: see :meth:`permuted`.
+
+        Args:
+            x, lengths, **known: the data. by: "mean", from the state whose steps are expected to have the lowest mean of a
+                column, or "share", from the state in which most steps are expected to be; those without steps come last.
+        """
+        checks.choice("by", by, ("mean", "share"))
+        batch, probs = self._posteriors(x, lengths, known)
+        if by == "share":
+            return self.permuted(probs.sum(0).argsort(descending=True, stable=True).tolist())
+        if batch.x.dim() < 3:
+            raise ValueError("by: words have no mean; sort by='share', or align the states with those of another model")
+        if not 0 <= checks.count("column", column, 0) < batch.x.shape[-1]:
+            raise ValueError(f"column must lie in 0..{batch.x.shape[-1] - 1}, got {column}")
+        numbers = batch.x[..., column].flatten().double()
+        weights = probs.masked_fill(numbers.isnan().unsqueeze(-1), 0.0)
+        means = numbers.nan_to_num(0.0) @ weights / weights.sum(0)
+        return self.permuted(means.argsort(stable=True).tolist())
+
+    def align(self: Any, other: Any, x, lengths=None, **known) -> Any:
+        """A copy whose state k is the one that is most like state k of another model: the matching with the largest expected
+        number of steps in which both models are in states that were matched; see :meth:`permuted`.
+
+        Args:
+            other: a model with as many states, of any kind that takes these data. x, lengths, **known: the data.
+
+        Raises:
+            ImportError: without scipy.
+        """
+        if getattr(other, "_num_observable_states", None) != self._num_observable_states:
+            raise ValueError(f"other: expected a model of {self._num_observable_states} states, got {checks.shown(other)}")
+        try:
+            from scipy.optimize import linear_sum_assignment
+        except ImportError as error:
+            raise ImportError('align: matching states needs scipy: pip install "pplseq[text]"') from error
+        theirs, own = other._posteriors(x, lengths, known)[1], self._posteriors(x, lengths, known)[1]
+        together = theirs.cpu().T @ own.cpu()
+        return self.permuted(linear_sum_assignment(together.numpy(), maximize=True)[1].tolist())
+
+    def _posteriors(self: Any, x, lengths, known: Mapping[str, Any]) -> tuple[Any, Tensor]:
+        """The data, and (B T, Z) probabilities of states, 0 at padded steps."""
+        self._state_axes()
+        batch = self._as_batch(x, lengths, **known)
+        return batch, self.smooth(batch.x, batch.lengths, **batch.known).probs.flatten(0, 1).double()

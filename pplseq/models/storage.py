@@ -51,7 +51,7 @@ def save_model(model, folder) -> Path:
     for name in NAMES:
         if getattr(model, name, None) is not None:
             header[name] = list(getattr(model, name))
-    still = {"fixed": sorted(getattr(model, "fixed_parameters", ())), "frozen": frozen(model)}
+    still = {name: sorted(getattr(model, f"{name}_parameters", ())) for name in ("fixed", "shared")} | {"frozen": frozen(model)}
     header |= {name: value for name, value in still.items() if value}
     masks = {f"{MASK}{name}": mask for name, mask in getattr(model, "_fixed_entries", {}).items()}
     if vocabulary is not None:
@@ -111,6 +111,7 @@ def read_model(folder, device: str | torch.device = "cpu"):
             if model.slots[name].raw.shape != mask.shape:
                 raise ValueError(f"{name}: another shape than its mask's")
     model.fixed_parameters, model._fixed_entries = frozenset(header.get("fixed", ())), masks
+    model.shared_parameters = frozenset(header.get("shared", ()))
     vocabulary, clusters = words
     num_words = getattr(model, "num_words", None)
     if vocabulary is not None and num_words is not None and num_words != len(vocabulary):

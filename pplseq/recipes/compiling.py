@@ -21,7 +21,7 @@ def warm_up(progress: bool = False) -> int:
     """
     if importlib.util.find_spec("numba") is None:
         return 0
-    from tqdm import tqdm
+    from tqdm.auto import tqdm
 
     from pplseq.kernels import compiled
 

@@ -44,7 +44,7 @@ def train(
     Args:
         model: name of a recipe: "vlhmm", "lstm", ... (`pplseq.recipes.recipe.RECIPES`). data: as the recipe reads it.
         folder: the run's: a new one, or with ``resume`` that of a run, which has its model, data and settings.
-        watch: who is told how it goes on; nobody by default.
+        watch: who is told how it goes on, as :class:`~pplseq.runs.progress.TrainingBar` is, which draws; nobody by default.
         **settings: of the recipe (`pplseq train MODEL --help`); when resuming those that are free to change.
 
     Returns:

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from pplseq.files import new_file
-from pplseq.report.markup import SPELT_WITH, shortened
+from pplseq.notebooks import SPELT_WITH
+from pplseq.report.markup import shortened
 
 INK, MUTED, RULE, FAINT, PAPER = "#1d1c1a", "#6a665e", "#d8d3c7", "#efece4", "#ffffff"
 ACCENT, SECOND, TRAIN, HOT = "#1d5a7a", "#7a5c1d", "#a39d92", "#c85224"

@@ -1,10 +1,10 @@
-"""Pieces of HTML that the sections of the page share. Every word that comes from outside is escaped here."""
+"""Pieces of HTML that the sections of the page share. Every word that comes from outside is escaped."""
 
 from __future__ import annotations
 
-import html
 from collections.abc import Sequence
 
+from pplseq.notebooks import escape
 from pplseq.report.blocks import Groups
 from pplseq.report.style import STYLE
 from pplseq.runs.provenance import code_version, today
@@ -35,21 +35,6 @@ def page(title: str, head: str, sections: Sequence[tuple[str, str]], footer: str
         f"<body><header>{head}</header>{contents}<main>{body}</main>"
         f"<footer>{footer} on {today()}, pplseq version {escape(code_version())}.</footer></body></html>\n"
     )
-
-
-# no-break space, soft hyphen, (non-)joiners, marks of direction, word joiner; letters of flags
-SPELT_WITH = frozenset(" \xa0\xad\u061c\u200b\u200c\u200d\u200e\u200f\u2009\u202f\u2060\u3000") | frozenset(
-    map(chr, range(0xE0020, 0xE0080))  # of flags
-)
-
-
-def escape(value: object) -> str:
-    """Text that is safe in HTML and in attributes; what HTML forbids, or what turns the order of text, becomes U+FFFD.
-
-    Joiners, spaces that do not break and soft hyphens stay: Persian words and many pictures are written with them.
-    """
-    text = "".join(char if char.isprintable() or char in SPELT_WITH else "\ufffd" for char in str(value))
-    return html.escape(text, quote=True)
 
 
 def shortened(word: str, length: int) -> str:

@@ -60,17 +60,20 @@ class Unread:
 
 
 class TrainingBar(Watch):
-    """A tqdm bar: what is done and for how long before the first step; then steps, nats per token, perplexity and tokens a
-    second, and a line per validation.
+    """A tqdm bar, which notebooks draw too: what is done and for how long before the first step; then steps, nats per token,
+    perplexity and tokens a second, and a line per validation.
 
-    Where stderr is no terminal, lines stand in for the bar: one a stage and a validation, and one about every 15 seconds.
+    Where stderr is neither that nor a terminal, lines stand in for the bar: one a stage and a validation, and one about every
+    15 seconds.
     """
 
     def __init__(self) -> None:
-        from tqdm import tqdm  # not for those who only name a watch
+        from tqdm.auto import tqdm  # not for those who only name a watch
 
-        self.terminal, self.tokens, self.since, self.logged = sys.stderr.isatty(), 0, time.monotonic(), time.monotonic()
-        self.out = Unread(sys.stderr)
+        in_notebook = draws_in_notebook(tqdm)
+        self.terminal, self.tokens = sys.stderr.isatty() or in_notebook, 0
+        self.since = self.logged = time.monotonic()
+        self.out: Any = sys.stdout if in_notebook else Unread(sys.stderr)  # notebooks show the other as an error
         self.bar = tqdm(file=self.out, unit="step", mininterval=0.5, dynamic_ncols=True, disable=not self.terminal)
         self.bar.bar_format = "{desc} [{elapsed}]"
         self.bar.set_description_str("starting")
@@ -143,12 +146,18 @@ class TrainingBar(Watch):
         self.bar.close()
 
 
+def draws_in_notebook(bar: type) -> bool:
+    """Whether a class of ``tqdm.auto`` is the one that notebooks draw."""
+    return any(base.__module__ == "tqdm.notebook" for base in bar.__mro__)
+
+
 @contextmanager
 def parts_bar(what: str) -> Iterator[Callable[[int, int], None]]:
     """A bar of parts on a terminal, else nothing: gives what is told how many of how many are done."""
-    from tqdm import tqdm
+    from tqdm.auto import tqdm
 
-    with tqdm(desc=what, unit=" parts", dynamic_ncols=True, disable=not sys.stderr.isatty()) as bar:
+    seen = sys.stderr.isatty() or draws_in_notebook(tqdm)
+    with tqdm(desc=what, unit=" parts", dynamic_ncols=True, disable=not seen) as bar:
 
         def done(number: int, count: int) -> None:
             bar.total = count

@@ -288,3 +288,21 @@ def test_strings_that_are_no_text(tmp_path):
         read_labelled_strings(tmp_path / "strings.txt")
     with pytest.raises(ValueError, match="got a folder"):
         read_labelled_strings(tmp_path)
+
+
+def test_files_of_the_abbadingo_competition(tmp_path):
+    (tmp_path / "train.a").write_text("4 12\n1 3 0 11 0\n0 0\n0 2 5 5\n1 1 7\n")
+    read = read_labelled_strings(tmp_path / "train.a")
+    assert read.strings == [("0", "11", "0"), (), ("5", "5"), ("7",)] and read.labels == [True, False, False, True]
+    (tmp_path / "again.a").write_text(read.to_abbadingo())
+    again = read_labelled_strings(tmp_path / "again.a")
+    assert again.labels == read.labels
+    names = [[read.symbols[int(symbol)] for symbol in string] for string in again.strings]
+    assert names == [list(string) for string in read.strings]
+    for text, what in (
+        ("3 2\n1 1 0\n", "first line says 3 strings of 2 symbols"), ("1 1\n1 2 0 1\n", "says 1 strings of 1 symbols"),
+        ("1 2\n1 3 0 1\n", "line 2: expected a label, a length and as many symbols"), ("1 2\n-1 1 0\n", "unknown label '-1'"),
+    ):  # fmt: skip
+        (tmp_path / "bad.a").write_text(text)
+        with pytest.raises(ValueError, match=what):
+            read_labelled_strings(tmp_path / "bad.a")

@@ -362,3 +362,33 @@ def test_columns_that_begin_with_a_number_are_not_learned_by_it(write, width):
     assert read_tagged(write("go VB\nto TO\n\n1 CD\n2 CD\n", "x.txt"), "columns").num_tokens == 4
     if width == 10:
         assert read_tagged(write(text, "x.txt"), column="upos", tags="optional")[0].words == ("Ann", "saw")
+
+
+KEYS = (
+    "1\tAnn\t_\tPROPN\t_\tCase=Nom|Number=Sing\t2\tnsubj\t_\tEntity=B-PER|SpaceAfter=No\n"
+    "2\tran\t_\tVERB\t_\t_\t0\troot\t_\tSpaceAfter=No|TagProb=0.5000\n\n"
+)
+
+
+def test_a_key_of_misc_or_feats_is_a_column(write, tmp_path):
+    path = write(KEYS, "keys.conllu")
+    found = read_tagged(path, column="misc:Entity", tags="optional")
+    assert found[0].tags == ("B-PER", None) and found.tag_format.column == "misc:Entity"
+    assert read_tagged(path, column="feats:Number")[0].tags == ("Sing", "_")  # none is a value, as of all features
+    assert read_tagged(path, column="upos,misc:SpaceAfter")[0].tags == ("PROPN\tNo", "VERB\tNo")
+    write_tagged(tmp_path / "same.conllu", found, source=found)
+    assert (tmp_path / "same.conllu").read_text() == KEYS
+    tagged = [TaggedSentence(found[0].words, ("_", "O"))]
+    write_tagged(tmp_path / "new.conllu", tagged, source=found, probabilities=[[0.25, 0.75]])
+    lines = (tmp_path / "new.conllu").read_text().splitlines()
+    assert [line.split("\t")[9] for line in lines[:2]] == [
+        "SpaceAfter=No|TagProb=0.2500", "SpaceAfter=No|TagProb=0.7500|Entity=O"
+    ]
+    features = read_tagged(path, column="feats:Gender")
+    write_tagged(tmp_path / "f.conllu", [TaggedSentence(found[0].words, ("Fem", "_"))], source=features)
+    assert "\tCase=Nom|Gender=Fem|Number=Sing\t" in (tmp_path / "f.conllu").read_text()
+    for column in ("upos:Key", "misc:", "misc:a=b", "misc:Entity,misc", "misc:Entity,misc:Entity", "mics:Entity"):
+        with pytest.raises(ValueError, match="column: "):
+            read_tagged(path, column=column)
+    with pytest.raises(ValueError, match=r"misc:Entity holds no \|"):
+        write_tagged(tmp_path / "bad.conllu", [TaggedSentence(found[0].words, ("a|b", "O"))], source=found)

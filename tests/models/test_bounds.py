@@ -178,3 +178,92 @@ def test_what_has_no_bounds(make, x, bounds, error):
 def test_draws_have_priors_instead():
     with pytest.raises(ValueError, match="bounds: 'svi' takes none, as priors say .* 'em' or 'sgd' or 'lbfgs'"):
         HMM(2, 3, priors=True).fit(WORDS, method="svi", bounds={"emission": (0.1, None)})
+
+
+# ------------------------------------------------------------------------------------------------ of all states together
+THREE = np.concatenate([RNG.normal(2 * (k % 3), 0.5 + 0.4 * (k % 3), 8) for k in range(9)])
+RETURNS = RNG.normal(0.1, np.array([0.5, 3.0])[np.arange(80) // 20 % 2])
+PAIRS = np.stack([THREE, THREE[::-1]], 1)
+TOGETHER = {
+    "one row of moves": (lambda: HMM(2, 3), WORDS, {"transition": "equal"}, 1),
+    "one row of words": (lambda: HMM(2, 3), WORDS, {"emission": "equal"}, 2),
+    "one variance": (lambda: HMM(3, num_features=2), PAIRS, {"covariance": "equal"}, 4),
+    "one number": (lambda: HMM(3, num_features=2, covariance="spherical"), PAIRS, {"precision": "equal"}, 2),
+    "one mean": (lambda: HMM(2, num_features=1), RETURNS, {"loc": "equal"}, 1),
+    "falling means": (lambda: HMM(3, num_features=2), PAIRS, {"loc": "decreasing"}, 0),
+    "rising variances": (lambda: HMM(2, num_features=1), RETURNS, {"covariance": "increasing", "loc": "equal"}, 1),
+    "with priors": (lambda: HMM(3, num_features=1, priors=True), THREE, {"covariance": "equal", "transition": "equal"}, 6),
+    "rising precisions": (lambda: HMM(3, num_features=1), THREE, {"precision": "increasing", "loc": (0.0, 3.0)}, 0),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", TOGETHER)
+def test_the_best_of_what_states_share_or_are_ordered_by(name):
+    """EM never falls and keeps to it; gradients from there find nothing more."""
+    make, x, bounds, fewer = TOGETHER[name]
+    free = make().fit(x, seed=0, max_iterations=2).num_free_parameters
+    model = make().fit(x, seed=0, bounds=bounds, max_iterations=2000, tolerance=1e-11)
+
+    def check():
+        values = model.estimates()
+        for key, how in bounds.items():
+            value = 1 / values["precision"] if key == "covariance" else values[key]
+            if isinstance(how, str):
+                steps = value.detach().diff(dim=0) * (-1 if how == "decreasing" else 1)
+                assert float(steps.min()) > -1e-9 and (how != "equal" or float(steps.max()) < 1e-9)
+        assert model.num_free_parameters == free - fewer
+
+    check()
+    objective = model.history.log_posteriors
+    assert min(np.diff(objective)) > -1e-9 * abs(objective[0])
+    batch = model._as_batch(x)
+    best = float(model.log_joint(batch.x).detach())
+    model.fit(x, warm_start=True, method="lbfgs", bounds=bounds)
+    check()
+    assert float(model.log_joint(batch.x).detach()) == pytest.approx(best, abs=5e-3)
+
+
+def test_what_states_share_is_one_parameter_of_a_summary(tmp_path):
+    """Its standard error is that of all data: of one variance of independent normals known means, sigma^2 sqrt(2 / n)."""
+    states = np.arange(90) % 3
+    x = 5.0 * states + RNG.normal(size=90)
+    model = HMM(3, num_features=1).fit(x, states=states, bounds={"covariance": "equal"})
+    found = model.summary(x, states=states)
+    errors = dict(zip(found.names, found.errors.tolist(), strict=True))
+    precision = 1 / float(np.mean([x[states == k].var() for k in range(3)]))
+    for k in range(3):
+        assert found.estimates[found.names.index(f"precision[{k}][0]")] == pytest.approx(precision)
+        assert errors[f"precision[{k}][0]"] == pytest.approx(precision * math.sqrt(2 / 90), rel=1e-6)
+    again = HMM.load(model.save(tmp_path / "m"))
+    assert again.num_free_parameters == model.num_free_parameters == HMM(3, num_features=1).num_free_parameters - 2
+    assert copy.deepcopy(model).fit(x, seed=0).num_free_parameters == again.num_free_parameters + 2
+
+
+def test_ordered_means_come_out_in_order_whatever_the_start():
+    for seed in range(4):
+        model = HMM(3, num_features=1).fit(THREE, seed=seed, bounds={"loc": "increasing"})
+        assert bool((model.loc.diff(dim=0) >= 0).all())
+        assert model.score(THREE) > HMM(1, num_features=1).fit(THREE).score(THREE) + 5
+    rates = HMM(2, emission="poisson").fit(COUNTS, method="lbfgs", bounds={"rate": "increasing"}, seed=0)
+    free = HMM(2, emission="poisson").fit(COUNTS, seed=0)
+    assert rates.score(COUNTS) == pytest.approx(free.score(COUNTS), abs=1e-3)
+
+
+def test_what_cannot_be_shared_or_ordered_is_refused():
+    vectors = HMM(2, num_features=2, covariance="full")
+    for model, x, bounds, method, what in (
+        (HMM(2, 3), WORDS, {"transition": "increasing"}, "em", "rows of probabilities, which have no order"),
+        (HMM(2, 3), WORDS, {"transition": "same"}, "em", "'equal', 'increasing' or 'decreasing'; got 'same'"),
+        (HMM(2, 3), WORDS, {"initial": "equal"}, "em", "no table of numbers of each state"),
+        (HMM(2, 3, graph="left_right"), WORDS, {"transition": "equal"}, "em", "no table of numbers of each state"),
+        (vectors, VECTORS, {"covariance": "equal"}, "em", "no table of numbers of each state"),
+        (vectors, VECTORS, {"loc": "increasing"}, "em", "does not pool states; use method='lbfgs'"),
+        (HMM(2, emission="poisson"), COUNTS, {"rate": "equal"}, "em", "does not pool states"),
+        (HMM(2, num_features=2, emission="mixture"), VECTORS, {"loc": "equal"}, "em", "no table of numbers of each state"),
+        (LDS(1, 2), SERIES, {"transition": "equal"}, "em", "no table of numbers of each state"),
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match=what):
+            model.fit(x, method=method, bounds=bounds)
+    model = HMM(2, num_features=1).fit(NUMBERS, seed=0)
+    with pytest.raises(ValueError, match="'increasing' of 'loc' says where all of it may lie; leave it out of fixed="):
+        model.fit(NUMBERS, warm_start=True, fixed={"loc": [[True], [False]]}, bounds={"loc": "increasing"})

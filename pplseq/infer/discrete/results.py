@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torch import Tensor
+
+from pplseq import notebooks
 
 
 class Factors(NamedTuple):
@@ -30,6 +32,10 @@ class StateMarginals(NamedTuple):
     probs: Tensor
     wide_places: Tensor | None = None
     wide_probs: Tensor | None = None
+
+    def _repr_html_(self) -> str | None:
+        """For notebooks; None for states in blocks, whose positions have other names at every step."""
+        return None if self.ids is not None else notebooks.by_steps("Probabilities of states", self.probs)
 
     def dense(self, num_states: int) -> Tensor:
         """(*B, T, Z) over all states: for small Z."""

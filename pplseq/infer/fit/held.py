@@ -20,7 +20,9 @@ class Slot(NamedTuple):
     """A parameter as it is learned. raw: its numbers. rows: whether rows of them are logits of probabilities. allowed: which of
     these there are, None for all. triangle: whether they are lower triangular matrices, which are held whole. raw_of: a number
     from a value as models are given it, increasing; None where it is not a function of that alone. support: the ends of what
-    such values may be. clips: whether the best value within bounds, of an M-step, is the best of all, moved into them."""
+    such values may be. clips: whether the best value within bounds, of an M-step, is the best of all, moved into them.
+    value_of: what ``raw_of`` undoes. of_states: whether states lie along the first axis. pools: whether an M-step says how much
+    it knows of each of them, so that what they share, or their order, is the best there is."""
 
     raw: nn.Parameter
     rows: bool = False
@@ -29,6 +31,9 @@ class Slot(NamedTuple):
     raw_of: Callable[[Tensor], Tensor] | None = None
     support: tuple[float, float] = (-math.inf, math.inf)
     clips: bool = True
+    value_of: Callable[[Tensor], Tensor] | None = None
+    of_states: bool = False
+    pools: bool = False
 
     def num_free(self, mask: Tensor) -> int:
         """How many parameters those that the mask holds are."""
@@ -79,6 +84,95 @@ class Slot(NamedTuple):
         )
 
 
+    def together(self, name: str, how: str) -> Together:
+        """Values that all states share ("equal"), or that rise or fall from state to state.
+
+        Raises:
+            ValueError: for parameters that states have no values of.
+        """
+        if how not in ("equal", *ORDERS):
+            raise ValueError(f"bounds: {name!r} takes a pair (low, high), 'equal', 'increasing' or 'decreasing'; got {how!r}")
+        if not self.of_states or self.allowed is not None or (self.raw_of is None and not self.rows):
+            raise ValueError(f"bounds: {name!r} is no table of numbers of each state that these could share or be ordered by")
+        if self.rows and how != "equal":
+            raise ValueError(f"bounds: {name!r} holds rows of probabilities, which have no order; 'equal' shares one row")
+        return Together(self, how)
+
+
+ORDERS = {"increasing": 1.0, "decreasing": -1.0}
+
+
+class Together(NamedTuple):
+    """What holds of the values of all states (their first axis) together, in the place of :class:`Entries`."""
+
+    slot: Slot
+    how: str
+    bounded = True
+
+    @property
+    def mask(self) -> Tensor:
+        """Nothing is held."""
+        return torch.zeros(1, dtype=torch.bool)
+
+    @property
+    def told(self) -> tuple[str]:
+        """What a resumed fit must be given alike."""
+        return (self.how,)
+
+    def at(self, raw: Tensor) -> Together:
+        """The same."""
+        return self
+
+    def put(self, new: Tensor, weight: Tensor | None = None) -> Tensor:
+        """The best numbers, of a function that is a sum over states of weights (Z, ...) times squared distances of values, or
+        times divergences whose means are the values: pooled means. Without weights sorted, or their mean.
+
+        Source: R. E. Barlow and others (1972), Statistical inference under order restrictions, theorem 1.10 and section 2.3.
+        """
+        values = new.log_softmax(-1).exp() if self.slot.rows else _value_of(self.slot, new)
+        known = torch.ones_like(values) if weight is None else weight.to(values)
+        known = known.reshape(*known.shape, *(1,) * (values.dim() - known.dim())).expand_as(values)
+        known = known.masked_fill(values.isnan(), 0.0)
+        values = values.nan_to_num(0.0)
+        if self.how == "equal":
+            total = known.sum(0)
+            mean = torch.where(total > 0, (known * values).sum(0) / total, values.mean(0))
+            values = mean.expand_as(values)
+        elif weight is None:
+            values = values.sort(0, descending=self.how == "decreasing").values
+        else:
+            sign = ORDERS[self.how]
+            values = sign * isotonic(sign * values, known)
+        if self.slot.rows:
+            return values.log()
+        assert self.slot.raw_of is not None, "see Slot.together"
+        return self.slot.raw_of(values)
+
+    def slope(self, raw: Tensor, gradient: Tensor) -> Tensor:
+        """The gradient as it is: what an optimizer moves is another number."""
+        return gradient
+
+
+def _value_of(slot: Slot, raw: Tensor) -> Tensor:
+    assert slot.value_of is not None, "which goes with raw_of, see Slot.together"
+    return slot.value_of(raw)
+
+
+def isotonic(values: Tensor, weight: Tensor) -> Tensor:
+    """(Z, ...) the nearest values that do not fall along the first axis, by weighted squares: neighbours that do are pooled."""
+    columns, shares = values.reshape(len(values), -1).T.tolist(), weight.reshape(len(values), -1).T.tolist()
+    found = []
+    for column, share in zip(columns, shares, strict=True):
+        blocks: list[list[float]] = []  # mean, weight, size
+        for value, known in zip(column, share, strict=True):
+            blocks.append([value, known, 1])
+            while len(blocks) > 1 and blocks[-2][0] > blocks[-1][0]:
+                (a, u, m), (b, v, n) = blocks[-2:]
+                blocks[-2:] = [[(u * a + v * b) / (u + v) if u + v > 0 else (a + b) / 2, u + v, m + n]]
+        found.append([mean for mean, _, size in blocks for _ in range(int(size))])
+    return torch.tensor(found, dtype=values.dtype, device=values.device).T.reshape(values.shape)
+
+
 class Entries(NamedTuple):
     """Where numbers of a parameter may lie, of rows their log-probabilities: between low and high; mask: where these are one,
     and a number is held."""
@@ -93,6 +187,11 @@ class Entries(NamedTuple):
         """Whether some have bounds and are not held."""
         ends = self.low.isfinite() | ((self.high < 0) if self.rows else self.high.isfinite())
         return bool((ends & ~self.mask & (self.low < self.high)).any())
+
+    @property
+    def told(self) -> tuple[Tensor, Tensor]:
+        """What a resumed fit must be given alike."""
+        return self.low, self.high
 
     def at(self, raw: Tensor) -> Entries:
         """The same, with what is held at the numbers of a parameter."""
@@ -112,7 +211,7 @@ class Entries(NamedTuple):
         low, high = (torch.where(self.mask, own, new) for own, new in ((self.low, other.low), (self.high, other.high)))
         return self._replace(low=low, high=high, mask=self.mask | other.mask)
 
-    def put(self, new: Tensor) -> Tensor:
+    def put(self, new: Tensor, weight: Tensor | None = None) -> Tensor:
         """The best numbers within, of a function whose best ones anywhere are given and that falls with the distance of each;
         of rows, of one that is a sum of their logarithms in the weights of the best ones."""
         low, high = self.low.to(new), self.high.to(new)
@@ -151,7 +250,7 @@ def filled(log_probs: Tensor, low: Tensor, high: Tensor) -> Tensor:
     return new
 
 
-def entries_of(raw: Tensor) -> Entries | None:
+def entries_of(raw: Tensor) -> Entries | Together | None:
     """Where numbers of a parameter may lie, while a fit lasts that holds or bounds some."""
     return getattr(raw, "held_entries", None)
 
@@ -179,12 +278,13 @@ def is_bound(raw: Tensor) -> bool:
     return not raw.requires_grad or entries_of(raw) is not None
 
 
-def kept(raw: Tensor, new: Tensor) -> Tensor:
-    """New numbers of a parameter, the old ones where it is held."""
+def kept(raw: Tensor, new: Tensor, weight: Tensor | None = None) -> Tensor:
+    """New numbers of a parameter, the old ones where it is held; weight: (Z, ...) how much is known of those of each state, as
+    :meth:`Together.put` takes it."""
     if not raw.requires_grad:
         return raw.detach().to(new)
     entries = entries_of(raw)
-    return new if entries is None else entries.put(new)
+    return new if entries is None else entries.put(new, weight)
 
 
 def retake(parameters: Iterable[Tensor]) -> None:
@@ -214,7 +314,7 @@ def settle(parameters: Iterable[Tensor]) -> None:
 
 
 @contextlib.contextmanager
-def holding(slots: Iterable[tuple[Slot, Entries | Tensor | None]]) -> Iterator[None]:
+def holding(slots: Iterable[tuple[Slot, Entries | Together | Tensor | None]]) -> Iterator[None]:
     """Holds parameters, at the entries of a mask or whole for None, or keeps them within bounds, while this lasts."""
     undo: list[Any] = []
     try:
@@ -227,7 +327,7 @@ def holding(slots: Iterable[tuple[Slot, Entries | Tensor | None]]) -> Iterator[N
                 raw.held_whole = True  # pyright: ignore[reportAttributeAccessIssue]
                 undo.append(lambda raw=raw: (raw.requires_grad_(True), vars(raw).pop("held_whole", None)))
                 continue
-            entries: Any = what if isinstance(what, Entries) else slot.held_at(what)
+            entries: Any = slot.held_at(what) if isinstance(what, Tensor) else what
             raw.held_entries = entries  # pyright: ignore[reportAttributeAccessIssue]
             hook = raw.register_hook(lambda gradient, raw=raw, entries=entries: entries.slope(raw, gradient))
             undo.append(lambda raw=raw, hook=hook: (hook.remove(), vars(raw).pop("held_entries", None)))

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pplseq.infer.fit.held import Entries, entries_of
+from pplseq.infer.fit.held import ORDERS, Entries, Together, entries_of
 
 INSIDE = 0.02  # of the way from one bound to the other, where a search begins that would not leave a bound
 
@@ -34,9 +34,10 @@ class Points:
             unit, entries = (units or {}).get(name), entries_of(raw)
             unit = torch.ones_like(raw) if unit is None else unit.to(raw)
             if entries is not None and entries.bounded:
+                both: Any = (_together, _apart) if isinstance(entries, Together) else (_angles, _value)
                 with torch.no_grad():
-                    leaf = _angles(raw.detach(), entries, unit)
-                value = partial(_value, entries=entries, unit=unit)
+                    leaf = both[0](raw.detach(), entries, unit)
+                value = partial(both[1], entries=entries, unit=unit)
             elif units is not None and name in units:
                 leaf, value = raw.detach() / unit, partial(torch.mul, unit)
             else:
@@ -60,6 +61,23 @@ class Points:
                 with torch.enable_grad():
                     (leaf.grad,) = torch.autograd.grad(value(leaf), leaf, raw.grad)
             raw.grad = None
+
+
+def _together(raw: Tensor, entries: Together, unit: Tensor) -> Tensor:
+    """What :func:`_apart` makes numbers of all states of: that of the first, and how far each lies from the one before."""
+    raw = entries.put(raw)
+    if entries.how == "equal":
+        return raw[:1] / unit[:1]
+    beyond = (ORDERS[entries.how] * raw.diff(dim=0) / unit[1:]).clamp_min(INSIDE)
+    return torch.cat([raw[:1] / unit[:1], ((beyond + 1).square() - 1).sqrt()])
+
+
+def _apart(leaf: Tensor, entries: Together, unit: Tensor) -> Tensor:
+    first = leaf[:1] * unit[:1]
+    if entries.how == "equal":
+        return first.expand(unit.shape)
+    beyond = unit[1:] * ((leaf[1:].square() + 1).sqrt() - 1)
+    return first + ORDERS[entries.how] * torch.cat([torch.zeros_like(first), beyond.cumsum(0)])
 
 
 def _angles(raw: Tensor, entries: Entries, unit: Tensor) -> Tensor:

@@ -9,6 +9,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from pplseq import notebooks
+
 
 class StepCovariances:
     """One covariance for each step and row, of which only the distinct ones are stored.
@@ -107,6 +109,14 @@ class StateMoments(NamedTuple):
 
     means: Tensor | list[Tensor]
     covariances: Tensor | list[Tensor]
+
+    def _repr_html_(self) -> str | None:
+        """For notebooks."""
+        pairs = zip(self.means, self.covariances, strict=True)
+        both = [torch.cat([mean, spread.diagonal(dim1=-2, dim2=-1).clamp_min(0).sqrt()], -1) for mean, spread in pairs]
+        size = self.means[0].shape[-1]
+        names = [f"{what}{k}" for what in ("mean ", "deviation ") for k in range(size)]
+        return notebooks.by_steps("Means and deviations", both, names)
 
 
 class GaussianForecast(NamedTuple):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Unpack
 
 import pyro
@@ -80,6 +81,9 @@ class ARHMM(ARHMMParameters):
                     with given.seen(t):
                         see.last = pyro.sample(f"x_{t}", emission(z, inputs=see(t)), obs=given.value(t))
         return x
+
+    def _state_axes(self) -> Mapping[str, Sequence[int]]:
+        return {"initial_logits": (0,), "transition_logits": (0, 1), "weights": (0,), "scale": (0,)}
 
     # ---------------------------------------------------------------- what EM asks for (see pplseq.infer.fit.em)
     def initialize(self, batch: Batch, how: str = "") -> None:

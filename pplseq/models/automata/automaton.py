@@ -236,6 +236,22 @@ class Automaton:
             lines.append(f"  {state} -> {following} [label={quoted(', '.join(symbols))}];")
         return "\n".join([*lines, "}"]) + "\n"
 
+    @classmethod
+    def from_dot(cls, text: str) -> Automaton:
+        """The automaton of Graphviz's language, as :meth:`to_dot` and tools for automata (AALpy, LearnLib) write it.
+
+        An arrow from a state without a circle (``shape=none``, ``point`` or ``plaintext``, or called ``__start...``) marks the
+        start. Labels of arrows are symbols, several between commas. Two circles accept; where states are written "name: label"
+        or "name/label" they have these labels. Moves that are not drawn lead to a state that rejects.
+
+        Raises:
+            ValueError: for what is no deterministic automaton, by the state; for arrows with outputs (of Mealy machines), and
+                moves that are missing where states have labels.
+        """
+        from pplseq.models.automata.pictures import read_dot
+
+        return cls(*read_dot(text, LABELS))
+
     def edges(self) -> dict[tuple[int, int], list[str]]:
         """The symbols that lead from each state to each next one."""
         edges: dict[tuple[int, int], list[str]] = {}

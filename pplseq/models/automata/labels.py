@@ -42,7 +42,10 @@ def encoded_labels(
     kinds = set(values)
     if len(kinds) < 2:
         only = f"all are {values[0]!r}" if values else "there are none"
-        raise ValueError(f"labels: expected strings of two classes or more, {only}; any automaton would fit")
+        raise ValueError(
+            f"labels: expected strings of two classes or more, {only}; any automaton would fit. Strings without labels have a "
+            "distribution, which examples/string_distributions.py of the repository learns (learn_distribution)"
+        )
     if pos_label is not None and pos_label not in kinds:
         known = ", ".join(sorted(map(repr, kinds))[:10])
         raise ValueError(f"pos_label: expected one of the labels {known}, got {checks.shown(pos_label)}")

@@ -651,5 +651,6 @@ class HMM(Constrainable, StateLanguages, LoopAnswers):
             prior = tables.get(name)
             if prior is not None and allowed is not None:
                 prior = prior.masked_fill(~allowed, 1.0)
-            logits.copy_(kept(logits, dirichlet_mode(statistics[name], prior, logits)))
+            mass = statistics[name] if prior is None else statistics[name] + prior - 1
+            logits.copy_(kept(logits, dirichlet_mode(statistics[name], prior, logits), mass.sum(-1)))
         return self.emissions.maximize(statistics, self.priors)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 import torch
@@ -166,7 +166,8 @@ class StateTables(Estimator):
     @property
     def slots(self) -> dict[str, Slot]:
         graph, starts = getattr(self, "graph", None), getattr(self, "start_states", None)
-        moves = {name: Slot(logits, True, graph) for name, logits in self._move_logits.items()}
+        dense = {"of_states": True, "pools": True} if "transition" in self._move_logits else {}  # a row a state
+        moves = {name: Slot(logits, True, graph, **dense) for name, logits in self._move_logits.items()}
         return {"initial": Slot(self.initial_logits, True, starts)} | moves | self.emissions.slots
 
     @property
@@ -177,6 +178,21 @@ class StateTables(Estimator):
     def _why_no_number(self, batch: Batch) -> str:
         said = getattr(self.emissions, "_why_no_number", None)
         return "" if said is None else said(*self.observed(batch.x))
+
+    def _state_axes(self) -> Mapping[str, Sequence[int]]:
+        if self.emissions.num_states != self._num_observable_states:
+            raise ValueError(f"states of this {type(self).__name__} that share emissions cannot change places")
+        priors = getattr(self, "priors", None)
+        for name, dims in {"initial": 0, "transition": 0, "emission": 1}.items():
+            if torch.as_tensor(getattr(priors, name, 0.0)).dim() > dims:
+                raise ValueError(f"priors: {name} has numbers of each state, so that these cannot change places")
+        return {"initial_logits": (0,), "transition_logits": (0, 1)} | self._emission_axes()
+
+    def _emission_axes(self) -> dict[str, Sequence[int]]:
+        """Of all parameters of emissions but one covariance of all states."""
+        tied = self._config["covariance"] == "tied"
+        names = [name for name, _ in self.named_parameters() if name.startswith("emissions.")]
+        return {name: (0,) for name in names if not (tied and name.endswith("scale_tril"))}
 
     # ---------------------------------------------------------------- observations
     def _check_observations(self, x: Tensor) -> None:

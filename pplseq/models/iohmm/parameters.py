@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Self, cast
 
 import pyro
@@ -84,6 +85,27 @@ class IOParameters(Estimator):
     def network(self, part: str) -> Network:
         """That of "initial", "transition" or "emission"; read so that Pyro does not take its parameters for used."""
         return cast(Network, self._modules[f"{part}_network"])
+
+    def _state_axes(self) -> Mapping[str, Sequence[int]]:
+        if self.outputs == "states":
+            raise ValueError("outputs: these are the states, whose numbers the data have; they cannot change places")
+        found: dict[str, Sequence[int]] = {}
+        for part in PARTS:
+            network, first = self.network(part), int(part != "initial")  # axes of the state a network is of
+            if network.kind not in ("constant", "table", "linear", "layered"):
+                raise ValueError(f"the {part} is a network that all states share, so that they cannot change places")
+            last = [] if part == "emission" else [-1]
+            for name, value in network.named_parameters():
+                own = [0] * first
+                if network.kind == "table":
+                    own = [1] * first
+                ends = network.kind != "layered" or value is list(network.parameters())[-1]
+                found[f"{part}_network.{name}"] = [*own, *(last if ends else [])]
+        noise = self._modules.get("noise")
+        for name, value in () if noise is None else noise.named_parameters():
+            if name != "scale_tril" or value.dim() == 3:  # else one of all states
+                found[f"noise.{name}"] = [0]
+        return found
 
     @property
     def parts(self) -> dict[str, nn.Module]:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import inspect
-import math
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -37,49 +36,6 @@ NOTE = (
     "States M z + c, of any invertible M, make the same observations: what depends on their\ncoordinates is not identified and "
     "has no standard error. ConstrainedLDS fixes coordinates\nby patterns, emission=[[1], [None]] for example."
 )
-
-
-class Diagnostics(NamedTuple):
-    """What is left to explain in one-step errors, which are independent N(0, 1) where the model is right; of n columns each.
-
-    errors: (B, T, n) standardised, NaN where nothing was observed. ljung_box, jarque_bera, heteroskedasticity: (n, 2) a
-    statistic and the probability of a larger one: of autocorrelation, of skewness and kurtosis, of a variance that changes
-    (two-sided).
-    """
-
-    errors: Tensor
-    ljung_box: Tensor
-    jarque_bera: Tensor
-    heteroskedasticity: Tensor
-
-
-def diagnose(errors: Tensor, skip: int, lags: int) -> Diagnostics:
-    """Tests of standardised errors (B, T, n), of which the first ``skip`` steps of each row are left out.
-
-    Source: J. Durbin and S. J. Koopman (2012), Time series analysis by state space methods, section 2.12.
-    """
-    tests: dict[str, list[tuple[float, float]]] = {"ljung_box": [], "jarque_bera": [], "heteroskedasticity": []}
-    for column in errors[:, skip:].unbind(-1):
-        rows = [row[~row.isnan()] for row in column]
-        whole = torch.cat(rows)
-        count, centred = len(whole), torch.cat([row - whole.mean() for row in rows])
-        variance = centred.square().mean()
-        parts, total = centred.split([len(row) for row in rows]), 0.0
-        for lag in range(1, lags + 1):
-            together = sum(((part[lag:] * part[:-lag]).sum() for part in parts), torch.zeros(()).to(whole))
-            total += float(together / (count * variance)) ** 2 / (count - lag)
-        box = count * (count + 2) * total
-        skewness, kurtosis = (float((centred**power).mean() / variance ** (power / 2)) for power in (3, 4))
-        bera = count / 6 * (skewness**2 + (kurtosis - 3) ** 2 / 4)
-        third = max(2, round(count / 3))
-        ratio = float(whole[-third:].square().sum() / whole[:third].square().sum())
-        grid = torch.linspace(0, ratio / (1 + ratio), 8001, dtype=torch.float64)
-        density = torch.distributions.Beta(*torch.full((2,), third / 2).double(), validate_args=False).log_prob(grid).exp()
-        share = float(torch.trapezoid(density, grid))  # of F(third, third) below the ratio
-        tests["ljung_box"].append((box, float(torch.special.gammaincc(*torch.tensor([lags / 2, box / 2]).double()))))
-        tests["jarque_bera"].append((bera, math.exp(-bera / 2)))
-        tests["heteroskedasticity"].append((ratio, 2 * min(share, 1 - share)))
-    return Diagnostics(errors, *(torch.tensor(found, dtype=torch.float64) for found in tests.values()))
 
 
 def next_states(
@@ -138,21 +94,14 @@ class LDSQueries(LDSTensors):
         batch, chain = self._posterior(x, lengths, **known)
         return self._observed(chain.predicted_states(), batch, self._results_like(x, **known), noisy=True)
 
-    def diagnostics(self, x, lengths=None, *, lags: int = 10, skip: int | None = None, **known) -> Diagnostics:
-        """Standardised errors of one-step predictions, and tests of them.
-
-        Args:
-            x, lengths, **known: the data. lags: of the test of autocorrelation. skip: first steps of a row that are left out,
-                by default as many as there are states.
-        """
-        self._check_names(known)
-        batch, told = self._as_batch(x, lengths, **known), checks.count("lags", lags)
+    def _residuals(self, batch: Batch) -> Tensor:
         found = self.one_step(batch.x, batch.lengths, **batch.known)
         assert isinstance(found.means, Tensor) and isinstance(found.covariances, Tensor)  # as batch.x is
-        errors = (batch.x - found.means) / found.covariances.diagonal(dim1=-2, dim2=-1).sqrt()
-        if batch.lengths is not None:
-            errors[torch.arange(errors.shape[1], device=errors.device) >= batch.lengths.unsqueeze(-1)] = torch.nan
-        return diagnose(errors, self.num_states if skip is None else skip, told)
+        return (batch.x - found.means) / found.covariances.diagonal(dim1=-2, dim2=-1).sqrt()
+
+    @property
+    def _steps_to_settle(self) -> int:
+        return self.num_states
 
     @torch.no_grad()
     def reconstruct(self, x, lengths=None, **known) -> StateMoments:

@@ -18,7 +18,7 @@ from pplseq.distributions.dense import CategoricalEmission, GaussianEmission
 from pplseq.distributions.state import MISSING, Emission
 from pplseq.infer.fit.closed_forms import dirichlet_mode, gaussian_mode, with_held
 from pplseq.infer.fit.em import NOTHING, Statistics, least_variances
-from pplseq.infer.fit.held import Slot, held, is_bound, kept, restored
+from pplseq.infer.fit.held import Slot, entries_of, held, is_bound, kept, restored
 from pplseq.models.base import first_parameter
 from pplseq.models.parts import partly_seen
 from pplseq.models.parts.families import Parameter, Probabilities
@@ -67,9 +67,12 @@ class Table(PyroModule):
 
     def _slot(self, name: str, own: Parameter) -> Slot:
         if isinstance(own, Probabilities):
-            return Slot(self.raw(name), True)
+            return Slot(self.raw(name), True, of_states=True, pools=isinstance(self, CategoricalTable))
         on_circle = own.prior is None  # where what is nearest is another matter
-        return Slot(self.raw(name), raw_of=own.unconstrained, support=own.support, clips=not on_circle)
+        return Slot(
+            self.raw(name), raw_of=own.unconstrained, support=own.support, clips=not on_circle, value_of=own.value,
+            of_states=not on_circle,
+        )  # fmt: skip
 
     @property
     def num_free(self) -> int:
@@ -172,7 +175,8 @@ class CategoricalTable(Table):
         concentration = None
         if priors is not None:
             concentration = priors.concentrations(self.num_states, self.num_words, counts)["emission"]
-        self.logits.copy_(kept(self.logits, dirichlet_mode(counts, concentration, self.logits)))
+        mass = counts if concentration is None else counts + concentration - 1
+        self.logits.copy_(kept(self.logits, dirichlet_mode(counts, concentration, self.logits), mass.sum(-1)))
         return []
 
     @torch.no_grad()
@@ -220,10 +224,13 @@ class GaussianTable(Table):
     @property
     def slots(self) -> dict[str, Slot]:
         full = self.covariance in ("full", "tied")
-        loc = Slot(self.loc, raw_of=Tensor.clone, clips=not full)
+        loc = Slot(self.loc, raw_of=Tensor.clone, clips=not full, value_of=Tensor.clone, of_states=True, pools=not full)
         if full:
             return {"loc": loc, "precision": Slot(self.scale_tril, triangle=True)}
-        variance = Slot(self.log_scale, raw_of=lambda variance: variance.log() / 2, support=(0.0, torch.inf))
+        variance = Slot(
+            self.log_scale, raw_of=lambda variance: variance.log() / 2, support=(0.0, torch.inf),
+            value_of=lambda raw: (2 * raw).exp(), of_states=True, pools=True,
+        )  # fmt: skip
         return {"loc": loc, "precision": variance}
 
     def check(self, x: Tensor) -> None:
@@ -393,7 +400,8 @@ class GaussianTable(Table):
         floor = self.lowest(weight.sum(), first.sum(0), squares, origin)
         moved, fixed = None, held(self.loc)
         if self.covariance in ("diag", "spherical") and is_bound(self.loc):
-            moved = lambda means: kept(self.loc, means + origin) - origin  # noqa: E731
+            known = (weight + (0.0 if prior is None else prior.strength)).unsqueeze(-1) / (2 * self.log_scale.double()).exp()
+            moved = lambda means: kept(self.loc, means + origin, known) - origin  # noqa: E731
         elif fixed is not None:
             moved = partial(with_held, fixed=fixed, held=self._means(), covariances=self.covariances().double())
         loc, covariance, floored = gaussian_mode(weight, first, second, self.covariance, prior, floor, moved)
@@ -413,6 +421,11 @@ class GaussianTable(Table):
             remarks.append(
                 f"{which} collapsed to the smallest variance allowed, {allowed}; give priors or fewer states"
             )
+        if self.covariance in ("diag", "spherical"):
+            count = weight if prior is None else weight + 1 + 2 * (prior.shape - 1)
+            if prior is not None and self.covariance == "spherical":
+                count = (weight + 1) * self.num_features + 2 * (prior.shape - 1)
+            covariance = (2 * kept(self.log_scale, covariance.log() / 2, count)).exp()
         with restored(self):
             self.set_values(loc, covariance=covariance)
         return remarks
@@ -437,6 +450,8 @@ class GaussianTable(Table):
         if self.covariance in ("diag", "spherical"):
             variance = centred.square().mean(0).maximum(floor).expand(self.loc.shape)
             variance = variance if self.covariance == "diag" else variance.mean(-1, keepdim=True)
+            if getattr(entries_of(self.loc), "how", "") == "equal":  # nothing else would tell states apart
+                variance = variance * 4 ** torch.linspace(-1, 1, self.num_states).to(variance).unsqueeze(-1)
             return self.set_values(loc, covariance=variance)
         covariance = centred.T @ centred / len(rows) + torch.diag(floor)
         return self.set_values(loc, covariance=covariance.expand(self.scale_tril.shape))

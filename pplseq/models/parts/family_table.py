@@ -400,7 +400,8 @@ class MixtureTable(Table):
 
     @property
     def slots(self) -> dict[str, Slot]:
-        return super().slots | self.gaussians.slots
+        # of which a state has several
+        return super().slots | {name: slot._replace(of_states=False) for name, slot in self.gaussians.slots.items()}
 
     def check(self, x: Tensor) -> None:
         self.gaussians.check(x)

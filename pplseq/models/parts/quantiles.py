@@ -1,4 +1,4 @@
-"""Distribution functions of what the states of an HMM emit, for the intervals of forecasts."""
+"""Distribution functions of what states emit, for the intervals of forecasts and for residuals."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ import torch
 from pyro.distributions.torch_distribution import TorchDistribution
 from torch import Tensor
 
-from pplseq.distributions.columns import Columns
+from pplseq.distributions.columns import ColumnEmission, Columns, MixtureEmission, SharedEmission
+from pplseq.distributions.conditional import BernoulliEmission, CoordinateEmission
+from pplseq.distributions.dense import CategoricalEmission, GaussianEmission
+from pplseq.distributions.state import Emission
 from pplseq.distributions.zeros import WithZeros
 from pplseq.infer.discrete.mixtures import Quantiles, StateMixture, gaussian_cdf
 from pplseq.models.parts.emissions import GaussianTable, mixture_moments
@@ -71,6 +74,70 @@ def column_functions(made: Columns, device: torch.device) -> tuple[Function, Ten
         functions.append((place, function))
         whole[place] = bool(getattr(part.support, "is_discrete", False))
     return partial(_by_column, functions, made.batch_shape[-1]), whole
+
+
+def value_functions(emission: Emission) -> Function | None:
+    """P(X <= x) of what each state emits, numbers (*B, D) -> (*B, Z, D), of words and levels in the order of their numbers;
+    None where one is not known.
+
+    Args:
+        emission: of batch shape () or (*B,).
+    """
+    if isinstance(emission, SharedEmission):
+        base = value_functions(emission.base)
+        return None if base is None else partial(_shared, base, emission.rows)
+    if isinstance(emission, CoordinateEmission):
+        return value_functions(emission.base)
+    if isinstance(emission, CategoricalEmission):
+        return partial(_by_word, _cumulated(emission.log_probs.detach().double().exp()))
+    if isinstance(emission, BernoulliEmission):
+        return partial(_at_states, partial(_bernoulli, torch.sigmoid(emission.logits.detach().double())))
+    if isinstance(emission, GaussianEmission):
+        return gaussian_cdf(emission.loc.detach(), _deviations(emission))
+    if isinstance(emission, MixtureEmission):
+        each = gaussian_cdf(emission.components.loc.detach(), _deviations(emission.components))
+        return partial(_mixed, each, emission.log_weights.detach().double().softmax(-1))
+    if not isinstance(emission, ColumnEmission):
+        return None
+    made = emission.make(emission.parameters)
+    functions = []
+    for columns, part, _ in made.parts:
+        levels = isinstance(part, dist.Categorical)
+        function = partial(_by_level, _cumulated(part.probs.detach().double())) if levels else distribution_function(part)
+        if function is None:
+            return None
+        functions.append((list(columns), function))
+    return partial(_by_column, functions, made.batch_shape[-1])
+
+
+def _deviations(emission: GaussianEmission) -> Tensor:
+    if emission.scale is not None:
+        return emission.scale.detach()
+    assert emission.scale_tril is not None, "one of the two"
+    return emission.scale_tril.detach().square().sum(-1).sqrt()
+
+
+def _cumulated(probs: Tensor) -> Tensor:
+    """(..., 1 + V): the probability of less than each word, and of all."""
+    return torch.nn.functional.pad(probs.cumsum(-1), (1, 0))
+
+
+def _by_level(table: Tensor, x: Tensor) -> Tensor:
+    place = (x.floor() + 1).clamp(0, table.shape[-1] - 1).long()
+    shape = torch.broadcast_shapes(table.shape[:-1], place.shape)
+    return table.expand(*shape, -1).gather(-1, place.expand(shape).unsqueeze(-1)).squeeze(-1)
+
+
+def _by_word(table: Tensor, x: Tensor) -> Tensor:
+    return _by_level(table, x).unsqueeze(-1)
+
+
+def _at_states(function: Function, x: Tensor) -> Tensor:
+    return function(x.unsqueeze(-2))
+
+
+def _shared(base: Function, rows: Tensor, x: Tensor) -> Tensor:
+    return base(x)[..., rows, :]
 
 
 def _mixed(each: Function, shares: Tensor, x: Tensor) -> Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Self, Unpack
 
 import pyro
@@ -104,6 +104,11 @@ class SwitchingRegression(RegimeQueries, SwitchingParameters):
         if method in (None, "lbfgs"):
             options.setdefault("num_steps", 1000)
         return super().fit(x, lengths, method=method, **options)
+
+    def _state_axes(self) -> Mapping[str, Sequence[int]]:
+        parts = {"mean": "raw_mean", "inputs": "inputs_weights", "lags": "lags_weights", "variance": "log_scale"}
+        own: dict[str, Sequence[int]] = {parts[part]: (0,) for part in self.switching}
+        return own | {"initial_logits": (0,), "transition_logits": (0, 1)}
 
     # ---------------------------------------------------------------- what EM asks for (see pplseq.infer.fit.em)
     def expected_statistics(self, chain: Chain, batch: Batch) -> Statistics:

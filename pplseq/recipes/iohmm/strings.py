@@ -42,7 +42,8 @@ def train_strings(job: Job) -> dict[str, Any]:
         if read.one_class:
             label = "accepted" if read.labels[0] else "rejected"
             raise ValueError(
-                f"{job.data}: all {len(read.labels)} strings are {label}; any automaton would fit, add some of the others"
+                f"{job.data}: all {len(read.labels)} strings are {label}; any automaton would fit, add some of the others; "
+                "of such strings alone examples/string_distributions.py of the repository learns the distribution"
             )
         validation = None
         if settings.validation:

@@ -27,8 +27,8 @@ class TaggedReading:
     """The text.
 
     Args:
-        column: that holds the tags: upos, xpos, feats, ... of CoNLL-U; a number of columns, the word being 0 (default: upos,
-            and 1; of a run, the one it was trained on).
+        column: that holds the tags: upos, xpos, feats, ... of CoNLL-U, or a key as misc:Entity; a number of columns, the word
+            being 0 (default: upos, and 1; of a run, the one it was trained on).
         format: of the file (default: by its name or first lines).
         separator: between word and tag of word_tag.
         on_error: stop at a sentence that cannot be read, or go on without it and say its lines.

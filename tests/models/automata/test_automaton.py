@@ -172,3 +172,50 @@ def test_strings_that_cannot_be_run():
         automaton.accepts("12")
     with pytest.raises(ValueError, match="ask classify"):
         random_automaton(0, num_labels=3).accepts("0")
+
+
+@given(st.integers(0, 10_000), st.integers(2, 4))
+@settings(max_examples=25, deadline=None)
+def test_dot_is_read_as_it_is_written(seed, num_labels):
+    automaton = random_automaton(seed, num_labels=num_labels)
+    again = Automaton.from_dot(automaton.to_dot('a "name" -> {x}'))
+    for string in all_strings(4):
+        assert again.classify(string) == automaton.classify(string)
+
+
+def test_dot_of_other_tools():
+    """As AALpy writes it, and with what Graphviz allows beside: comments, settings, several statements a line."""
+    read = Automaton.from_dot("""/* made
+    elsewhere */ strict digraph learned {
+      rankdir=LR; node [shape=circle]
+      s0 [label="s0", shape=doublecircle]; s1 [label="s1"]  // a comment
+      s0 -> s0 [label="0"]; s0 -> s1 [label="1"]
+      s1 -> s0 [label="1" color=red];
+      # another
+      __start0 [label="", shape=none];
+      __start0 -> s0 [label=""];
+    }""")
+    assert read.equals(Automaton.from_regex("(0|11)*", "01"))  # what is not drawn rejects
+    moore = Automaton.from_dot(
+        'digraph { i [shape=point]; i -> a; a [label="a/on"]; b [label="b/off"]; a -> b [label=x]; b -> a [label=x] }'
+    )
+    assert [moore.classify("x" * k) for k in range(3)] == ["on", "off", "on"]
+
+
+BEGIN = "digraph { i [shape=none]; i -> a;"
+
+
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [
+        ("graph { a -- b }", "expected a graph of arrows"), ("digraph { a -> b [label=x] }", "marks the start, got 0"),
+        (f"{BEGIN} a -> a }}", "has no label, which is its symbol"),
+        (f'{BEGIN} a -> a [label="x/y"] }}', "as of a Mealy machine"),
+        (f"{BEGIN} a -> a [label=x]; a -> b [label=x] }}", "state 'a' has two moves with 'x'"),
+        (f'{BEGIN} a [label="a: p"]; b [label="b: q"]; a -> b [label=x] }}', "'b' has a label of its own"),
+        ("digraph { subgraph c { a } }", "cannot be read at"), (f'{BEGIN} a -> a [label=", x"] }}', "empty symbol"),
+    ],
+)
+def test_dot_that_is_no_automaton_is_refused(text, what):
+    with pytest.raises(ValueError, match=what):
+        Automaton.from_dot(text)

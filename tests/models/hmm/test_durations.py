@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 import torch
 
-from pplseq import SemiMarkovHMM
+from pplseq import HMM, SemiMarkovHMM
 from pplseq.models import SequenceModel
 
 close = torch.testing.assert_close
-KINDS = {"explicit": dict(max_duration=3), "negative_binomial": dict(duration="negative_binomial", num_phases=2)}
+KINDS = {"explicit": dict(max_duration=3), "negative_binomial": dict(duration="negative_binomial", num_phases=2),
+         "poisson": dict(duration="poisson", max_duration=3), "geometric": dict(duration="geometric")}  # fmt: skip
 every_kind = pytest.mark.parametrize("kind", KINDS)
 
 
@@ -26,21 +27,27 @@ def make(kind, regimes=3, seed=0, **options):
 
 def duration_probs(model, steps):
     """(R, steps) p(D = 1..steps), differentiable."""
-    if model.duration_logits.dim() == 2:
-        probs = torch.softmax(model.duration_logits, -1)
+    kind = model.config["duration"]
+    if kind in ("explicit", "poisson"):
+        probs = torch.softmax(model.duration_logits, -1) if kind == "explicit" else torch.stack(
+            [model.duration_logits.exp() ** more / math.factorial(more) for more in range(3)], -1
+        )  # fmt: skip
+        probs = probs / probs.sum(-1, keepdim=True)
         return torch.cat([probs, probs.new_zeros(len(probs), steps)], -1)[:, :steps]
-    stay, phases = torch.sigmoid(model.duration_logits), 2
+    stay, phases = torch.sigmoid(model.duration_logits), 1 if kind == "geometric" else 2
     return torch.stack(
         [math.comb(d - 1, phases - 1) * (1 - stay) ** phases * stay ** (d - phases) if d >= phases else 0 * stay
          for d in range(1, steps + 1)], -1
     )  # fmt: skip
 
 
-def sum_over_segmentations(model, x):
-    """log p(x): every way to cut x into segments, of which the last may go on."""
+def sum_over_segmentations(model, x, states=None):
+    """log p(x), with regimes where these are known: every way to cut x into segments, of which the last may go on."""
     found = model.estimates()
     start, move, probs = found["initial"], found["transition"], duration_probs(model, len(x))
     density = model.emissions.spec().log_likelihood(x).exp()  # (T, R)
+    if states is not None:
+        density = torch.where((states[:, None] < 0) | (states[:, None] == torch.arange(len(start))), density, 0.0)
 
     def rest(regime, first):
         """p(x[first:]) of a regime that begins at first."""
@@ -65,6 +72,9 @@ def test_values_and_gradients_are_those_of_all_segmentations(kind):
     value = model.log_joint(x, lengths)
     close(value, wanted)
     assert model.score(x, lengths) == pytest.approx(wanted.item(), abs=1e-9)
+    states = torch.tensor([[-1, 2, 2, -1, 1], [0, -1, 1, -1, -1]])
+    known = sum_over_segmentations(model, x[0], states[0]) + sum_over_segmentations(model, x[1, :3], states[1, :3])
+    assert model.score(x, lengths, states=states) == pytest.approx(known.item(), abs=1e-9)
     parameters = list(model.parameters())
     for ours, theirs in zip(torch.autograd.grad(value, parameters), torch.autograd.grad(wanted, parameters), strict=True):
         close(ours, theirs)
@@ -78,12 +88,14 @@ def counts(steps=240, seed=0):
 
 @every_kind
 def test_em_rises_and_finds_how_long_regimes_last(kind):
-    options = dict(max_duration=9) if kind == "explicit" else dict(duration=kind, num_phases=3)
+    options = dict(max_duration=9) if kind in ("explicit", "poisson") else {} if kind == "geometric" else dict(num_phases=3)
+    options["duration"] = kind
     model = SemiMarkovHMM(2, emission="poisson", **options).fit(counts(), num_restarts=2, seed=0, max_iterations=40)
     assert np.all(np.diff(model.history.log_likelihoods) > -1e-8)
     high = int(model.emission_parameters["rate"].argmax())
-    means = model.durations @ torch.arange(1.0, 10).double() if kind == "explicit" else model.durations
-    assert means[high] == pytest.approx(6, abs=0.8) and means[1 - high] == pytest.approx(4, abs=0.8)
+    means = model.durations @ torch.arange(1.0, 10).double() if model.durations.dim() == 2 else model.durations
+    near = 1.5 if kind == "geometric" else 0.8  # one number that makes short durations the likeliest
+    assert means[high] == pytest.approx(6, abs=near) and means[1 - high] == pytest.approx(4, abs=near)
     x = counts()
     x[30:33] = np.nan
     found = model.decode(x)[0].numpy() == high
@@ -128,10 +140,38 @@ def test_it_is_saved_and_set(kind, tmp_path):
     assert again.num_free_parameters == 2 + 3 + (6 if kind == "explicit" else 3) + 9
 
 
+def test_durations_with_labels_are_those_that_were_seen():
+    """All regimes known: the M-step is that of complete data, and Poisson durations have the mean that was seen."""
+    lasted, states = [3, 1, 4, 2, 5, 1, 2, 2], np.repeat(np.arange(8) % 2, [3, 1, 4, 2, 5, 1, 2, 2])
+    x = np.random.default_rng(0).poisson(np.where(states == 0, 9, 2))
+    model = SemiMarkovHMM(2, emission="poisson", duration="poisson", max_duration=20).fit(x, states=states, tolerance=1e-13)
+    means = model.durations @ torch.arange(1.0, 21).double()
+    assert means[0] == pytest.approx(np.mean(lasted[::2]), abs=1e-6)
+    assert means[1] == pytest.approx(np.mean(lasted[1::2]), abs=0.3)  # the last one may go on
+    assert model.estimates()["duration"].detach()[0] == pytest.approx(np.mean(lasted[::2]) - 1, abs=1e-3)
+    held = SemiMarkovHMM(2, emission="poisson", duration="poisson", max_duration=20)
+    held.fit(x, states=states, bounds={"duration": (None, 1.5)})
+    assert float(held.estimates()["duration"].detach().max()) == pytest.approx(1.5)
+
+
+def test_geometric_durations_are_those_of_an_hmm():
+    model = make("geometric")
+    found = model.estimates()
+    stay, moves = found["duration"].detach(), found["transition"].detach()
+    hmm = HMM(3, 4).set_parameters(
+        initial=found["initial"].detach(), emission=found["emission"].detach(),
+        transition=torch.diag(stay) + (1 - stay)[:, None] * moves,
+    )  # fmt: skip
+    x = [[0, 3, 1, 1, 2, 0, 0]]
+    assert model.score(x) == pytest.approx(hmm.score(x))
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
         (lambda: SemiMarkovHMM(2, 4), "max_duration: 'explicit' durations need it"),
+        (lambda: SemiMarkovHMM(2, 4, duration="poisson"), "max_duration: 'poisson' durations need it"),
+        (lambda: SemiMarkovHMM(2, 4, duration="geometric", num_phases=2), "'geometric' durations have one phase"),
         (lambda: SemiMarkovHMM(1, 4, max_duration=3), "num_states"),
         (lambda: SemiMarkovHMM(2, 4, max_duration=3, priors=True), "priors: a semi-Markov model has none"),
         (lambda: SemiMarkovHMM(2, 4, max_duration=3).set_parameters(transition=np.full((2, 2), 0.5)), "0 on the diagonal"),

@@ -1,0 +1,97 @@
+"""Automata out of Graphviz's language."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+import numpy as np
+
+from pplseq import checks
+
+_WORD = r'(?:"(?:[^"\\]|\\.)*"|[\w.+-]+)'
+_COMMENT = re.compile(r'("(?:[^"\\]|\\.)*")|//[^\n]*|/\*.*?\*/|^\s*\#[^\n]*', re.S | re.M)
+_STATEMENT = re.compile(rf"\s*({_WORD})\s*(?:->\s*({_WORD})\s*)?(?:\[((?:[^\]\"]|\"(?:[^\"\\]|\\.)*\")*)\])?\s*(?:;|\n|$)")
+_SETTING = re.compile(rf"\s*\w+\s*=\s*{_WORD}\s*(?:;|\n|$)")
+_ATTRIBUTE = re.compile(rf"({_WORD})\s*=\s*({_WORD})")
+NO_CIRCLE = ("none", "point", "plaintext", "plain")
+
+
+def read_dot(text: str, labels: Sequence[str]) -> tuple[tuple[str, ...], np.ndarray, np.ndarray, int, tuple[str, ...]]:
+    """Symbols, transitions, outputs, start and labels of :meth:`~pplseq.models.automata.automaton.Automaton.from_dot`, which
+    says what is read and raised."""
+    body = re.fullmatch(rf"\s*(?:strict\s+)?digraph\s*({_WORD})?\s*\{{(.*)\}}\s*", _COMMENT.sub(r"\1", text), re.S)
+    if body is None:
+        raise ValueError(f"text: expected a graph of arrows, digraph {{ ... }}, got {checks.shown(text)}")
+    nodes: dict[str, dict[str, str]] = {}
+    arrows: list[tuple[str, str, str | None]] = []
+    place, inside = 0, body[2]
+    while place < len(inside):
+        found = _SETTING.match(inside, place) or _STATEMENT.match(inside, place)
+        if found is None or not found[0]:
+            if not inside[place:].strip(" \t\r\n;"):
+                break
+            if inside[place].isspace() or inside[place] == ";":
+                place += 1
+                continue
+            raise ValueError(f"text: cannot be read at {checks.shown(inside[place : place + 40])}")
+        place = found.end()
+        if found.re is _SETTING:
+            continue
+        source, target = _plain(found[1]), None if found[2] is None else _plain(found[2])
+        own = {_plain(name): _plain(value) for name, value in _ATTRIBUTE.findall(found[3] or "")}
+        if source in ("node", "edge", "graph") and target is None:
+            continue
+        for name in (source, target):
+            if name is not None:
+                nodes.setdefault(name, {})
+        if target is None:
+            nodes[source] |= own
+        else:
+            arrows.append((source, target, own.get("label")))
+    starts = [name for name, own in nodes.items() if own.get("shape") in NO_CIRCLE or name.startswith("__start")]
+    first = [target for source, target, _ in arrows if source in starts]
+    if len(first) != 1:
+        raise ValueError(f"text: one arrow from a node without a circle marks the start, got {len(first)} of them")
+    return _automaton(nodes, starts, [arrow for arrow in arrows if arrow[0] not in starts], first[0], tuple(labels))
+
+
+def _automaton(nodes, starts, arrows, first, labels):
+    names = [name for name in nodes if name not in starts]
+    moves: dict[tuple[str, str], str] = {}
+    for source, target, label in arrows:
+        if label is None:
+            raise ValueError(f"text: the arrow from {source!r} to {target!r} has no label, which is its symbol")
+        for symbol in map(str.strip, label.split(",")):
+            if not symbol:
+                raise ValueError(f"text: the arrow from {source!r} to {target!r} has an empty symbol in its label {label!r}")
+            if "/" in symbol and len(symbol) > 1:
+                raise ValueError(
+                    f"text: {symbol!r} on the arrow from {source!r} is an input and an output, as of a Mealy machine; an "
+                    "Automaton has outputs of states: draw a state for each output with which it is entered"
+                )
+            if moves.setdefault((source, symbol), target) != target:
+                raise ValueError(f"text: state {source!r} has two moves with {symbol!r}; make the automaton deterministic")
+    symbols = tuple(sorted({symbol for _, symbol in moves}))
+    told = {name: re.fullmatch(r".+?(?:: |[:/])(.+)", nodes[name].get("label", "")) for name in names}
+    if names and all(told.values()):
+        written = [found[1].strip() for found in told.values() if found is not None]
+        labels = tuple(sorted(set(written)))
+        outputs = [labels.index(label) for label in written]
+    else:
+        outputs = [int(nodes[name].get("shape") == "doublecircle" or nodes[name].get("peripheries") == "2") for name in names]
+    missing = [(name, symbol) for name in names for symbol in symbols if (name, symbol) not in moves]
+    if missing and all(told.values()):
+        name, symbol = missing[0]
+        raise ValueError(f"text: state {name!r} has a label of its own and no move with {symbol!r}; draw all moves")
+    numbers = {name: number for number, name in enumerate(names)}
+    table = [[numbers[moves[name, symbol]] if (name, symbol) in moves else len(names) for symbol in symbols] for name in names]
+    if missing:
+        table, outputs = [*table, [len(names)] * len(symbols)], [*outputs, 0]
+    transitions = np.array(table, dtype=int).reshape(len(outputs), len(symbols))
+    return symbols, transitions, np.array(outputs), numbers[first], labels
+
+
+def _plain(word: str) -> str:
+    """A word of the language without its quotes."""
+    return re.sub(r"\\(.)", r"\1", word[1:-1]) if word.startswith('"') else word
