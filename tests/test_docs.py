@@ -1,6 +1,7 @@
 """The pages' Python runs, and what the site needs is there."""
 
 import io
+import json
 import re
 import runpy
 import sys
@@ -44,6 +45,24 @@ def test_code_of_a_page(page, tmp_path, monkeypatch):
         pyplot.close("all")
         pyplot.rcParams.update(settings)  # as they were before the pages' own
         sys.modules.pop("figures", None)
+
+
+def test_notebooks_have_the_programs_of_their_pages(monkeypatch):
+    """In the order of the page, without what only the site draws with; no link leads into a site that is not there."""
+    monkeypatch.syspath_prepend(str(DOCS))
+    from notebooks import notebook
+
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        made = json.loads(notebook(text))
+        assert (made["nbformat"], made["nbformat_minor"]) == (4, 5)
+        cells = [(cell["cell_type"], "".join(cell["source"])) for cell in made["cells"]]
+        programs = [code for kind, code in cells if kind == "code"][1:]
+        shown = re.findall(r"```python (exec[^\n]*)\n(.*?)```", text, re.DOTALL)
+        assert programs == [code.strip() for options, code in shown if 'html="1"' not in options]
+        words = "".join(code for kind, code in cells if kind == "markdown")
+        assert "```python exec" not in words and not re.search(r"[^!]\[[^\]]+\]\([^)]*\.md", words)
+        assert len({cell["id"] for cell in made["cells"]}) == len(cells)
 
 
 def test_ten_jobs_take_ten_lines_at_most():
