@@ -19,7 +19,8 @@ def cells(markdown: str) -> list[tuple[str, str]]:
             found.append(("code", fence[2]))
         place = fence.end()
     found.append(("markdown", markdown[place:]))
-    return [(kind, LINK.sub(r"\1", text.strip()) if kind == "markdown" else text.strip()) for kind, text in found if text.strip()]
+    stripped = [(kind, text.strip()) for kind, text in found if text.strip()]
+    return [(kind, LINK.sub(r"\1", text) if kind == "markdown" else text) for kind, text in stripped]
 
 
 def notebook(markdown: str) -> str:

@@ -168,7 +168,7 @@ def test_regimes_of_returns(tmp_path):
 def test_spans_of_a_tagger(tmp_path):
     text = "\n\n".join(["a B-X\nb I-X\nc O", "c O\na B-X", "b B-Y\nc O"] * 4) + "\n"
     (tmp_path / "spans.txt").write_text(text)
-    given = (tmp_path / "spans.txt", "--system", "spans", "--format", "columns", "--max-iterations", 3)
+    given = (tmp_path / "spans.txt", "--system", "spans", "--format", "columns")
     pplseq("train", "tagger", *given, "--out", tmp_path / "run")
     page = page_of(tmp_path / "run")
     (found,) = evaluate(tmp_path / "run", tmp_path / "spans.txt")

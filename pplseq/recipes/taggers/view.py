@@ -1,4 +1,4 @@
-"""What the page of a tagger shows: accuracies beside those of every word's most frequent tag, F1 of spans and tags, the confusion."""
+"""What the page of a tagger shows: accuracies beside those of every word's most frequent tag, F1s, the confusion."""
 
 from __future__ import annotations
 
