@@ -27,6 +27,8 @@ QUICKER = [
 )
 def test_code_of_a_page(page, tmp_path, monkeypatch):
     pyplot = pytest.importorskip("matplotlib.pyplot")
+    if "from statsmodels" in page.read_text(encoding="utf-8"):
+        pytest.importorskip("statsmodels")
     settings = dict(pyplot.rcParams)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(DOCS))
