@@ -13,7 +13,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 PAGES = sorted(page for page in DOCS.rglob("*.md") if "```python exec" in page.read_text(encoding="utf-8"))
-LONG = ("jobs", "regimes", "kinds_of_data", "own_program", "text", "iohmm", "constraints")  # more than a few seconds
+LONG = ("jobs", "regimes", "kinds_of_data", "own_program", "text", "iohmm", "constraints", "economy")  # more than a few seconds
 
 # what a reader waits for, a test need not
 QUICKER = [
