@@ -7,8 +7,13 @@ import matplotlib
 matplotlib.use("Agg")
 matplotlib.rcParams.update({
     "svg.hashsalt": "pplseq", "svg.fonttype": "none", "figure.figsize": (7.0, 2.6), "figure.constrained_layout.use": True,
-    "axes.spines.top": False, "axes.spines.right": False, "figure.facecolor": "white",
+    "axes.spines.top": False, "axes.spines.right": False,
 })
+# what a figure is drawn in -> the colours of the page, in its light and its dark theme (styles/pages.css)
+THEME = {
+    "#000000": "currentColor", "#1d1c1a": "currentColor", "#6a665e": "var(--figure-muted)", "#1d5a7a": "var(--figure-accent)",
+    "#ffffff": "var(--md-default-bg-color)",
+}  # fmt: skip
 
 
 def svg(figure, description: str) -> str:
@@ -19,4 +24,6 @@ def svg(figure, description: str) -> str:
     figure.savefig(buffer, format="svg", metadata={"Date": None})
     plt.close(figure)
     drawing = buffer.getvalue()
-    return drawing[drawing.index("<svg"):].replace("<svg ", f'<svg role="img" aria-label="{description}" ', 1)
+    for drawn, shown in THEME.items():
+        drawing = drawing.replace(f": {drawn}", f": {shown}")
+    return drawing[drawing.index("<svg") :].replace("<svg ", f'<svg role="img" aria-label="{description}" fill="currentColor" ', 1)

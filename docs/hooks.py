@@ -13,8 +13,11 @@ def on_config(config):
         if place not in sys.path:
             sys.path.insert(0, place)
     os.environ.setdefault("MPLBACKEND", "Agg")
+    from formulas import formula
     from reference_pages import CLASSES
 
+    fences = config.mdx_configs.setdefault("pymdownx.superfences", {}).setdefault("custom_fences", [])
+    fences.append({"name": "math", "class": "formula", "format": formula})
     reference = next(part["Reference"] for part in config.nav if "Reference" in part)
     for group, classes in reversed(CLASSES.items()):
         reference.insert(0, {group: [{name: f"reference/classes/{name}.md"} for name in classes]})
@@ -23,13 +26,21 @@ def on_config(config):
 
 
 def on_files(files, config):
-    """Adds the pages that are made from the classes and commands themselves."""
+    """Adds the pages that are made from the classes and commands themselves, and the notebooks of tutorials with programs."""
     from mkdocs.structure.files import File
+    from notebooks import notebook
     from reference_pages import contents
 
-    for name, text in contents().items():
+    pages = (file for file in files.documentation_pages() if file.src_uri.startswith("tutorials/"))
+    notebooks = {_notebook(page): notebook(page.content_string) for page in pages if "exec=" in page.content_string}
+    for name, text in (contents() | notebooks).items():
         files.append(File.generated(config, name, content=text))
     return files
+
+
+def _notebook(file) -> str:
+    """Where a page's notebook stands."""
+    return file.src_uri.removesuffix(".md") + ".ipynb"
 
 
 def on_page_markdown(markdown, page, config, files):
@@ -40,6 +51,8 @@ def on_page_markdown(markdown, page, config, files):
     pyro.clear_param_store()  # guides of two pages may have parameters of one name
     os.chdir(tempfile.mkdtemp(prefix="pplseq-docs-"))
     torch.manual_seed(0)
+    if files.get_file_from_path(_notebook(page.file)) is not None:
+        markdown += f"\n\n[This page as a notebook]({Path(_notebook(page.file)).name})\n"
     return markdown
 
 

@@ -31,6 +31,50 @@ SERIES = """x = torch.tensor([[0.1, -0.2, 0.0, 3.9, 4.2, 4.1, 0.3, -0.1], [4.0, 
 x = x.unsqueeze(-1)  # (2, 8, 1): rows, steps, columns"""
 INPUTS = "inputs = torch.tensor([[0.0, 1.0] * 4, [1.0, 0.0] * 4]).unsqueeze(-1)\nahead = torch.ones(2, 2, 1)"
 WORDS = "x = torch.tensor([[0, 1, 2, 0, 1, 2], [3, 1, 2, 3, 1, 2]])  # (2, 6): rows, steps; numbers of words"
+FORMULAS = {  # class -> what it says of data x and hidden states z, and of inputs u
+    "HMM": r"""p(x, z) = \pi_{z_1} \prod_{t=2}^{T} A_{z_{t-1} z_t} \prod_{t=1}^{T} p(x_t \mid z_t), \qquad z_t \in \{1,
+\ldots, K\}""",
+    "SemiMarkovHMM": r"""p(x, z, d) = \pi_{z_1} \prod_{s=1}^{S} D_{z_s}(d_s) \prod_{s=2}^{S} A_{z_{s-1} z_s} \prod_{s=1}^{S}
+\prod_{t \in \text{segment } s} p(x_t \mid z_s), \qquad A_{k k} = 0, \quad \sum_s d_s \ge T""",
+    "MixtureHMM": r"""p(x) = \sum_{c=1}^{C} w_c \, p_c(x), \qquad p(c \mid x) = \frac{w_c \, p_c(x)}{p(x)}, \qquad p_c \text{
+an HMM}""",
+    "VLHMM": r"""p(x, z) = p(z_1) \prod_{t=2}^{T} p(z_t \mid z_{t-1}) \prod_{t=1}^{T} p(x_t \mid z_t)
+
+p(z' \mid z) \propto \exp(f(z)^\top g(z')), \qquad p(x \mid z) \propto \exp(h(z)^\top w_x) \text{ for words of the block of }
+z
+\text{, else } 0""",
+    "LDS": r"""z_1 \sim N(m, P), \qquad z_t = A z_{t-1} + \varepsilon_t, \quad \varepsilon_t \sim N(0, Q), \qquad
+x_t = C z_t + d + \eta_t, \quad \eta_t \sim N(0, R)""",
+    "ConstrainedLDS": r"""z_t = A(\theta) z_{t-1} + \varepsilon_t, \quad \varepsilon_t \sim N(0, Q(\theta)), \qquad
+x_t = C(\theta) z_t + d(\theta) + \eta_t, \quad \eta_t \sim N(0, R(\theta))""",
+    "StructuralModel": r"""x_t = \mu_t + \gamma_t + c_t + \beta^\top u_t + \eta_t, \qquad \mu_t = \mu_{t-1} + \nu_{t-1} +
+\varepsilon_t, \qquad
+\nu_t = \nu_{t-1} + \zeta_t, \qquad \gamma_t = -\sum_{j=1}^{s-1} \gamma_{t-j} + \omega_t""",
+    "TextLDS": r"""z_1 \sim N(0, P), \qquad z_t = A z_{t-1} + \varepsilon_t, \quad \varepsilon_t \sim N(0, Q), \qquad
+w_t = C z_t + \eta_t, \quad \eta_t \sim N(0, D), \qquad w_t = \text{diag}(\mu)^{-1/2} (e_{x_t} - \mu)""",
+    "IOHMM": r"""p(x, z \mid u) = p(z_1 \mid u_1) \prod_{t=2}^{T} p(z_t \mid z_{t-1}, u_t) \prod_{t=1}^{T} p(x_t \mid z_t,
+u_t)""",
+    "ARHMM": r"""p(x, z) = p(z) \prod_{t} N\left(x_t \mid b_{z_t} + \sum_{l=1}^{L} W_{z_t}^{(l)} x_{t-l}, \;
+R_{z_t}\right)""",
+    "SwitchingRegression": r"""p(x, s \mid u) = p(s) \prod_{t} N\left(x_t \mid m_{s_t} + W_{s_t} u_t + \sum_{i=1}^{p}
+\phi_{s_t, i} \, x_{t-i}, \;
+\sigma^2_{s_t}\right)""",
+    "HMMTagger": r"""p(\text{words}, \text{tags}) = \prod_{t=1}^{T+1} p(\text{tag}_t \mid \text{tag}_{t-1}, \text{tag}_{t-2})
+\prod_{t=1}^{T}
+p(\text{word}_t \mid \text{tag}_t)""",
+    "LatentTagger": r"""p(\text{words}, \text{tags}) = \sum_{z : \, \text{tag}(z_t) = \text{tag}_t} \prod_t p(z_t \mid
+z_{t-1}) \, p(\text{word}_t \mid z_t)""",
+    "CRFTagger": r"""p(\text{tags} \mid \text{words}) = \frac{1}{Z(\text{words})} \exp\left(\sum_{t=1}^{T}
+w_{\text{tag}_t}^\top f(\text{words}, t) +
+\sum_{t=2}^{T} v_{\text{tag}_{t-1} \text{tag}_t}\right)""",
+    "MEMMTagger": r"""p(\text{tags} \mid \text{words}) = \prod_{t=1}^{T} \frac{\exp(w_{\text{tag}_t}^\top f(\text{words}, t)
++ v_{\text{tag}_{t-1}
+\text{tag}_t})}{\sum_k \exp(w_k^\top f(\text{words}, t) + v_{\text{tag}_{t-1} k})}""",
+    "PROPS": r"""p(x, z) = \prod_t p(z_t \mid z_{t-1}) \, s_{z_t}(x_t \mid x_{<t}), \qquad s_k \text{ a source: a model whose
+next-word
+probabilities are all that is known of it}""",
+    "KneserNey": r"""p(w \mid c) = \frac{\max(a(c w) - D(a(c w)), 0)}{\sum_v a(c v)} + \gamma(c) \, p(w \mid c')""",
+}  # fmt: skip
 BEGIN = {  # class -> its data and how it is made
     "HMM": (SERIES, "HMM(2, num_features=1).fit(x, num_restarts=3, seed=0)"),
     "SemiMarkovHMM": (SERIES, "SemiMarkovHMM(2, num_features=1, max_duration=4).fit(x, seed=0)"),
@@ -75,6 +119,8 @@ def program(name: str, offers) -> str:
 def class_page(name: str, room: str) -> str:
     """The page of a class."""
     text = f"# {name}\n\n"
+    if name in FORMULAS:
+        text += f"```math\n{FORMULAS[name]}\n```\n\n"
     if name in BEGIN:
         import pplseq
 

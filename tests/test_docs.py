@@ -1,6 +1,7 @@
 """The pages' Python runs, and what the site needs is there."""
 
 import io
+import json
 import re
 import runpy
 import sys
@@ -12,7 +13,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 PAGES = sorted(page for page in DOCS.rglob("*.md") if "```python exec" in page.read_text(encoding="utf-8"))
-LONG = ("jobs", "regimes", "kinds_of_data", "own_program", "text", "iohmm", "constraints")  # more than a few seconds
+LONG = ("jobs", "regimes", "kinds_of_data", "own_program", "text", "iohmm", "constraints", "economy")  # more than a few seconds
 
 # what a reader waits for, a test need not
 QUICKER = [
@@ -26,6 +27,8 @@ QUICKER = [
 )
 def test_code_of_a_page(page, tmp_path, monkeypatch):
     pyplot = pytest.importorskip("matplotlib.pyplot")
+    if "from statsmodels" in page.read_text(encoding="utf-8"):
+        pytest.importorskip("statsmodels")
     settings = dict(pyplot.rcParams)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(DOCS))
@@ -44,6 +47,24 @@ def test_code_of_a_page(page, tmp_path, monkeypatch):
         pyplot.close("all")
         pyplot.rcParams.update(settings)  # as they were before the pages' own
         sys.modules.pop("figures", None)
+
+
+def test_notebooks_have_the_programs_of_their_pages(monkeypatch):
+    """In the order of the page, without what only the site draws with; no link leads into a site that is not there."""
+    monkeypatch.syspath_prepend(str(DOCS))
+    from notebooks import notebook
+
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        made = json.loads(notebook(text))
+        assert (made["nbformat"], made["nbformat_minor"]) == (4, 5)
+        cells = [(cell["cell_type"], "".join(cell["source"])) for cell in made["cells"]]
+        programs = [code for kind, code in cells if kind == "code"][1:]
+        shown = re.findall(r"```python (exec[^\n]*)\n(.*?)```", text, re.DOTALL)
+        assert programs == [code.strip() for options, code in shown if 'html="1"' not in options]
+        words = "".join(code for kind, code in cells if kind == "markdown")
+        assert "```python exec" not in words and not re.search(r"[^!]\[[^\]]+\]\([^)]*\.md", words)
+        assert len({cell["id"] for cell in made["cells"]}) == len(cells)
 
 
 def test_ten_jobs_take_ten_lines_at_most():

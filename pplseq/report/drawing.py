@@ -60,8 +60,8 @@ def svg_figure(width: float, height: float, label: str, parts: Sequence[str]) ->
     )
 
 
-def curve_figure(learning: Learning, width: float = 816, height: float = 330) -> str:
-    """Training and validation perplexity (logarithmic) against steps."""
+def curve_figure(learning: Learning, width: float = 816, height: float = 330, along: str = "step") -> str:
+    """Training and validation perplexity (logarithmic) against steps, or along something else."""
     curves = [c for c in (learning.train, *learning.validation) if c is not None]
     left, right, top, bottom = 58.0, 134.0, 16.0, 40.0
     low, high = min(c.perplexity.min() for c in curves), max(c.perplexity.max() for c in curves)
@@ -87,7 +87,7 @@ def curve_figure(learning: Learning, width: float = 816, height: float = 330) ->
         x = float(x_of(tick))
         parts.append(f'<line class="axis" x1="{x:.1f}" x2="{x:.1f}" y1="{base}" y2="{base + 4}"/>')
         parts.append(f'<text class="tick" x="{x:.1f}" y="{base + 17}" text-anchor="middle">{tick:,.6g}</text>')
-    parts.append(f'<text class="label" x="{(left + edge) / 2}" y="{height - 5}" text-anchor="middle">step</text>')
+    parts.append(f'<text class="label" x="{(left + edge) / 2}" y="{height - 5}" text-anchor="middle">{along}</text>')
     parts.append(f'<text class="label" x="{left - 50}" y="{top - 4}">perplexity</text>')
     for step in learning.rate_drops[:40]:
         x = float(x_of(step))
@@ -107,17 +107,18 @@ def curve_figure(learning: Learning, width: float = 816, height: float = 330) ->
             parts.append(_polyline(xs, ys, kind))
         if len(xs) <= 60:
             parts.append(_dots(xs, ys, f"{kind}-dot", 2.2))
-        x, y = float(xs[curve.best]), float(ys[curve.best])
-        best = number(curve.perplexity[curve.best])
-        parts.append(f'<circle class="{kind}-best" cx="{x:.1f}" cy="{y:.1f}" r="4.2"/>')
-        at = min(max(x, left + 26), edge - 26)
-        parts.append(f'<text class="{kind}-text" x="{at:.1f}" y="{y - 10:.1f}" text-anchor="middle">best {best}</text>')
-        name = "validation" if curve.label == "validation" else f"valid., {curve.label}"
+        if along == "step":  # of a mean over more and more, the least value says nothing
+            x, y = float(xs[curve.best]), float(ys[curve.best])
+            best = number(curve.perplexity[curve.best])
+            parts.append(f'<circle class="{kind}-best" cx="{x:.1f}" cy="{y:.1f}" r="4.2"/>')
+            at = min(max(x, left + 26), edge - 26)
+            parts.append(f'<text class="{kind}-text" x="{at:.1f}" y="{y - 10:.1f}" text-anchor="middle">best {best}</text>')
+        name = f"valid., {curve.label}" if along == "step" and curve.label != "validation" else curve.label
         ends.append((float(ys[-1]), f"{kind}-text", name, curve.perplexity[-1]))
     for y, (_, name, label, value) in zip(_apart([e[0] for e in ends], 14.0), ends, strict=True):
         text = f"{escape(label)} {number(value)}"
         parts.append(f'<text class="{name} label" x="{edge + 8}" y="{y + 4:.1f}">{text}</text>')
-    return svg_figure(width, height, "Perplexity against training steps", parts)
+    return svg_figure(width, height, f"Perplexity along {along}s", parts)
 
 
 def _dots(xs, ys, name: str, radius: float) -> str:

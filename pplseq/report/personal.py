@@ -11,10 +11,13 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from pplseq.report.markup import escape, folded, number, page, table, token, word
+from pplseq.report.drawing import curve_figure
+from pplseq.report.learning import Curve, Learning
+from pplseq.report.markup import escape, figure, folded, number, page, table, token, word
 
 MAX_ROWS = 5000  # of the folded table of numbers
 LISTED_WORDS = 10
+LEAST_LINES = 4  # that a curve is drawn of
 LONGEST_WORD = 24
 PERSONAL_STYLE = """
 :root { --cold: 29 90 122 } @media (prefers-color-scheme: dark) { :root { --cold: 96 176 214 } }
@@ -226,6 +229,9 @@ def render_personal_page(view: StreamView, *, title: str, notes: Sequence[str] =
         caption = "<b>Surprise</b> −log p(word | words before), in nats, above (blue) and below (orange) its mean."
         mean = float(surprise[np.isfinite(surprise)].mean()) if np.isfinite(surprise).any() else 0.0
         sections.append(("Surprise", _words(view, surprise - mean, caption, surprise)))
+    course = _course(view)
+    if course:
+        sections.insert(0, ("Perplexity line by line", course))
     shown = ratios if ratios is not None else view.log_odds
     if shown is not None:
         sections.append(("Words", _extremes(view, np.asarray(shown, float))))
@@ -280,6 +286,23 @@ def _word(view: StreamView, t: int, values: np.ndarray, labels: np.ndarray | Non
         f'<span class="{names}" style="--s:{strength:.2f}" title="{escape("; ".join(said))}">'
         f"{word(view.words[t], LONGEST_WORD)}<small>{label}</small></span>"
     )
+
+
+def _course(view: StreamView) -> str:
+    """Perplexity of the words up to the end of each line, of each model; nothing of a few lines."""
+    ends = np.array([places.stop for _, places in view.lines()])
+    if len(ends) < LEAST_LINES:
+        return ""
+    curves = []
+    for name, log_probs in view.log_probs.items():
+        nats = -np.cumsum(np.asarray(log_probs, float))[ends - 1] / ends
+        told = nats < 700  # beyond, as where a word was impossible, perplexity is no number
+        if told.any():
+            curves.append(Curve(name[:14], np.arange(1, len(ends) + 1)[told], nats[told]))
+    if not curves:
+        return ""
+    drawn = curve_figure(Learning(None, tuple(curves), (), len(ends), None, None, None), along="line")
+    return figure(drawn, f"<b>Perplexity of {view.place()}</b> up to the end of each line, logarithmic.")
 
 
 def _extremes(view: StreamView, values: np.ndarray) -> str:

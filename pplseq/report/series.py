@@ -11,6 +11,7 @@ from pplseq.report.markup import escape, figure, table
 
 MOST_STEPS = 160
 MOST_SHOWN = 30  # states
+MOST_DRAWN, LEAST_SHARE = 10, 0.01  # states of a graph, and the least move of one
 
 
 def series_figure(
@@ -117,7 +118,38 @@ def _moves(paths: Sequence[np.ndarray], names: Sequence[str], states: range) -> 
         for k in states
     ]
     caption = "<b>Moves</b> of these paths: the share of the steps in the row's state that go to the column's."
-    return table(["From \\ to", *(escape(names[k]) for k in states)], rows, "k" + "r" * len(states), caption)
+    drawn = ""
+    if 1 < len(states) <= MOST_DRAWN:
+        shares = (counts / np.maximum(totals, 1)[:, None])[: len(states), : len(states)]
+        told = f"<b>Moves between states</b> of at least {LEAST_SHARE:.0%}; in a state, the share of steps that stay."
+        drawn = figure(_graph_figure(shares, [names[k] for k in states]), told)
+    return drawn + table(["From \\ to", *(escape(names[k]) for k in states)], rows, "k" + "r" * len(states), caption)
+
+
+def _graph_figure(shares: np.ndarray, names: Sequence[str], width: float = 420) -> str:
+    """States on a circle, with an arrow for each move between two, as wide as its share."""
+    middle, around, radius = width / 2, width / 2 - 48, 27.0
+    turn = 2 * np.pi * np.arange(len(names)) / len(names) - np.pi / 2
+    places = middle + around * np.stack([np.cos(turn), np.sin(turn)], -1)
+    parts = []
+    for i, k in zip(*np.nonzero((shares >= LEAST_SHARE) & ~np.eye(len(names), dtype=bool)), strict=True):
+        ahead = (places[k] - places[i]) / np.linalg.norm(places[k] - places[i])
+        aside = np.array([-ahead[1], ahead[0]])  # moves there and back run side by side
+        begin, end = places[i] + radius * ahead + 6 * aside, places[k] - (radius + 8) * ahead + 6 * aside
+        tip = [end + 8 * ahead, end + 4 * aside, end - 4 * aside]
+        ink, said = f"opacity:{0.3 + 0.7 * shares[i, k]:.2f}", f"{escape(names[i])} to {escape(names[k])}: {shares[i, k]:.3f}"
+        line = f'x1="{begin[0]:.1f}" y1="{begin[1]:.1f}" x2="{end[0]:.1f}" y2="{end[1]:.1f}"'
+        points = " ".join(f"{x:.1f},{y:.1f}" for x, y in tip)
+        parts.append(
+            f'<g style="{ink}"><title>{said}</title>'
+            f'<line class="valid0" style="stroke-width:{1 + 4 * shares[i, k]:.1f}" {line}/>'
+            f'<polygon class="valid0-dot" points="{points}"/></g>'
+        )
+    for k, (x, y) in enumerate(places):
+        parts.append(f'<circle class="field" cx="{x:.1f}" cy="{y:.1f}" r="{radius}"/>')
+        parts.append(f'<text class="tick name" x="{x:.1f}" y="{y:.1f}" text-anchor="middle">{escape(names[k][:8])}</text>')
+        parts.append(f'<text class="tick" x="{x:.1f}" y="{y + 13:.1f}" text-anchor="middle">{shares[k, k]:.2f}</text>')
+    return svg_figure(width, width, "Moves between states", parts)
 
 
 def _path_figure(path: np.ndarray, names: Sequence[str], width: float = 816) -> str:

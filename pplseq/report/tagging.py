@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from pplseq.data.columns import PTB_TO_UNIVERSAL, UNIVERSAL_TAGS
 from pplseq.models.taggers.scores import Share, TagScores
+from pplseq.models.taggers.spans.scores import SpanScores
 from pplseq.report.markup import escape, folded, page, percent, table, wide, word
 from pplseq.report.tag_tables import named_shares
 
@@ -69,14 +71,16 @@ class SentenceView:
 
 
 def render_tagging_page(
-    views: Sequence[SentenceView], *, title: str, scores: TagScores | None = None, notes: Sequence[str] = ()
-) -> str:
+    views: Sequence[SentenceView], *, title: str, scores: TagScores | None = None, notes: Sequence[str] = (),
+    spans: SpanScores | None = None,
+) -> str:  # fmt: skip
     """The page: scores where given, a legend, the sentences. It needs no other file and runs no script.
 
     Args:
         views: the sentences. title: of the page.
         scores: of the whole text, which may have more sentences than are shown.
         notes: paragraphs of text above the sentences.
+        spans: scores of whole spans, where tags stand for some.
     """
     colours = tag_colours(_all_tags(views))
     sections = [] if scores is None else [("Scores", _keys(scores))]
@@ -87,13 +91,16 @@ def render_tagging_page(
         )
     )
     if scores is not None:
-        sections += score_sections(scores)
+        sections += score_sections(scores, spans)
     return page(title, f"<h1>{escape(title)}</h1>", sections, "Written by <code>pplseq tag</code>", TAGGING_STYLE)
 
 
-def score_sections(scores: TagScores) -> list[tuple[str, str]]:
-    """Sections on the scores of a text: every tag's precision, recall and F1; errors and the confusion matrix."""
-    return [("Tags", _tags(scores)), ("Errors", _pairs(scores) + _matrix(scores))]
+def score_sections(scores: TagScores, spans: SpanScores | None = None) -> list[tuple[str, str]]:
+    """Sections on the scores of a text: precision, recall and F1 of every kind of span and of every tag; errors and the
+    confusion matrix."""
+    found = [] if spans is None else [("Spans", _f1_table("span", [("all spans", spans.overall), *spans.by_kind.items()]))]
+    tags = [(score.tag, score) for score in scores.per_tag()]
+    return [*found, ("Tags", _f1_table("tag", tags)), ("Errors", _pairs(scores) + _matrix(scores))]
 
 
 def tag_colours(tags: Sequence[str]) -> dict[str, tuple[float, float]]:
@@ -210,12 +217,12 @@ def _keys(scores: TagScores) -> str:
     )
 
 
-def _tags(scores: TagScores) -> str:
+def _f1_table(what: str, scores: Iterable[tuple[str, Any]]) -> str:
     rows = [
-        [escape(s.tag), *map(_ratio, (s.precision, s.recall, s.f1)), f"{s.num_gold:,}", f"{s.num_predicted:,}"]
-        for s in scores.per_tag()
+        [escape(name), *map(_ratio, (s.precision, s.recall, s.f1)), f"{s.num_gold:,}", f"{s.num_predicted:,}"]
+        for name, s in scores
     ]
-    return table(["tag", "precision", "recall", "F1", "gold", "predicted"], rows, "lrrrrr")
+    return table([what, "precision", "recall", "F1", "gold", "predicted"], rows, "lrrrrr")
 
 
 def _pairs(scores: TagScores) -> str:

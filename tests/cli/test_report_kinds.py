@@ -163,3 +163,16 @@ def test_regimes_of_returns(tmp_path):
     assert max(agree, 1 - agree) > 0.93
     error, of_mean = (float(cell) for cell in rows_of(page_of(tmp_path / "run"), "Scores")[1][1:3])
     assert error == pytest.approx(of_mean, rel=0.1)  # the level says little, the variance much: nothing to see in errors
+
+
+def test_spans_of_a_tagger(tmp_path):
+    text = "\n\n".join(["a B-X\nb I-X\nc O", "c O\na B-X", "b B-Y\nc O"] * 4) + "\n"
+    (tmp_path / "spans.txt").write_text(text)
+    given = (tmp_path / "spans.txt", "--system", "spans", "--format", "columns")
+    pplseq("train", "tagger", *given, "--out", tmp_path / "run")
+    page = page_of(tmp_path / "run")
+    (found,) = evaluate(tmp_path / "run", tmp_path / "spans.txt")
+    assert rows_of(page, "Scores")[0][:2] == ["F1 of spans, 12", f"{found['spans']['f1']:,.6g}"]
+    shown = {row[0]: row[3] for row in rows_of(page, "Spans")}
+    kinds = {kind: score["f1"] for kind, score in found["spans"]["kinds"].items()}
+    assert shown == {name: f"{f1:.4f}" for name, f1 in ({"all spans": found["spans"]["f1"]} | kinds).items()}

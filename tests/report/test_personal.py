@@ -149,6 +149,15 @@ def test_words_that_gain_and_lose_most():
     assert rows == [("x", "2", "+5.00"), ("y", "1", "+1.00"), ("z", "1", "−8.00")]
 
 
+def test_perplexity_up_to_the_end_of_each_line():
+    """Of each model; a line in which a word was impossible, and all behind it, have none."""
+    scores = {"a": [-1.0, -1.0, -4.0, -2.0, -2.0], "b": [-2.0, -2.0, -2.0, -math.inf, -2.0]}
+    page = render_personal_page(StreamView(list("xyxzz"), scores, line_starts=[0, 2, 3, 4]), title="t")
+    assert f"a {math.exp(2.0):.2f}" in page and f"b {math.exp(2.0):.2f}" in page
+    assert [len(line.split()) for line in re.findall(r'<polyline class="valid." points="([^"]*)"', page)] == [4, 2]
+    assert "line by line" not in render_personal_page(StreamView(list("xyxzz"), scores), title="t")
+
+
 def test_one_model_is_coloured_by_surprise_about_its_mean():
     page = Page(render_personal_page(StreamView(["u", "v"], {"a": [-1.0, -3.0]}), title="t"))
     assert [(word["texts"][1], word["class"]) for word in page.words] == [("1.0", "down"), ("3.0", "up")]

@@ -22,9 +22,11 @@ def test_shares_stays_moves_and_what_is_observed():
     assert cells(moves) == [
         ["calm", "0.500", "0.500", "0.000"], ["&lt;busy&gt;", "0.250", "0.750", "0.000"], ["never", "–", "–", "–"],
     ]  # fmt: skip
+    assert re.findall("<title>(.*?)</title>", moves) == ["calm to &lt;busy&gt;: 0.500", "&lt;busy&gt; to calm: 0.250"]
 
 
 def test_long_paths_and_many_states_are_cut():
     path = np.arange(500) % 40
-    (_, states), _ = state_sections([path, path[:3]], [f"s{k}" for k in range(40)])
+    (_, states), (_, moves) = state_sections([path, path[:3]], [f"s{k}" for k in range(40)])
+    assert "<svg" not in moves  # a graph of so many says nothing
     assert f"step {500 - MOST_STEPS + 1}<" in states and "step 500<" in states and len(cells(states)) == MOST_SHOWN

@@ -107,16 +107,25 @@ class LinearChainCRF(FeatureWeights):
 
     allowed: tuple[Tensor, Tensor, Tensor] | None = None
 
+    def scores(self, data: TagData) -> Tensor:
+        """As those of all such weights; -inf too of tags that may not begin or end a sentence."""
+        scores = super().scores(data)
+        if self.allowed is not None:
+            first, _, last = self.allowed
+            starts, ends = data.starts, data.starts + data.lengths - 1
+            blocked = torch.zeros(scores.shape, dtype=torch.bool)
+            blocked[starts] = ~first
+            blocked[ends] |= ~last
+            scores = scores.masked_fill(blocked, -torch.inf)
+        return scores
+
+    def follow(self) -> Tensor:
+        """(K, K) scores of tags after tags; -inf of those that may not follow."""
+        return self.transition if self.allowed is None else self.transition.masked_fill(~self.allowed[1], -torch.inf)
+
     def paths(self, bucket: Bucket, scores: Tensor) -> LinearChain:
         """The distribution of tag paths of some sentences; scores (B, T, K) of their words."""
-        transition = self.transition
-        if self.allowed is not None:
-            first, after, last = self.allowed
-            ends = (torch.arange(scores.shape[1]) == bucket.lengths.unsqueeze(-1) - 1).unsqueeze(-1)
-            begins = (torch.arange(scores.shape[1]) == 0).unsqueeze(-1)
-            scores = scores.masked_fill((begins & ~first) | (ends & ~last), -torch.inf)
-            transition = transition.masked_fill(~after, -torch.inf)
-        return LinearChain(scores, transition, bucket.lengths)
+        return LinearChain(scores, self.follow(), bucket.lengths)
 
     def sentence_chain(self, bucket: Bucket, scores: Tensor) -> Chain:
         return self.paths(bucket, bucket.take(scores)).chain()
@@ -128,6 +137,18 @@ class LinearChainCRF(FeatureWeights):
             tags = None if data.tags is None else bucket.take(data.tags)
             with pyro.plate(f"sentences_{k}", len(bucket.lengths)):
                 pyro.sample(f"tags_{k}", self.paths(bucket, scores), obs=tags)
+
+    def loss(self, data: TagData, l2: float = 0.0, share: float = 1.0) -> Tensor:
+        """As the program's; known tags add up their scores over all words in a row, so that no bucket has to look for them."""
+        if not data.complete:
+            return super().loss(data, l2, share)
+        scores, follow = self.scores(data), self.follow()
+        assert data.tags is not None  # as they are complete
+        pairs = data.tags[data.follows - 1] * self.num_tags + data.tags[data.follows]
+        total = scores.gather(-1, data.tags.unsqueeze(-1)).sum() + follow.reshape(-1).index_select(0, pairs).sum()
+        for bucket, part in zip(data.buckets, data.by_bucket(scores), strict=True):
+            total = total - self.paths(bucket, part).chain().log_prob().sum()
+        return l2 * share * self.squares() - total
 
     def log_probs(self, data: TagData) -> Tensor:
         """(number of sentences,) log p(tags | words), nats."""
@@ -189,10 +210,7 @@ class MEMM(FeatureWeights):
         if not data.complete:
             return self.chain(data.bucket(torch.arange(data.num_sentences)), scores, data.tags).log_prob()
         assert data.tags is not None  # as they are complete
-        before = torch.cat([data.tags.new_zeros(1), data.tags[:-1]])
-        first = torch.zeros(len(before), dtype=torch.bool)
-        first[data.starts] = True
-        scores = scores + self.transition.index_select(0, before).masked_fill(first.unsqueeze(-1), 0.0)
+        scores = scores.index_add(0, data.follows, self.transition.index_select(0, data.tags[data.follows - 1]))
         words = log_softmax(scores, -1).gather(-1, data.tags.unsqueeze(-1)).squeeze(-1)
         sentence = torch.repeat_interleave(torch.arange(data.num_sentences), data.lengths)
         return words.new_zeros(data.num_sentences).index_add(0, sentence, words)

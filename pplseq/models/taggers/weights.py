@@ -136,6 +136,13 @@ class TagData:
         return self.lengths.cumsum(0) - self.lengths
 
     @once
+    def follows(self) -> Tensor:
+        """Numbers of the words that have one before them in their sentence."""
+        first = torch.zeros(len(self.features), dtype=torch.bool)
+        first[self.starts] = True
+        return (~first).nonzero().squeeze(-1)
+
+    @once
     def complete(self) -> bool:
         """Every word has a tag."""
         return self.tags is not None and not bool((self.tags < 0).any())

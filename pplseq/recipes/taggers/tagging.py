@@ -380,7 +380,7 @@ def errors_page(
         None if result.clusters is None else result.clusters["names"],
     )
     notes = _cut(len(shown), len(wrong), "sentences with errors") or ["All sentences with errors."]
-    write_text(path, render_tagging_page(views, title=title, scores=result.scores, notes=notes))
+    write_text(path, render_tagging_page(views, title=title, scores=result.scores, notes=notes, spans=result.spans))
 
 
 # ---- compare

@@ -111,6 +111,7 @@ def text(scheme="bio"):
 def test_the_constrained_crf_is_the_sum_over_legal_taggings(scheme, num_words):
     """log p(tags | words) and its gradients, against every legal tagging one by one."""
     from pplseq.models import CRFTagger
+    from pplseq.models.taggers.conditional_programs import FeatureWeights
 
     tagger = CRFTagger(("word[0]",), spans=scheme, max_iterations=1, dtype="float64").fit(text())
     words = [("x1", "new", "o", "y0")[:num_words], ("y2",)]
@@ -137,8 +138,17 @@ def test_the_constrained_crf_is_the_sum_over_legal_taggings(scheme, num_words):
 
     for path in legal[:: max(len(legal) // 3, 1)]:
         tags = [tuple(tagger.tags[k] for k in path), ("O",)]
-        log_prob = weights.log_probs(tagger.encode(words, tags))[0]
+        known = tagger.encode(words, tags)
+        log_prob = weights.log_probs(known)[0]
         torch.testing.assert_close(log_prob, brute(path), rtol=1e-9, atol=1e-9)
+        program = FeatureWeights.loss(weights, known, 0.3)
+        torch.testing.assert_close(weights.loss(known, 0.3), program, rtol=1e-9, atol=1e-9)
+        for ours, theirs in zip(
+            torch.autograd.grad(weights.loss(known, 0.3), list(weights.parameters()), allow_unused=True),
+            torch.autograd.grad(program, list(weights.parameters()), allow_unused=True),
+            strict=True,
+        ):
+            torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-9)
         parameters = list(weights.parameters())
         for ours, theirs in zip(
             torch.autograd.grad(log_prob, parameters, allow_unused=True),
