@@ -26,4 +26,5 @@ def svg(figure, description: str) -> str:
     drawing = buffer.getvalue()
     for drawn, shown in THEME.items():
         drawing = drawing.replace(f": {drawn}", f": {shown}")
-    return drawing[drawing.index("<svg") :].replace("<svg ", f'<svg role="img" aria-label="{description}" fill="currentColor" ', 1)
+    told = f'<svg role="img" aria-label="{description}" fill="currentColor" '
+    return drawing[drawing.index("<svg") :].replace("<svg ", told, 1)

@@ -183,7 +183,7 @@ class StateTables(Estimator):
         if self.emissions.num_states != self._num_observable_states:
             raise ValueError(f"states of this {type(self).__name__} that share emissions cannot change places")
         if "transition" not in self._move_logits:
-            raise ValueError("transition: states of a product are places on a grid that move along it, and cannot change places")
+            raise ValueError("transition: states of a product are places on a grid, and cannot change places")
         priors = getattr(self, "priors", None)
         for name, dims in {"initial": 0, "transition": 0, "emission": 1}.items():
             if torch.as_tensor(getattr(priors, name, 0.0)).dim() > dims:
