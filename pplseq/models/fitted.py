@@ -239,14 +239,21 @@ class FittedState(SequenceModel):
 
 
 def _noting(method: Callable) -> Callable:
-    """``set_parameters`` of a class; what it sets is no random draw any more."""
+    """``set_parameters`` of a class: all that is given is taken, or nothing; what it sets is no random draw any more."""
 
     @functools.wraps(method)
     def set_parameters(self, *args, **kwargs):
         for name, value in kwargs.items():
             checks.not_masked(name, value)
         before = self._stamps()
-        result = method(self, *args, **kwargs)
+        values = [(value, value.detach().clone()) for value in (*self.parameters(), *self.buffers())]
+        try:
+            result = method(self, *args, **kwargs)
+        except BaseException:
+            with torch.no_grad():
+                for value, was in values:
+                    value.copy_(was)
+            raise
         left, now = vars(self).get("_drawn"), self._stamps()
         if left and now != before:
             still = [name for name in left if now.get(name) == before.get(name)]

@@ -157,18 +157,18 @@ class SemiMarkovHMM(RegimeQueries, HMM):
         ):  # fmt: skip
             if value is None:
                 continue
-            value = torch.as_tensor(np.asarray(value), dtype=torch.float64).to(own)
-            what = "rates above 0" if name == "duration" and self._sizes[2] == "poisson" else "probabilities"
-            if value.shape != own.shape or bool((value < 0).any()):
-                raise ValueError(f"{name} must hold {what} of shape {tuple(own.shape)}, got {tuple(value.shape)}")
-            if what != "probabilities":
-                own.copy_(value.log())
-            elif name == "duration" and own.dim() == 1:
-                own.copy_(torch.special.logit(value))
-            elif bool(((value.sum(-1) - 1).abs() > 1e-4).any()) or (name == "transition" and bool(value.diagonal().any())):
+            value = checks.finite(name, torch.as_tensor(np.asarray(value), dtype=torch.float64).to(own))
+            single = name == "duration" and own.dim() == 1  # a rate or a probability of each regime
+            rates = single and self._sizes[2] == "poisson"
+            outside = value <= 0 if rates else (value < 0) | (value > 1 + 1e-4)
+            if value.shape != own.shape or bool(outside.any()):
+                what = "rates above 0" if rates else "probabilities"
+                raise ValueError(f"{name} must hold {what} of shape {tuple(own.shape)}, got {checks.shown(value.tolist())}")
+            if not single and (
+                bool(((value.sum(-1) - 1).abs() > 1e-4).any()) or (name == "transition" and bool(value.diagonal().any()))
+            ):
                 raise ValueError(f"{name}: every row must sum to 1" + (", with 0 on the diagonal" * (name == "transition")))
-            else:
-                own.copy_(value.log())
+            own.copy_(torch.special.logit(value.clamp_max(1)) if single and not rates else value.log())
         return super().set_parameters(**parameters)
 
     @property

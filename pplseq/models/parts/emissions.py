@@ -308,18 +308,19 @@ class GaussianTable(Table):
         given = precision if covariance is None else covariance
         if given is None:
             raise TypeError("covariance, precision: give one of the two")
-        loc = in_shape("loc", loc, tuple(self.loc.shape))
+        loc = checks.finite("loc", in_shape("loc", loc, tuple(self.loc.shape)))
         name = "precision" if covariance is None else "covariance"
         given = in_shape(name, given, tuple(self.scale_shape))
         if self.covariance in ("diag", "spherical") and not bool((given > 0).all()):
             raise ValueError(f"{name}: expected numbers above 0, got {float(given.min()):.6g}; a state without spread has none")
+        checks.finite(name, given)
         self.loc.copy_(loc)
         if self.covariance in ("diag", "spherical"):
             self.log_scale.copy_((-given.log() if covariance is None else given.log()) / 2)
             return
+        tril = _factor(name, given)
         if covariance is None:
-            given = torch.cholesky_inverse(torch.linalg.cholesky(given))
-        tril = torch.linalg.cholesky(given.to(self.loc))
+            tril = torch.linalg.cholesky(torch.cholesky_inverse(tril))
         self.scale_tril.copy_(tril.tril(-1) + torch.diag_embed(tril.diagonal(dim1=-2, dim2=-1).log()))
 
     def log_prior(self, priors: Priors) -> Tensor:
@@ -545,3 +546,14 @@ def dirichlet_log_density(log_probs: Tensor, concentration: Tensor, allowed: Ten
     power = torch.where(flat, 0.0, (concentration - 1) * log_probs.masked_fill(flat, 0.0)).sum()
     total = concentration.sum(-1)
     return power + (torch.lgamma(total).sum() - torch.lgamma(concentration).sum())
+
+
+def _factor(name: str, matrices: Tensor) -> Tensor:
+    """Lower triangular factors of symmetric positive definite matrices."""
+    factor, failed = torch.linalg.cholesky_ex(matrices)
+    if not torch.allclose(matrices, matrices.mT, rtol=1e-5, atol=1e-8):
+        raise ValueError(f"{name} must be symmetric, got {checks.shown(matrices.tolist())}")
+    if bool(failed.any()):
+        smallest = float(torch.linalg.eigvalsh(matrices).min())
+        raise ValueError(f"{name} must be positive definite, but its smallest eigenvalue is {smallest:.3g}")
+    return factor

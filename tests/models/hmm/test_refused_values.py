@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 import torch
 
-from pplseq import HMM, VLHMM
+from pplseq import ARHMM, HMM, VLHMM, MixtureHMM, SemiMarkovHMM
 from pplseq.checks import NotFittedError
 from pplseq.infer.fit.em import Batch, advice
+from pplseq.models import ProductMoves
 
 X = np.random.default_rng(0).normal(size=(40, 2))
 
@@ -75,3 +76,43 @@ def test_a_model_without_words_says_so_and_no_more():
     with pytest.raises(NotFittedError) as found:
         VLHMM(num_states=4).sample(3)
     assert str(found.value).endswith("or make it with num_words and blocks")
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: HMM(2, num_features=2, covariance="full"), lambda: HMM(2, num_features=1), lambda: HMM(2, 3),
+        lambda: HMM(2, emission="gamma", num_features=1), lambda: MixtureHMM(2, 1, num_features=1),
+        lambda: HMM(num_words=3, transition=ProductMoves(2, 2)), lambda: ARHMM(2, 1, order=1),
+        *(lambda d=d: SemiMarkovHMM(2, num_features=1, **d) for d in (
+            {"max_duration": 3}, {"duration": "poisson", "max_duration": 3}, {"duration": "geometric"},
+        )),
+    ],
+)  # fmt: skip
+def test_what_is_no_number_is_no_parameter(make):
+    """Of any table, and none of what was given beside it is taken."""
+    model = make()
+    values = {name: value.detach().clone().double().contiguous() for name, value in model.estimates().items()}
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    for name, value in values.items():
+        wrong = value.clone()
+        wrong.view(-1)[-1] = math.nan
+        with pytest.raises(ValueError, match=name.rstrip("s")):
+            model.set_parameters(**{**values, name: wrong})
+    for name, value in model.state_dict().items():
+        torch.testing.assert_close(value, before[name], rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("name", ["covariance", "precision"])
+@pytest.mark.parametrize("matrix, message", [([[1, 2], [2, 1]], "eigenvalue is -1"), ([[1, 0.5], [0, 1]], "symmetric")])
+def test_matrices_that_are_no_covariances(name, matrix, message):
+    model = HMM(2, num_features=2, covariance="full")
+    with pytest.raises(ValueError, match=f"{name} must be .*{message}"):
+        model.set_parameters(loc=[[9.0, 9.0], [9.0, 9.0]], **{name: [matrix] * 2})
+    assert not bool((model.loc == 9).any())
+
+
+def test_rates_of_durations_are_above_0():
+    model = SemiMarkovHMM(2, num_features=1, duration="poisson", max_duration=3)
+    with pytest.raises(ValueError, match=r"duration must hold rates above 0 of shape \(2,\), got \[0.0, 1.0\]"):
+        model.set_parameters(duration=[0.0, 1.0])
