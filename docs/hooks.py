@@ -26,14 +26,15 @@ def on_config(config):
 
 
 def on_files(files, config):
-    """Adds the pages that are made from the classes and commands themselves, and the notebooks of tutorials with programs."""
+    """Adds the pages that are made from the classes and commands themselves, the notebooks of tutorials, and reports."""
     from mkdocs.structure.files import File
     from notebooks import notebook
     from reference_pages import contents
+    from report_pages import reports
 
     pages = (file for file in files.documentation_pages() if file.src_uri.startswith("tutorials/"))
     notebooks = {_notebook(page): notebook(page.content_string) for page in pages if "exec=" in page.content_string}
-    for name, text in (contents() | notebooks).items():
+    for name, text in (contents() | notebooks | reports()).items():
         files.append(File.generated(config, name, content=text))
     return files
 
