@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import weakref
+
 import torch
 from torch import Tensor
 
@@ -44,7 +46,9 @@ class ProductChain(DenseChain):
     def _lower(self) -> Factors:
         numbers = self.num_steps * self.batch_shape.numel() * self.transition.num_states
         size = self.transition.initial.element_size()
-        checks.fits("x", 3.0 * size * numbers, "ask fewer rows at once; of a fit give batch_size, or dtype='float32'")
+        tables = sum(table.numel() for table in self.transition.tables)  # as they are, exponentiated, and sums of pairs of both
+        advice = "ask fewer rows at once; of a fit give batch_size, or dtype='float32'"
+        checks.fits("x", size * (3.0 * numbers + 5.0 * tables), advice)
         emit = self._emit()
         return Factors(self._initial().expand(emit.shape[1:]), emit.new_empty(0), emit, self.valid, shared=True)
 
@@ -63,7 +67,8 @@ class ProductChain(DenseChain):
     @once
     def _forward(self):
         if self._is_scored and self._is_plain and "factors" not in vars(self):
-            emit = product_steps.EmissionSteps(lambda steps: self._emit(steps=steps), self.num_steps)
+            chain = weakref.proxy(self)  # what the chain keeps must not keep it, nor its tables
+            emit = product_steps.EmissionSteps(lambda steps: chain._emit(steps=steps), self.num_steps)
             init = self._initial().expand(*self.batch_shape, self.transition.num_states)
             return product_steps.forward_pass(init, self._steps, emit, self.valid, messages=False)
         return self._log_prob_with(self.factors)

@@ -1,6 +1,8 @@
 """HMMs whose moves are products: declared, set, fitted, saved; the product of two HMMs; what is refused."""
 
+import gc
 import math
+import weakref
 
 import pytest
 import torch
@@ -94,6 +96,22 @@ def test_rows_that_find_no_room():
     model.is_fitted = True
     with pytest.raises(ValueError, match="GB of memory.*batch_size"):
         model.smooth(torch.zeros(1, dtype=torch.long).expand(2**12, 2**16))
+
+
+def test_what_was_asked_once_is_forgotten():
+    """With its tables, gigabytes of many states, and without waiting for the collector of garbage."""
+    model = HMM(num_words=3, transition=ProductMoves(2, 3)).set_parameters(emission=torch.full((6, 3), 1 / 3))
+    model.is_fitted = True
+    for ask in ("log_prob", "marginals", "entropy", "viterbi", "filtered"):
+        chain = model.posterior([[0, 1, 2]])
+        getattr(chain, ask)()
+        gone = weakref.ref(chain)
+        gc.disable()
+        try:
+            del chain
+            assert gone() is None, ask
+        finally:
+            gc.enable()
 
 
 def test_the_product_of_two_is_exact_where_each_knows_a_part_of_each_word():
