@@ -166,8 +166,8 @@ class StateTables(Estimator):
     @property
     def slots(self) -> dict[str, Slot]:
         graph, starts = getattr(self, "graph", None), getattr(self, "start_states", None)
-        dense = {"of_states": True, "pools": True} if "transition" in self._move_logits else {}  # a row a state
-        moves = {name: Slot(logits, True, graph, **dense) for name, logits in self._move_logits.items()}
+        dense = "transition" in self._move_logits  # of which each state has a row
+        moves = {name: Slot(logits, True, graph, of_states=dense, pools=dense) for name, logits in self._move_logits.items()}
         return {"initial": Slot(self.initial_logits, True, starts)} | moves | self.emissions.slots
 
     @property

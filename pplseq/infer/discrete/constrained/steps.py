@@ -161,7 +161,7 @@ class WideProduct:
     """A transition that is a product. Cost: Z (m + n) a message."""
 
     def __init__(self, transition: ProductTransition):
-        self.initial, self.steps, self.rows = transition.initial, transition.steps, transition.rows
+        self.initial, self.steps = transition.initial, transition.steps
 
     def forward(self, message: Tensor) -> Tensor:
         """(R, Z) log sum_i exp(message_i) A_ij."""
@@ -174,6 +174,10 @@ class WideProduct:
     def best_backward(self, message: Tensor) -> Tensor:
         """(R, Z) max_j log A_ij + message_j."""
         return self.steps.best_backward(message.T).T
+
+    def rows(self, states: Tensor) -> Tensor:
+        """(R, Z) log A out of states (R,)."""
+        return self.steps.rows(states)
 
 
 def wide_steps(transition: Transition, kept_bytes: float = KEPT_BYTES) -> WideSteps:
