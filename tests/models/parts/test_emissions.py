@@ -202,6 +202,16 @@ def test_other_fits_models_and_folders(name, tmp_path):
     torch.testing.assert_close(several.emission_parameters[fixed], before)
 
 
+def test_moments_of_columns_stand_in_their_order():
+    """Where the columns of one family are those around another's, each tells its own mean and variance."""
+    model = HMM(1, emission=["poisson", "exponential", "poisson"])
+    model.set_parameters(poisson_rate=[[2.0, 5.0]], exponential_rate=[[0.25]])
+    model.is_fitted = True
+    found = model.forecast([[[1.0, 2.0, 3.0]]], 1)
+    torch.testing.assert_close(found.means[0, 0], torch.tensor([2.0, 4.0, 5.0]).to(F64))
+    torch.testing.assert_close(found.covariances[0, 0], torch.diag(torch.tensor([2.0, 16.0, 5.0])).to(F64))
+
+
 def test_columns_of_levels_beside_numbers():
     """Each has a table of its own, and any of them may be missing."""
     random = np.random.default_rng(0)
