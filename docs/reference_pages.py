@@ -5,6 +5,7 @@ Each page of a model begins with a program that asks every verb that the class h
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Iterator
 
 # group -> class -> where it stands
@@ -99,8 +100,10 @@ VERBS = {  # verb -> its question: {inputs} is what is given beside x, {states} 
 }  # fmt: skip
 
 
-def program(name: str, offers) -> str:
+def program(name: str, room: str, offers) -> str:
     """The program of a class's page; `offers` says whether it has a verb."""
+    import pplseq
+
     data, made = BEGIN[name]
     known = dict.fromkeys(("inputs", "next", "future", "drawn"), "")
     if "inputs" in data:
@@ -113,7 +116,8 @@ def program(name: str, offers) -> str:
         f'print("{verb}:", model.{question.format(**known)})' for verb, question in VERBS.items()
         if offers(verb) and not (verb == "n_best" and name in GAUSSIAN)  # of real numbers there is no second-best path
     ]  # fmt: skip
-    return "\n".join(["import torch", f"from pplseq import {name}", "", data, f"model = {made}", *asked])
+    face = "pplseq" if name in pplseq.__all__ else f"pplseq.{room.split('.')[0]}"
+    return "\n".join(["import torch", f"from {face} import {name}", "", data, f"model = {made}", *asked])
 
 
 def class_page(name: str, room: str) -> str:
@@ -122,9 +126,7 @@ def class_page(name: str, room: str) -> str:
     if name in FORMULAS:
         text += f"```math\n{FORMULAS[name]}\n```\n\n"
     if name in BEGIN:
-        import pplseq
-
-        asked = program(name, lambda verb: hasattr(getattr(pplseq, name), verb))
+        asked = program(name, room, lambda verb: hasattr(getattr(importlib.import_module(f"pplseq.{room}"), name), verb))
         options = f'exec="1" source="above" result="text" session="{name}"'
         text += f"Its questions, on made-up data:\n\n```python {options}\n{asked}\n```\n\n"
     return text + f"::: pplseq.{room}.{name}\n    options:\n      inherited_members: true\n      show_bases: true\n"

@@ -1,9 +1,6 @@
 
-from .discrete.build import build_chain as build_chain
 from .discrete.chain import Chain as Chain
-from .discrete.constrained.moves import WordMoves as WordMoves
 from .discrete.constrained.states import constrain_states as constrain_states
-from .discrete.contexts import SecondOrderChain as SecondOrderChain
 from .discrete.results import StateMarginals as StateMarginals
 from .fit.em import FitHistory as FitHistory
 from .forecasts import Forecast as Forecast

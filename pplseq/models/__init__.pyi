@@ -3,9 +3,7 @@ from pplseq._lazy import Registry
 from .arhmm.program import ARHMM as ARHMM
 from .automata.automaton import Automaton as Automaton
 from .automata.learner import AutomatonLearner as AutomatonLearner
-from .automata.learner import LearnedAutomaton as LearnedAutomaton
 from .automata.of_iohmm import extract_automaton as extract_automaton
-from .automata.of_iohmm import model_of_tables as model_of_tables
 from .automata.state_merging import merge_states as merge_states
 from .base import SequenceModel as SequenceModel
 from .constraints.constraint import Constraint as Constraint
@@ -15,9 +13,7 @@ from .hmm.durations import SemiMarkovHMM as SemiMarkovHMM
 from .hmm.mixture import MixtureHMM as MixtureHMM
 from .hmm.program import HMM as HMM
 from .inference_data import to_arviz as to_arviz
-from .iohmm.networks import WeightPriors as WeightPriors
 from .iohmm.program import IOHMM as IOHMM
-from .iohmm.restarts.history import RestartBlock as RestartBlock
 from .lds.constrained import ConstrainedLDS as ConstrainedLDS
 from .lds.program import LDS as LDS
 from .parts.priors import Priors as Priors
@@ -37,16 +33,9 @@ from .taggers.conditional import CRFTagger as CRFTagger
 from .taggers.conditional import MEMMTagger as MEMMTagger
 from .taggers.dictionary import DictionaryTagger as DictionaryTagger
 from .taggers.hmm import HMMTagger as HMMTagger
-from .taggers.hmm import HMMTaggerSettings as HMMTaggerSettings
 from .taggers.latent import LatentTagger as LatentTagger
-from .taggers.probabilistic import GenerativeTagger as GenerativeTagger
-from .taggers.probabilistic import ProbabilisticTagger as ProbabilisticTagger
 from .taggers.substates.products import ProductOfTaggers as ProductOfTaggers
-from .taggers.substates.products import ProductTagger as ProductTagger
-from .taggers.substates.self_training import SelfTrainedTagger as SelfTrainedTagger
 from .taggers.tagger import Tagger as Tagger
-from .taggers.tagger import load_tagger as load_tagger
-from .text_lds.fit import FitSettings as FitSettings
 from .text_lds.program import TextLDS as TextLDS
 from .vlhmm.program import VLHMM as VLHMM
 

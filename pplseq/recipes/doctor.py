@@ -155,7 +155,7 @@ def _iohmm() -> tuple[float, float]:
 
 
 def _props() -> tuple[float, float]:
-    from pplseq import PROPSLearner
+    from pplseq.models import PROPSLearner
 
     learner = PROPSLearner([], num_words=4, seed=0)
     for word in (0, 1, 0, 2):

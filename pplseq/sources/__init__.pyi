@@ -2,7 +2,6 @@ from pplseq.models.props.source import ArraySource as ArraySource
 from pplseq.models.props.source import CallableSource as CallableSource
 from pplseq.models.props.source import Source as Source
 
-from .comparison import StreamPair as StreamPair
 from .continuous_cache import ContinuousCache as ContinuousCache
 from .counts import OnlineNGram as OnlineNGram
 from .counts import UniformSource as UniformSource

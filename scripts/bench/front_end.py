@@ -13,7 +13,8 @@ import torch
 from record import record, seconds
 
 from pplseq.distributions import BlockHMM, CategoricalEmission, DenseTransition
-from pplseq.infer import BlockedEnum, build_chain, markov
+from pplseq.infer import BlockedEnum, markov
+from pplseq.infer.discrete.build import build_chain
 
 
 def main() -> None:

@@ -14,7 +14,8 @@ import time
 import torch
 from record import peak_gigabytes, record
 
-from pplseq import HMM, ProductMoves
+from pplseq import HMM
+from pplseq.models import ProductMoves
 
 NUM_WORDS = 27
 MODELS = {

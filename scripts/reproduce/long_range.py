@@ -59,12 +59,12 @@ def learn_automata(length: int, options) -> dict:
     import numpy as np
     import torch
 
-    from pplseq.models import RestartBlock
     from pplseq.models.automata.automaton import Automaton, distinct_automata
     from pplseq.models.automata.em import draw_tables, fit_tables
     from pplseq.models.automata.learner import hardened
     from pplseq.models.automata.prefix_tree import PrefixTree
     from pplseq.models.automata.repair import num_right, repair
+    from pplseq.models.iohmm.restarts.history import RestartBlock
 
     strings, labels = draw_strings(NUM_STRINGS, length, seed=length)
     tree = PrefixTree.grow([*strings, ""], [*labels, False])

@@ -88,9 +88,9 @@ def paper_part(grammar, options) -> dict:
     import torch
 
     from pplseq.data.tomita import random_strings
-    from pplseq.models import RestartBlock
     from pplseq.models.automata.em import SymbolTables, draw_tables, fit_tables
     from pplseq.models.automata.prefix_tree import PrefixTree
+    from pplseq.models.iohmm.restarts.history import RestartBlock
 
     started = time.perf_counter()
     training = PrefixTree.grow(grammar.strings, grammar.labels)

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from pplseq import ARHMM, HMM, IOHMM, LDS, ConstrainedLDS, SwitchingRegression
+from pplseq import ARHMM, HMM, IOHMM, LDS, SwitchingRegression
+from pplseq.models import ConstrainedLDS
 
 F64 = torch.float64
 STEP = 1e-4

@@ -19,12 +19,12 @@ from pplseq.data.vocabulary import Vocabulary  # noqa: E402
 from pplseq.models import (  # noqa: E402
     HMMTagger,
     LatentTagger,
-    ProductTagger,
     SequenceClassifier,
     StatePosteriors,
     Tagger,
     TokenEmbeddings,
 )
+from pplseq.models.taggers.substates.products import ProductTagger  # noqa: E402
 
 
 @pytest.fixture(scope="module")

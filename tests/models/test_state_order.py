@@ -5,7 +5,8 @@ import pytest
 import torch
 from support.model_cases import CASES, words
 
-from pplseq import ARHMM, HMM, IOHMM, SemiMarkovHMM, StreamingHMM, SwitchingRegression
+from pplseq import ARHMM, HMM, IOHMM, SemiMarkovHMM, SwitchingRegression
+from pplseq.models import StreamingHMM
 
 VECTORS = {"num_features": 2}
 MODELS = {

@@ -13,9 +13,10 @@ import torch
 from support.faulty_disk import in_process
 
 import pplseq
-from pplseq import CRFTagger, DictionaryTagger, LatentTagger, MEMMTagger
+from pplseq import CRFTagger, LatentTagger
 from pplseq.baselines.tagging_systems import compare, make_tagger
 from pplseq.data import TaggedSentence, write_tagged
+from pplseq.models import DictionaryTagger, MEMMTagger
 from pplseq.models.taggers.training import TaggerTraining
 from pplseq.recipes import query
 from pplseq.runs.loop import _Loop

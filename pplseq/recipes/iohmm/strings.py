@@ -10,9 +10,9 @@ from typing import Any
 from pplseq.data.labelled_strings import LabelledStrings, read_labelled_strings
 from pplseq.files import write_text
 from pplseq.folder import sealed
-from pplseq.models import RestartBlock
 from pplseq.models.automata.automaton import Automaton
 from pplseq.models.automata.learner import RECIPE, AutomatonLearner, LearnedAutomaton
+from pplseq.models.iohmm.restarts.history import RestartBlock
 from pplseq.recipes.iohmm.settings import AUTOMATON, BEST, RUN
 from pplseq.recipes.iohmm.tables import read_record, sizes_of, write_run
 from pplseq.recipes.recipe import Job

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from pplseq.distributions import CategoricalEmission, DenseTransition
-from pplseq.infer import build_chain
+from pplseq.infer.discrete.build import build_chain
 from pplseq.models import VLHMM
 
 V = 7

@@ -4,9 +4,9 @@ import pyro
 import pytest
 import torch
 
-from pplseq import MISSING
-from pplseq.distributions import Belief, CategoricalEmission, DenseTransition
-from pplseq.infer import BlockedEnum, build_chain, markov
+from pplseq.distributions import MISSING, Belief, CategoricalEmission, DenseTransition
+from pplseq.infer import BlockedEnum, markov
+from pplseq.infer.discrete.build import build_chain
 from pplseq.models import VLHMM
 
 

@@ -8,7 +8,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from pplseq import HMM, Constraint, ProductMoves, Vocabulary
+from pplseq import HMM, Constraint, Vocabulary
+from pplseq.models import ProductMoves
 
 Z, V = 3, 4
 

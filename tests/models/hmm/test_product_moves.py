@@ -7,8 +7,8 @@ import weakref
 import pytest
 import torch
 
-from pplseq import HMM, Constraint, MixtureHMM, ProductMoves, SemiMarkovHMM
-from pplseq.models import Priors
+from pplseq import HMM, Constraint, MixtureHMM, SemiMarkovHMM
+from pplseq.models import Priors, ProductMoves
 
 close = torch.testing.assert_close
 TEXTS = [[0, 1, 2, 3], [4], [1, 1, -1, 2, 0, 3]]

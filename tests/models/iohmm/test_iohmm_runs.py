@@ -3,9 +3,10 @@
 import pytest
 import torch
 
-from pplseq.models import IOHMM, RestartBlock
+from pplseq.models import IOHMM
 from pplseq.models.iohmm.restarts.em import EMRun, RestartPriors
 from pplseq.models.iohmm.restarts.gradient import SGDRun
+from pplseq.models.iohmm.restarts.history import RestartBlock
 
 BLOCKS = [RestartBlock(3), RestartBlock(2, concentration=0.4, prior=1.5, prior_iterations=4)]
 FITS = {

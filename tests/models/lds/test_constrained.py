@@ -5,7 +5,8 @@ import pytest
 import torch
 from support.grids import grid
 
-from pplseq import LDS, ConstrainedLDS, load
+from pplseq import LDS, load
+from pplseq.models import ConstrainedLDS
 from pplseq.models.lds.constrained import constrained_step
 from pplseq.models.lds.patterns import CovariancePattern, Pattern
 from pplseq.models.lds.statistics import Regression, residual_scatter

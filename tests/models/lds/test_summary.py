@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from pplseq import LDS, ConstrainedLDS
+from pplseq import LDS
+from pplseq.models import ConstrainedLDS
 from pplseq.models.lds.queries import coordinate_names, written_estimates
 
 

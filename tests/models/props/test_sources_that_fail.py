@@ -8,7 +8,8 @@ import torch
 from support.grids import grid
 
 from pplseq.models import PROPSLearner
-from pplseq.sources import CallableSource, NGramSource, OnlineNGram, PersonalStream, StreamPair, UnigramCache
+from pplseq.sources import CallableSource, NGramSource, OnlineNGram, PersonalStream, UnigramCache
+from pplseq.sources.comparison import StreamPair
 from pplseq.sources.opening import open_all
 from pplseq.sources.personal_model import StreamError
 

@@ -9,8 +9,9 @@ import pytest
 from support.grids import grid
 from support.tagged_toy import tagged_sentences
 
-from pplseq import Constraint, CRFTagger, HMMTagger, LatentTagger, MEMMTagger
+from pplseq import Constraint, CRFTagger, HMMTagger, LatentTagger
 from pplseq.data.columns import TaggedSentence
+from pplseq.models import MEMMTagger
 
 DRAW = random.Random(0)
 WORDS, TAGS = "the bank rome fell".split(), ("B-N", "I-N", "O")
