@@ -1,4 +1,3 @@
-from .baselines import load as load
 from .checks import NotFittedError as NotFittedError
 from .data import Vocabulary as Vocabulary
 from .data import load_corpus as load_corpus
@@ -8,6 +7,7 @@ from .infer import TraceBlockedEnum_ELBO as TraceBlockedEnum_ELBO
 from .infer import TraceKalman_ELBO as TraceKalman_ELBO
 from .infer import infer_states as infer_states
 from .infer import markov as markov
+from .loading import load as load
 from .models import ARHMM as ARHMM
 from .models import HMM as HMM
 from .models import IOHMM as IOHMM

@@ -4,7 +4,6 @@ from .awd_lstm import AWDLSTM as AWDLSTM
 from .feed_forward import FeedForward as FeedForward
 from .hmm_rnn import HMMRNN as HMMRNN
 from .kneser_ney import KneserNey as KneserNey
-from .loading import load as load
 from .lstm import LSTM as LSTM
 from .neural import NeuralLanguageModel as NeuralLanguageModel
 from .rnn import RNN as RNN

@@ -213,7 +213,7 @@ def recipe_of(folder: str | Path) -> Recipe:
         return recipe_named(str(read_sealed_toml(folder / RECORD).get("model")))
     if not folder.exists() and not folder.with_name(f".{folder.name}.old").exists():
         raise FileNotFoundError(f"{folder}: no such run or model folder")
-    from pplseq.baselines.loading import model_folder
+    from pplseq.loading import model_folder
     from pplseq.models.storage import MODEL
 
     model = MODEL.read_header(model_folder(folder)).get("model")

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from pplseq import checks
-from pplseq.baselines.loading import load_text_model
 from pplseq.baselines.neural import NeuralLanguageModel
 from pplseq.data.vocabulary import EOS, Vocabulary
 from pplseq.distributions.drawing import seeded
+from pplseq.loading import load_text_model
 
 AT_ONCE = 256  # texts that are drawn together
 

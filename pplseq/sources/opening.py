@@ -175,7 +175,7 @@ def _of_text(spec: str, kind: str, text_name: str, options: StreamOptions, vocab
 
 def _of_folder(spec: str, options: StreamOptions, vocabulary: Vocabulary | None) -> Opened:
     """A model of the library, or one of its neural networks."""
-    from pplseq.baselines.loading import OTHERS, load_text_model, saved_kind
+    from pplseq.loading import OTHERS, load_text_model, saved_kind
     from pplseq.sources import ModelSource, TorchLanguageModelSource
 
     folder, others = Path(spec), OTHERS | {"text_lds": "a text_lds"}

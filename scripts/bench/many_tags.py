@@ -42,8 +42,8 @@ def texts(column: str, num_tags: int):
 
 def run_one(system: str, column: str, num_tags: int, num_sentences: int | None) -> dict:
     """A row of the table."""
-    from pplseq.baselines.tagging_systems import make_tagger, parse_settings
     from pplseq.models.taggers.scores import score_tags
+    from pplseq.recipes.taggers.systems import make_tagger, parse_settings
 
     train, dev = texts(column, num_tags)
     dev = dev[:num_sentences]

@@ -39,7 +39,7 @@ PROMISED = {"hmm": {"tokens_per_second": 50_000}, "latent": {"train_seconds": 60
 
 def train_all(systems, train):
     """Taggers, and the processor seconds of their training."""
-    from pplseq.baselines.tagging_systems import make_tagger
+    from pplseq.recipes.taggers.systems import make_tagger
 
     taggers, times = {}, {}
     for name in systems:
@@ -77,9 +77,9 @@ def spans(options) -> dict[str, dict]:
     import pycrfsuite
 
     from pplseq.baselines.crfsuite_tagger import CRFSuiteTagger
-    from pplseq.baselines.tagging_systems import make_tagger
     from pplseq.data.tagged import read_tagged
     from pplseq.models.taggers.spans.scores import score_spans
+    from pplseq.recipes.taggers.systems import make_tagger
 
     text = list(read_tagged(data_folder() / "conll2000" / "train.txt", "columns", 2, word_columns=[1]))
     train, held_out = [s for i, s in enumerate(text) if i % 10 != 9], text[9::10]

@@ -45,8 +45,8 @@ def templates_of(window: int) -> tuple[str, ...]:
 
 def run_one(train, test, **settings) -> dict:
     """A row: scores of chunks and seconds."""
-    from pplseq.baselines.tagging_systems import make_tagger
     from pplseq.models.taggers.spans.scores import score_spans
+    from pplseq.recipes.taggers.systems import make_tagger
 
     tagger = make_tagger("spans", word_columns=[1], **settings)
     began = time.process_time(), time.perf_counter()

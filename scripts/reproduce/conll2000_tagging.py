@@ -77,9 +77,9 @@ def column_source(name: str, options):
 
 def make(system: str, options):
     """A tagger by its name here, else by its name in `pplseq tag`, and options as `--set` takes them, quoted as in a shell."""
-    from pplseq.baselines.tagging_systems import make_tagger, parse_settings
     from pplseq.models import CRFTagger, MEMMTagger
     from pplseq.models.taggers.weights import CRFSettings
+    from pplseq.recipes.taggers.systems import make_tagger, parse_settings
 
     if system not in FEATURED:
         name, *settings = shlex.split(system)

@@ -33,10 +33,10 @@ def main() -> None:
     import torch
     from ewt_tagging import parts_of
 
-    from pplseq.baselines.tagging_systems import make_tagger
     from pplseq.data.columns import read_conllu
     from pplseq.models.taggers.lexicon import TagDictionary
     from pplseq.models.taggers.scores import score_tags, training_words
+    from pplseq.recipes.taggers.systems import make_tagger
 
     torch.set_num_threads(1)
     train, dev = (

@@ -58,9 +58,9 @@ def trained_splitter(runs: Path) -> Path:
 
 def trained_tagger(system: str, runs: Path):
     """A tagger of a name and options, as it is loaded, and what its training took."""
-    from pplseq.baselines.tagging_systems import load_tagger, parse_settings, train_tagger
     from pplseq.data.tagged import read_tagged
     from pplseq.models.taggers.morphology.tagger import COLUMNS
+    from pplseq.recipes.taggers.systems import load_tagger, parse_settings, train_tagger
 
     folder = run_folder(runs, system)
     facts = folder.with_name(f"{folder.name}.json")

@@ -38,14 +38,14 @@ HEAD = ("system", "all", "known", "unknown", "sentences", "V", "train s", "token
 
 def default_systems() -> list[str]:
     """Those of `pplseq tag compare`, and those that learn without all tags."""
-    from pplseq.baselines.tagging_systems import COMPARED, SYSTEMS
+    from pplseq.recipes.taggers.systems import COMPARED, SYSTEMS
 
     return [*COMPARED, *(name for name, system in SYSTEMS.items() if system.untagged and name not in COMPARED)]
 
 
 def parts_of(system: str) -> tuple[str, dict]:
     """Name and options."""
-    from pplseq.baselines.tagging_systems import parse_settings
+    from pplseq.recipes.taggers.systems import parse_settings
 
     name, *settings = shlex.split(system)
     return name, parse_settings(tuple(settings))
@@ -53,7 +53,7 @@ def parts_of(system: str) -> tuple[str, dict]:
 
 def make(system: str):
     """A tagger from a name and options."""
-    from pplseq.baselines.tagging_systems import make_tagger
+    from pplseq.recipes.taggers.systems import make_tagger
 
     name, settings = parts_of(system)
     return make_tagger(name, **settings)
@@ -71,8 +71,8 @@ def training_text(system: str, train):
 def trained(system: str, train, runs: Path | None = None):
     """A trained tagger and the times of its training; kept in a folder of `runs`, and found there again. Members of a product
     are kept one by one, so that products of the same ones are no training more."""
-    from pplseq.baselines.tagging_systems import load_tagger
     from pplseq.models import ProductOfTaggers
+    from pplseq.recipes.taggers.systems import load_tagger
 
     name, settings = parts_of(system)
     if runs is not None and name == "product" and set(settings) == {"members"}:

@@ -29,9 +29,9 @@ BOTH = ("partly-tagged", "semi-supervised")
 
 def run_one(system: str, tagged, untagged, test) -> dict:
     """Accuracy of a system, its seconds, and what it warned of."""
-    from pplseq.baselines.tagging_systems import make_tagger
     from pplseq.data.columns import TaggedSentence
     from pplseq.models.taggers.scores import score_tags
+    from pplseq.recipes.taggers.systems import make_tagger
 
     text = list(tagged)
     if system in BOTH:

@@ -8,10 +8,10 @@ from support.commands import pplseq
 from support.stored import rewrite
 from support.toy_tagger import ToyTagger
 
-from pplseq.baselines import tagging_systems as tag_systems
-from pplseq.baselines.tagging_systems import SYSTEMS, System, load_tagger
 from pplseq.data import TaggedSentence, read_tagged, write_tagged
 from pplseq.models.taggers import TAGGERS
+from pplseq.recipes.taggers import systems as tag_systems
+from pplseq.recipes.taggers.systems import SYSTEMS, System, load_tagger
 
 TRAIN = [
     TaggedSentence(("the", "dog", "barks"), ("D", "N", "V")),

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from support.commands import pplseq
 
-from pplseq.baselines.loading import load
+from pplseq.loading import load
 
 
 @pytest.mark.parametrize("kind", ["lds", "iohmm"])

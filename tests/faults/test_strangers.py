@@ -22,13 +22,13 @@ from support.small_runs import small_runs, write_data
 from support.stored import rewrite
 
 import pplseq
-from pplseq.baselines.tagging_systems import check_out
 from pplseq.folder import TEXT_BYTES, FolderError, FolderKind, sealed
 from pplseq.models import HMM, SemiMarkovHMM, StructuralModel
 from pplseq.recipes.count_settings import CountSettings
 from pplseq.recipes.counting import count
 from pplseq.recipes.run_folder import read_record
 from pplseq.recipes.runs import info
+from pplseq.recipes.taggers.systems import check_out
 from pplseq.runs.metrics_log import read_metrics
 from pplseq.runs.status import run_status, say_status
 

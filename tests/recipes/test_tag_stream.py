@@ -8,11 +8,11 @@ from click.testing import CliRunner
 from support.slow_streams import slowly
 from support.tagged_toy import tagged_sentences
 
-from pplseq.baselines.tagging_systems import train_tagger
 from pplseq.cli import main
 from pplseq.data.sources import available_lines
 from pplseq.recipes.taggers.settings import TagQuestions
 from pplseq.recipes.taggers.stream import holds_words, tag_stream
+from pplseq.recipes.taggers.systems import train_tagger
 
 LINES = ["the dog barks", "", " a new  dog ", "the\x00dog", "The station .", "no end"]
 

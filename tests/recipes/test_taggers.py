@@ -14,11 +14,11 @@ from support.faulty_disk import in_process
 
 import pplseq
 from pplseq import CRFTagger, LatentTagger
-from pplseq.baselines.tagging_systems import compare, make_tagger
 from pplseq.data import TaggedSentence, write_tagged
 from pplseq.models import DictionaryTagger, MEMMTagger
 from pplseq.models.taggers.training import TaggerTraining
 from pplseq.recipes import query
+from pplseq.recipes.taggers.systems import compare, make_tagger
 from pplseq.runs.loop import _Loop
 from pplseq.runs.status import run_status
 

@@ -105,7 +105,7 @@ def test_morphology_on_gold_tokens_and_on_raw_text(morphology, tmp_path, monkeyp
     assert [gold[name] for name in ("tokens", "sentences", "words", "upos", "lemmas")] == [1, 1, 1, 1, 1]
     assert gold["xpos"] == gold["alltags"] == 6 / 7  # barked is VBD, which training has not
     assert set(raw) == set(morphology.METRICS) and raw["words"] > 0.5 and row["tags"] == 4
-    monkeypatch.setattr("pplseq.baselines.tagging_systems.train_tagger", lambda *_, **__: pytest.fail("trained again"))
+    monkeypatch.setattr("pplseq.recipes.taggers.systems.train_tagger", lambda *_, **__: pytest.fail("trained again"))
     run(monkeypatch, morphology, "--part", "test", "--systems", "morphology num_substates=1", "--runs", str(tmp_path / "runs"))
     assert set(results(tmp_path, "ewt_morphology")["test"]) == {"morphology num_substates=1"}
     assert "gold tokens" in capsys.readouterr().out

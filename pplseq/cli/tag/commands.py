@@ -9,11 +9,11 @@ from typing import Any
 import click
 
 from pplseq import checks
-from pplseq.baselines.tagging_systems import COMPARED, SYSTEMS
 from pplseq.cli.options import GroupedCommand, given, options_for
 from pplseq.files import check_writable, json_line, printable, write_text
 from pplseq.recipes.settings import options_of
 from pplseq.recipes.taggers.settings import TaggedReading, TaggerEvaluation, TagQuestions, TolerantReading
+from pplseq.recipes.taggers.systems import COMPARED, SYSTEMS
 
 FORMATS = ("conllu", "columns", "word_tag", "words")
 
@@ -64,11 +64,11 @@ def run(ctx: click.Context, model: Path, text: str, out: str, to: str | None, as
     A sentence that cannot be read is left out and its lines are named on stderr (in JSON it gives {"line", "error"}); one that
     cannot be tagged has _ for tags, in word_TAG none. The exit code is then 1 (0 for what --on-error skip left out).
     """
-    from pplseq.baselines.tagging_systems import load_tagger
     from pplseq.data.columns import TaggedSentence
     from pplseq.data.tagged import make_format, write_tagged
     from pplseq.recipes.taggers.answers import answer_each, answer_on, check_answerable
     from pplseq.recipes.taggers.stream import holds_words, tag_stream
+    from pplseq.recipes.taggers.systems import load_tagger
     from pplseq.recipes.taggers.tagging import other_scheme, other_tags, read, read_raw, run_page, written_separator
 
     use_threads(options["threads"])
@@ -205,9 +205,9 @@ def evaluate(
     frequent errors. Words without a tag (_) are left out. Clusters, as of `unsupervised`, are called by the tag they have most
     often in TEXT (many-to-one), and their V-measure is told.
     """
-    from pplseq.baselines.tagging_systems import load_tagger
     from pplseq.recipes.taggers import tagging
     from pplseq.recipes.taggers.answers import check_decoder
+    from pplseq.recipes.taggers.systems import load_tagger
 
     check_writable(confusion, html)
     settings = TaggerEvaluation(**given(ctx, TaggerEvaluation))
@@ -257,8 +257,8 @@ def compare(ctx: click.Context, text: str, test: str, out: Path | None, threads:
     p is McNemar's test against the best system. A system whose package is not installed is named with what to install; one
     that fails is named with its error, and the exit code is 1 at the end.
     """
-    from pplseq.baselines.tagging_systems import compare as compare_systems
     from pplseq.recipes.taggers import tagging
+    from pplseq.recipes.taggers.systems import compare as compare_systems
 
     if options["plot"] is not None and options["learning_curve"] is None:
         raise click.UsageError("--plot draws the learning curves: give --learning-curve 0.1,0.3,1 too")

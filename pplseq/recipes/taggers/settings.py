@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Literal
 
 from pplseq import checks
-from pplseq.baselines.tagging_systems import SYSTEMS
 from pplseq.recipes.recipe import Question, RunSettings, UseSettings
 from pplseq.recipes.settings import setting
+from pplseq.recipes.taggers.systems import SYSTEMS
 
 MODEL, RECORD = "last", "tagger.json"  # a run's tagger, and what is said of its training
 SO_MANY = partial(checks.count, least=0)

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, BinaryIO
 
-from pplseq.baselines.tagging_systems import SavedTagger
 from pplseq.data.columns import TaggedSentence, decoded
 from pplseq.data.sources import available_lines
 from pplseq.data.tag_formats import LineError, WordsFormat
@@ -15,6 +14,7 @@ from pplseq.data.tagged import render_tagged
 from pplseq.files import json_line
 from pplseq.recipes.taggers.answers import answer_each
 from pplseq.recipes.taggers.settings import TagQuestions
+from pplseq.recipes.taggers.systems import SavedTagger
 
 
 def holds_words(stream: Any) -> bool:

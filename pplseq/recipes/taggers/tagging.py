@@ -12,7 +12,6 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
-from pplseq.baselines.tagging_systems import Comparison, SavedTagger, check_out
 from pplseq.data.columns import TaggedSentence, decoded, read_raw_lines
 from pplseq.data.tag_formats import BETWEEN_COLUMNS, ConlluFormat, Line, LineError
 from pplseq.data.tagged import STDIN, SentenceBlock, SkippedSentence, TaggedFile, read_tagged
@@ -22,6 +21,7 @@ from pplseq.models.taggers.spans.schemes import are_spans, in_scheme, scheme_of
 from pplseq.models.taggers.spans.scores import SpanScore, SpanScores, score_spans
 from pplseq.recipes.taggers.answers import answer, unseen_tags
 from pplseq.recipes.taggers.settings import TagQuestions
+from pplseq.recipes.taggers.systems import Comparison, SavedTagger, check_out
 from pplseq.report import tag_tables
 from pplseq.report.tagging import SentenceView, render_tagging_page
 

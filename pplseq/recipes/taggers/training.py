@@ -8,7 +8,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from pplseq.baselines.tagging_systems import (
+from pplseq.data.tag_formats import UntaggedError
+from pplseq.files import write_text
+from pplseq.folder import sealed, unsealed
+from pplseq.models.taggers.training import IterativeTagger, run_tagger_training
+from pplseq.recipes.recipe import Job, Lines
+from pplseq.recipes.taggers.answers import answer, check_answerable
+from pplseq.recipes.taggers.settings import MODEL, RECORD, TagQuestions
+from pplseq.recipes.taggers.systems import (
     SYSTEMS,
     load_tagger,
     make_tagger,
@@ -18,13 +25,6 @@ from pplseq.baselines.tagging_systems import (
     train_tagger,
     trained,
 )
-from pplseq.data.tag_formats import UntaggedError
-from pplseq.files import write_text
-from pplseq.folder import sealed, unsealed
-from pplseq.models.taggers.training import IterativeTagger, run_tagger_training
-from pplseq.recipes.recipe import Job, Lines
-from pplseq.recipes.taggers.answers import answer, check_answerable
-from pplseq.recipes.taggers.settings import MODEL, RECORD, TagQuestions
 from pplseq.recipes.taggers.tagging import describe, read, score, scores_json
 from pplseq.recipes.text.answers import opened
 from pplseq.runs.progress import Watch

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from pplseq.baselines.tagging_systems import load_tagger, train_tagger
 from pplseq.recipes.run_folder import record_of
 from pplseq.recipes.run_report import measured_data
 from pplseq.recipes.taggers.settings import TaggedReading
+from pplseq.recipes.taggers.systems import load_tagger, train_tagger
 from pplseq.recipes.taggers.tagging import read, score
 from pplseq.report.run import Measure, RunView
 from pplseq.report.tagging import TAGGING_STYLE, score_sections

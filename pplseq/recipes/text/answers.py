@@ -18,10 +18,10 @@ import torch
 
 from pplseq import checks
 from pplseq.baselines import NETWORKS
-from pplseq.baselines.loading import load_text_model
 from pplseq.data.text import Text, read_text
 from pplseq.data.vocabulary import Vocabulary
 from pplseq.files import new_file
+from pplseq.loading import load_text_model
 from pplseq.models.constraints.constraint import Constraint
 from pplseq.recipes.recipe import Lines
 from pplseq.recipes.run_folder import Record, record_of

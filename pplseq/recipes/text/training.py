@@ -15,11 +15,11 @@ import torch
 
 from pplseq import checks
 from pplseq.baselines import NETWORKS
-from pplseq.baselines.loading import load_text_model
 from pplseq.data.batches import SentenceBatches
 from pplseq.data.text import Corpus, Text, check_no_table, describe_corpus, load_corpus
 from pplseq.data.vocabulary import Vocabulary
 from pplseq.distributions.drawing import seeded
+from pplseq.loading import load_text_model
 from pplseq.models.texts import check_same_text, make_batches, validator
 from pplseq.models.vlhmm.counts import check_start, start_from_counts
 from pplseq.models.vlhmm.fit import batching, cached_clusters, check_blocks, check_divisible, lay_out

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from pplseq.baselines.loading import load_text_model
 from pplseq.data.sources import read_lines
 from pplseq.data.text import Text, load_corpus
 from pplseq.files import json_line, new_file
+from pplseq.loading import load_text_model
 from pplseq.models.text_lds.head_difference import filter_decay
 from pplseq.models.text_lds.next_word import score_next_words, token_probs, tune_mixture_weight, word_probs
 from pplseq.models.text_lds.parameters import rewritten

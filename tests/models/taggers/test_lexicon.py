@@ -8,12 +8,12 @@ import torch
 from support.grids import grid
 from support.tagged_toy import tagged_sentences
 
-from pplseq.baselines.tagging_systems import LEXICON_SYSTEMS, make_tagger, train_tagger
 from pplseq.data.columns import TaggedSentence
 from pplseq.models import CRFTagger, HMMTagger, LatentTagger, MEMMTagger
 from pplseq.models.taggers.lexicon import ListedTags, TagDictionary
 from pplseq.models.taggers.morphology.tagger import MorphologyTagger
 from pplseq.models.taggers.tagger import load_tagger
+from pplseq.recipes.taggers.systems import LEXICON_SYSTEMS, make_tagger, train_tagger
 
 # words in -ing are verbs here, unless the lexicon says something else
 TEXT = [

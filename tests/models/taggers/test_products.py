@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 from support.tagged_toy import tagged_sentences
 
-from pplseq.baselines.tagging_systems import load_tagger, make_tagger, train_tagger
 from pplseq.data.columns import TaggedSentence
 from pplseq.models import CRFTagger, HMMTagger, LatentTagger, ProductOfTaggers
 from pplseq.models.taggers.substates.products import ProductTagger
+from pplseq.recipes.taggers.systems import load_tagger, make_tagger, train_tagger
 
 TRAIN = tagged_sentences(30)
 WORDS = [s.words for s in tagged_sentences(8, seed=1)] + [(), ("unseen",)]

@@ -215,9 +215,9 @@ def test_gazetteers_and_clusters(tmp_path):
 
 def test_one_text_has_one_accuracy(tmp_path):
     """Tags of another scheme than the model's say the same of a text in training, when systems are compared and in a report."""
-    from pplseq.baselines.tagging_systems import compare, train_tagger
     from pplseq.data import write_tagged
     from pplseq.recipes import evaluate, train
+    from pplseq.recipes.taggers.systems import compare, train_tagger
 
     text = [
         TaggedSentence(("Ann", "saw", "Rome"), ("I-PER", "O", "I-LOC")), TaggedSentence(("Bob", "left"), ("I-PER", "O")),

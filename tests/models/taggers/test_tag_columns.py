@@ -6,13 +6,13 @@ import torch
 from click.testing import CliRunner
 
 import pplseq
-from pplseq.baselines.loading import load_text_model
-from pplseq.baselines.tagging_columns import SavedColumns
-from pplseq.baselines.tagging_systems import load_tagger, make_tagger
 from pplseq.cli import main
 from pplseq.data import TaggedSentence, Vocabulary, write_tagged
+from pplseq.loading import load_text_model
 from pplseq.models import VLHMM
 from pplseq.models.taggers.columns import EmbeddingColumns, PosteriorColumns, TypeColumns
+from pplseq.models.taggers.saved_columns import SavedColumns
+from pplseq.recipes.taggers.systems import load_tagger, make_tagger
 
 LINES = [["a", "dog", "barks"], ["a", "cat"], ["<unk>", "dog", "sees", "a", "cat"]]
 SENTENCES = [["A", "dog", "barks", "."], [], ["The", "cat", ",", "a", "dog"], ["."], ["mice"]]

@@ -8,9 +8,9 @@ import torch
 
 import pplseq
 from pplseq.baselines import LSTM
-from pplseq.baselines.loading import load_text_model
 from pplseq.baselines.taggers import MostFrequentTagger
 from pplseq.data import TaggedSentence, Vocabulary
+from pplseq.loading import load_text_model
 from pplseq.models import HMM, IOHMM, LDS, VLHMM, HMMTagger, PROPSLearner
 from pplseq.models.props.storage import save_stream
 

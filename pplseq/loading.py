@@ -11,9 +11,9 @@ import torch
 
 from pplseq import checks
 from pplseq.baselines import NETWORKS
-from pplseq.baselines.tagging_columns import open_columns
 from pplseq.folder import unsealed, whole_folder
 from pplseq.models.storage import MODEL, read_model
+from pplseq.models.taggers.saved_columns import open_columns
 
 CHECKPOINTS = ("best", "last")
 # what is no model of text, in words, and what to do with it

@@ -25,7 +25,7 @@ class SavedColumns:
         kind: "embeddings": of a run of ``train text-lds``, for each token of its sentence, or of a file of vectors, one a word
             (of ``query RUN types --out vectors.npz``). "states": posteriors of a run of ``train vlhmm`` or ``train hmm``.
         path: of the run or file, kept with the tagger, which finds it there again.
-        load: from a run's folder to its model, with its vocabulary: :func:`pplseq.baselines.loading.load_text_model`.
+        load: from a run's folder to its model, with its vocabulary: :func:`pplseq.loading.load_text_model`.
 
     Raises:
         FileNotFoundError: nothing there. ValueError: something else, or a model without words; both when first asked.

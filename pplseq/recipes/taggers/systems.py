@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pplseq import checks
-from pplseq.baselines.tagging_columns import COLUMN_KINDS, open_columns, with_columns
 from pplseq.checks import nearest
 from pplseq.data.columns import TaggedSentence
 from pplseq.files import beside, check_name, check_writable
 from pplseq.folder import check_content
 from pplseq.models.taggers import TAGGERS
+from pplseq.models.taggers.saved_columns import COLUMN_KINDS, open_columns, with_columns
 
 if TYPE_CHECKING:
     from pplseq.models.taggers.comparison import CurvePoint, SystemResult
@@ -118,7 +118,8 @@ def make_tagger(name: str, **settings: Any) -> Any:
 
     Args:
         name: in :data:`SYSTEMS`. **settings: arguments of its class (`get_params` has them all), over those of the preset; and
-            of taggers with columns `embeddings` or `states`, a path of :class:`~pplseq.baselines.tagging_columns.SavedColumns`.
+            of taggers with columns `embeddings` or `states`, a path of
+            :class:`~pplseq.models.taggers.saved_columns.SavedColumns`.
             Of "product" `members`, each the name of a system and behind it options as `--set` takes them; other settings are
             for those members that have them.
 
@@ -140,7 +141,7 @@ def make_tagger(name: str, **settings: Any) -> Any:
     tagger = (kind if system.preset is None else getattr(kind, system.preset))(**system.options)
     known = tagger.get_params()
     if "columns" in known and "column_scale" in known:
-        from pplseq.baselines.loading import load_text_model
+        from pplseq.loading import load_text_model
 
         settings = with_columns(settings, load_text_model)
     for setting in settings:
@@ -368,7 +369,7 @@ def load_tagger(folder: str | Path) -> SavedTagger:
         ValueError: a damaged folder, or one of something else.
         ImportError: the system, or a package that it needs, is not there.
     """
-    from pplseq.baselines.loading import load_text_model, model_folder
+    from pplseq.loading import load_text_model, model_folder
     from pplseq.models.storage import MODEL
     from pplseq.models.taggers import tagger as taggers
 
