@@ -19,7 +19,7 @@ ifneq ($(HASHED),)
 	$(INSTALL) --no-build-isolation --no-deps -e .
 else
 	$(INSTALL) "torch" setuptools wheel
-	$(INSTALL) --no-build-isolation -e ".[plot]"
+	$(INSTALL) --no-build-isolation -e .
 endif
 	touch $@
 

@@ -22,7 +22,7 @@ COMMANDS = {
     "train": ("pplseq.cli.train", "Train a model on data, or go on with a run: train MODEL DATA --out RUN."),
     "evaluate": ("pplseq.cli.evaluate", "How good the model of a run is on data: evaluate RUN DATA."),
     "query": ("pplseq.cli.query", "Exact answers about every line of a text or rows of a table: query RUN QUESTION."),
-    "report": ("pplseq.cli.report", "One HTML page (and a PNG) about a run: curves, states, blocks, posteriors."),
+    "report": ("pplseq.cli.report", "One HTML page about a run: curves, states, blocks, posteriors."),
     "info": ("pplseq.cli.info", "Sizes of data and what a training on it will cost, or what a run is."),
     "tag": ("pplseq.cli.tag.commands", "Taggers: train them, tag files, score and compare."),
     "warm-up": ("pplseq.cli.warm_up", "Compile all loops for this machine beforehand: for images and servers."),

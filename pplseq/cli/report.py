@@ -12,7 +12,7 @@ from pplseq.files import printable
 from pplseq.recipes import Recipe
 from pplseq.recipes.runs import report as write_report
 
-TEXT = """One HTML page about RUN (a run's folder or a saved model's), and a PNG with its main figures.
+TEXT = """One HTML page about RUN (a run's folder or a saved model's).
 
 The page holds everything it needs: no scripts, no other files. Learning curves come from the run's metrics.jsonl, everything
 else from the model and its data; without either, the page says what is missing.

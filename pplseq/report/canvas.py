@@ -1,8 +1,7 @@
-"""What the PNG pictures share: a figure without a window, its colours, words as they are, and the file it ends in."""
+"""What pictures share: a figure without a window, its colours, words as they are, and the file it ends in."""
 
 from __future__ import annotations
 
-import contextlib
 import warnings
 from pathlib import Path
 from typing import Any
@@ -11,9 +10,7 @@ from pplseq.files import new_file
 from pplseq.notebooks import SPELT_WITH
 from pplseq.report.markup import shortened
 
-INK, MUTED, RULE, FAINT, PAPER = "#1d1c1a", "#6a665e", "#d8d3c7", "#efece4", "#ffffff"
-ACCENT, SECOND, TRAIN, HOT = "#1d5a7a", "#7a5c1d", "#a39d92", "#c85224"
-HEAT = ("#f6f3ec", "#a9c6d4", ACCENT, "#0b2534")
+INK, MUTED, RULE, PAPER, ACCENT = "#1d1c1a", "#6a665e", "#d8d3c7", "#ffffff", "#1d5a7a"
 
 
 def new_figure(width: float, height: float, **options: Any) -> Any:
@@ -32,11 +29,11 @@ def new_figure(width: float, height: float, **options: Any) -> Any:
     return figure
 
 
-def colour_map(colours: tuple[str, ...] = HEAT) -> Any:
+def colour_map() -> Any:
     """A continuous scale of colours."""
     from matplotlib.colors import LinearSegmentedColormap
 
-    return LinearSegmentedColormap.from_list("scale", list(colours))
+    return LinearSegmentedColormap.from_list("scale", ["#f6f3ec", "#a9c6d4", ACCENT, "#0b2534"])
 
 
 def plain(text: str, length: int = 60) -> str:
@@ -44,18 +41,11 @@ def plain(text: str, length: int = 60) -> str:
     return shortened("".join(char if char.isprintable() or char in SPELT_WITH else "\ufffd" for char in text), length)
 
 
-@contextlib.contextmanager
-def any_script():
-    """Words in scripts that the font lacks are drawn as boxes, without a warning."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Glyph .* missing")
-        yield
-
-
 def save_figure(figure: Any, path: str | Path, dots_per_inch: int = 160) -> Path:
     """Write a figure, whole or not at all; its folder is made, its ending says the format, PNG where it has none."""
     path = Path(path)
     kind = path.suffix[1:] or "png"
-    with any_script(), new_file(path) as new:
+    with warnings.catch_warnings(), new_file(path) as new:
+        warnings.filterwarnings("ignore", message="Glyph .* missing")  # of scripts that the font lacks: drawn as boxes
         figure.savefig(new, dpi=dots_per_inch, format=kind, metadata={"Software": "pplseq"} if kind == "png" else None)
     return path

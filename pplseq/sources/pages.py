@@ -77,20 +77,13 @@ class Shown:
             totals=totals,
         )
 
-    def write(self, names: Sequence[str], html: Path | None, png: Path | None, title: str, command: str) -> None:
-        """Write the page and the picture asked for, whole or not at all, where there was a word to show.
+    def write(self, names: Sequence[str], html: Path | None, title: str, command: str) -> None:
+        """Write the page, if one was asked for, whole or not at all, where there was a word to show.
 
         Args:
             names: of one model, or of two to compare. command: for the page's footer.
         """
-        if self.totals.num_tokens == 0 or html is None and png is None:
-            return
-        view = self.view(*names)
-        if html is not None:
+        if self.totals.num_tokens and html is not None:
             from pplseq.report.personal import render_personal_page
 
-            write_text(html, render_personal_page(view, title=title, command=command))
-        if png is not None:
-            from pplseq.report.personal_picture import draw_personal_picture
-
-            draw_personal_picture(view, png, title=title)
+            write_text(html, render_personal_page(self.view(*names), title=title, command=command))

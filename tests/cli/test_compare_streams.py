@@ -132,17 +132,15 @@ def test_models_of_hugging_face_read_given_words(general, monkeypatch):
 # ---- pages
 
 
-def test_pages_and_pictures(general, personal, whole, tmp_path, options):
-    pytest.importorskip("matplotlib")
-    page, picture = tmp_path / "new" / "page.html", tmp_path / "picture.png"
-    show = ("--html", page, "--png", picture, "--max-words", 20)
+def test_pages(general, personal, whole, tmp_path, options):
+    page = tmp_path / "new" / "page.html"
+    show = ("--html", page, "--max-words", 20)
     pplseq("personalize", general, *options, "--stream", personal, *show, "--title", "<mine>")
     text = page.read_text()
     assert "&lt;mine&gt;" in text and "Log-likelihood ratio" in text and "Log-odds" in text
     assert text.count("title=") <= 2 * 20
     numbers = re.findall(r'<p class="stream" dir="auto"><span class="n">(\d+)</span>', text)
     assert numbers == [*"28 29 30".split()] * 2
-    assert picture.stat().st_size > 5000
-    page.unlink(), picture.unlink()
+    page.unlink()
     pplseq("compare-streams", general, whole[1], "--stream", personal, *show)
-    assert "PROPS, state" in page.read_text() and picture.stat().st_size > 5000
+    assert "PROPS, state" in page.read_text()

@@ -35,9 +35,8 @@ def copy(run, tmp_path):
 
 def test_a_run(copy):
     result = pplseq("report", copy, "--sentence", "the cat sees a <b>fish</b>", "--sentence", "a dog")
-    page, picture = copy / "report.html", copy / "report.png"
-    assert result.stdout.splitlines() == [str(page), str(picture)] and result.stderr == ""
-    assert picture.read_bytes()[:4] == b"\x89PNG"
+    page = copy / "report.html"
+    assert result.stdout.splitlines() == [str(page)] and result.stderr == ""
     content = page.read_text(encoding="utf-8")
     assert "&lt;b&gt;fish&lt;/b&gt;" in content and "<b>fish" not in content
     records = [json.loads(line) for line in (copy / "metrics.jsonl").read_text().splitlines()]
@@ -47,29 +46,27 @@ def test_a_run(copy):
 
 
 def test_the_page_agrees_with_evaluate(copy):
-    pplseq("report", copy, "--no-picture")
+    pplseq("report", copy)
     content = (copy / "report.html").read_text(encoding="utf-8")
     for line in pplseq("evaluate", copy, "--split", "valid").stdout.splitlines():
         assert f"{json.loads(line)['nats_per_token']:.4f}" in content
-    assert not (copy / "report.png").exists()
 
 
 def test_where_the_files_go(run, tmp_path):
-    pplseq("report", run, "--out", tmp_path / "new" / "page.html", "--png", tmp_path / "other.png")
-    assert (tmp_path / "new" / "page.html").exists() and (tmp_path / "other.png").exists()
-    pplseq("report", run, "--out", tmp_path / "folder", "--no-picture")
+    pplseq("report", run, "--out", tmp_path / "new" / "page.html")
+    assert (tmp_path / "new" / "page.html").exists()
+    pplseq("report", run, "--out", tmp_path / "folder")
     (tmp_path / "there.d").mkdir()
-    pplseq("report", run, "--out", tmp_path / "there.d", "--no-picture")
+    pplseq("report", run, "--out", tmp_path / "there.d")
     assert (tmp_path / "folder" / "report.html").exists() and (tmp_path / "there.d" / "report.html").exists()
     result = pplseq("report", run, "--out", tmp_path / "page.pdf", code=2)
     assert "--out must be FILE.html or a folder" in result.stderr
-    assert "exclude each other" in pplseq("report", run, "--png", "x.png", "--no-picture", code=2).stderr
 
 
 def test_the_other_checkpoint(copy):
     shutil.rmtree(copy / "best")
     assert "try --checkpoint last" in pplseq("report", copy, code=2).stderr
-    pplseq("report", copy, "--checkpoint", "last", "--no-picture")
+    pplseq("report", copy, "--checkpoint", "last")
 
 
 def test_no_run(tmp_path, text):
@@ -93,7 +90,7 @@ def test_without_metrics(copy, damage):
     path.unlink()
     if damage != "absent":
         path.write_bytes({"empty": b"", "binary": b"\xff\xfe\x00", "cut short": lines[: len(lines) - 20]}[damage])
-    pplseq("report", copy, "--no-picture")
+    pplseq("report", copy)
     content = (copy / "report.html").read_text(encoding="utf-8")
     assert ("No course of training was recorded" in content) == (damage != "cut short")
     assert "Perplexity of tokens" in content
@@ -103,27 +100,27 @@ def test_a_corpus_that_is_gone(copy, text):
     config = copy / "config.toml"
     lines = [line for line in config.read_text().splitlines() if not line.startswith("# sha256")]  # changed by hand
     config.write_text("\n".join(lines).replace(text.name, "moved.txt") + "\n")
-    result = pplseq("report", copy, "--no-picture")
+    result = pplseq("report", copy)
     assert "the run's corpus could not be read" in result.stderr.lower() and "moved.txt" in result.stderr
     assert "the model wrote itself" in (copy / "report.html").read_text(encoding="utf-8")
-    assert pplseq("report", copy, "--data", text, "--no-picture").stderr == ""
+    assert pplseq("report", copy, "--data", text).stderr == ""
     assert "tokens of text.txt" in (copy / "report.html").read_text(encoding="utf-8")
     assert "nowhere.txt" in pplseq("report", copy, "--data", "nowhere.txt", code=2).stderr
 
 
 def test_a_model_without_its_run(copy, text):
-    result = pplseq("report", copy / "best", "--data", text, "--out", copy / "alone", "--no-picture")
+    result = pplseq("report", copy / "best", "--data", text, "--out", copy / "alone")
     assert result.stderr == ""
     content = (copy / "alone" / "report.html").read_text(encoding="utf-8")
     assert "No course of training was recorded" in content and "<h1>vlhmm</h1>" in content
-    assert "saved model without its run" in pplseq("report", copy / "best", "--out", copy, "--no-picture").stderr
+    assert "saved model without its run" in pplseq("report", copy / "best", "--out", copy).stderr
 
 
 def test_other_data(run, tmp_path):
-    result = pplseq("report", run, "--data", "-", "--out", tmp_path, "--no-picture", input="the cat sees a dog\n")
+    result = pplseq("report", run, "--data", "-", "--out", tmp_path, input="the cat sees a dog\n")
     assert result.stderr == ""
     assert "6 tokens of" in (tmp_path / "report.html").read_text(encoding="utf-8")
-    pplseq("report", run, "--data", "builtin:generated", "--tokens", 30, "--out", tmp_path, "--no-picture")
+    pplseq("report", run, "--data", "builtin:generated", "--tokens", 30, "--out", tmp_path)
     content = (tmp_path / "report.html").read_text(encoding="utf-8")
     assert "tokens of builtin:generated valid" in content and "in whole lines" in content
 
@@ -162,18 +159,6 @@ def test_a_dense_model(text, tmp_path):
     pplseq("report", folder, "--sentence", "the cat sees a dog")
     content = (folder / "report.html").read_text(encoding="utf-8")
     assert "Transitions between states" in content and "hmm on text.txt" in content
-    assert (folder / "report.png").exists()
-
-
-def test_without_matplotlib_there_is_a_page_and_a_hint(run, tmp_path, monkeypatch):
-    for name in [name for name in sys.modules if name.partition(".")[0] == "matplotlib"]:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    result = pplseq("report", run, "--out", tmp_path)
-    assert result.stdout.splitlines() == [str(tmp_path / "report.html")]
-    assert 'pip install "pplseq[plot]"' in result.stderr
-    result = pplseq("report", run, "--out", tmp_path, "--png", tmp_path / "x.png", code=2)
-    assert 'pip install "pplseq[plot]"' in result.stderr
 
 
 def test_help_imports_nothing_heavy(run):

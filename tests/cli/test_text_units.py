@@ -49,7 +49,7 @@ def test_a_text_without_spaces(kind, units, text, tmp_path):
         assert "天" in readable({"words": drawn["words"], "unknown": [], "units": units})
         found = answer(pplseq("personalize", run, "--stream", "-", input="今日は\n"))
         assert found["words"][:-1] == split_line("今日は", units)
-        pplseq("report", run, "--sentence", "今日は", "--no-picture")
+        pplseq("report", run, "--sentence", "今日は")
 
 
 def test_sources_and_clusters(text, tmp_path):

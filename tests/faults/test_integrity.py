@@ -148,7 +148,7 @@ def test_damaged_metrics_are_named_on_the_page_of_a_model_of_words(data, tmp_pat
     pplseq.train("hmm", data["text.txt"], folder=tmp_path / "run", num_states=3, min_count=1, epochs=2)
     metrics = tmp_path / "run" / "metrics.jsonl"
     metrics.write_text(metrics.read_text()[2:])
-    told = call("report", tmp_path / "run", "--out", tmp_path / "page.html", "--no-picture").stderr
+    told = call("report", tmp_path / "run", "--out", tmp_path / "page.html").stderr
     assert "Note: metrics.jsonl: line 1 damaged" in told and "line 1 damaged" in (tmp_path / "page.html").read_text()
 
 

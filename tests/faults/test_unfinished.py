@@ -44,7 +44,7 @@ def used(run, data, tmp_path):
     return [
         call("evaluate", run, data["text.txt"]).stderr,
         call("query", run, "score", text="the cat").stderr,
-        call("report", run, "--out", tmp_path / "page.html", "--no-picture").stderr,
+        call("report", run, "--out", tmp_path / "page.html").stderr,
     ]
 
 

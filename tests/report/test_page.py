@@ -2,8 +2,6 @@
 
 import copy
 import re
-import struct
-import sys
 from html.parser import HTMLParser
 
 import pytest
@@ -13,7 +11,6 @@ from support.report_models import WORDS, records, tiny_model
 from pplseq.data.text import Text
 from pplseq.report.markup import escape, number, percent, shortened
 from pplseq.report.page import render_page
-from pplseq.report.picture import draw_picture
 from pplseq.report.strip import LINE_WIDTH, sentence_strip
 from pplseq.report.summary import summarise
 
@@ -134,18 +131,16 @@ def test_the_recorded_protocol_comes_before_the_settings(hmm, vocabulary, text):
         assert f"words before), {first} protocol" in render_page(report)
 
 
-def test_a_model_without_blocks(hmm, vocabulary, text, tmp_path):
+def test_a_model_without_blocks(hmm, vocabulary, text):
     report = summarise(hmm, vocabulary, text=text, records=records(), sentences=["the cat"])
     page, _ = check_page(report)
     assert "Transitions between states" in page and "Next state" in page and "tree" not in "".join(page.split("<p")[:3])
-    assert draw_picture(report, tmp_path / "hmm.png").stat().st_size > 10_000
 
 
-def test_texts_with_little_in_them(vocabulary, tmp_path):
-    for i, lines in enumerate(([["the"]], [[], [], ["cat"]])):
+def test_texts_with_little_in_them(vocabulary):
+    for lines in ([["the"]], [[], [], ["cat"]]):
         report = summarise(tiny_model(), vocabulary, text=Text.from_lines(lines, vocabulary))
         check_page(report)
-        draw_picture(report, tmp_path / f"{i}.png")
 
 
 def test_one_state_a_block(vocabulary, text):
@@ -199,27 +194,3 @@ def test_markup():
     assert (number(9.876), number(123.45), number(12345.6), number(float("inf"))) == ("9.88", "123.5", "12,346", "∞")
     assert (percent(1.0), percent(0.12), percent(0.012)) == ("100%", "12%", "1.2%")
     assert shortened("abcdef", 4) == "abc…" and shortened("abcd", 4) == "abcd"
-
-
-# ---- the picture
-
-
-def test_the_picture(report, tmp_path):
-    path = draw_picture(report, tmp_path / "new" / "report.png", dots_per_inch=50)
-    data = path.read_bytes()
-    assert data[:8] == b"\x89PNG\r\n\x1a\n" and struct.unpack(">II", data[16:24]) == (550, 420)
-    again = draw_picture(report, tmp_path / "again.png", dots_per_inch=50)
-    assert again.read_bytes() == data
-
-
-def test_a_picture_of_little(model, vocabulary, tmp_path):
-    report = summarise(model, vocabulary, sentences=[" ".join(["longest-word-of-all"] * 30)])
-    assert draw_picture(report, tmp_path / "report.png", dots_per_inch=50).exists()
-
-
-def test_without_matplotlib_the_extra_is_named(monkeypatch, report, tmp_path):
-    for name in [name for name in sys.modules if name.partition(".")[0] == "matplotlib"]:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(ImportError, match=r'pip install "pplseq\[plot\]"'):
-        draw_picture(report, tmp_path / "report.png")

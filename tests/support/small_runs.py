@@ -163,7 +163,7 @@ def small_writers(data: dict[str, Path], runs: Path) -> dict[str, Begin]:
         return lambda place: command(*(str(part).replace("{}", str(place)) for part in arguments))
 
     return {
-        "report": call("report", runs / "vlhmm" / "run", "--out", "{}/page.html", "--png", "{}/page.png"),
+        "report": call("report", runs / "vlhmm" / "run", "--out", "{}/page.html"),
         "lds report": call("report", runs / "lds" / "run", "--out", "{}/page.html"),
         "lds query": call("query", runs / "lds" / "run", "smooth", data["rows.csv"], "--csv", "{}/states.csv"),
         "effects": call("query", runs / "iohmm" / "run", "effects", "--png", "{}/effects.png"),
@@ -178,11 +178,11 @@ def small_writers(data: dict[str, Path], runs: Path) -> dict[str, Begin]:
             "--learning-curve", "0.5,1", "--plot", "{}/a.png",
         ),
         "personalize page": call(
-            "personalize", ngram, "--order", 2, "--stream", data["stream.txt"], "--html", "{}/a.html", "--png", "{}/a.png"
+            "personalize", ngram, "--order", 2, "--stream", data["stream.txt"], "--html", "{}/a.html"
         ),
         "compare-streams page": call(
             "compare-streams", ngram, f"unigram:{data['text.txt']}", "--order", 2, "--stream", data["stream.txt"],
-            "--html", "{}/a.html", "--png", "{}/a.png",
+            "--html", "{}/a.html",
         ),
         "cluster": call("cluster", data["text.txt"], "--num-clusters", 3, "--out", "{}/paths"),
     }  # fmt: skip

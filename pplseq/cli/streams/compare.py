@@ -30,7 +30,7 @@ def compare_streams(ctx: click.Context, a: str, b: str, **options: Any) -> None:
 
     A line gives {"line", "words", "unknown", "log_likelihood_ratio"} and, for every word, "token_ratios", the
     log-probabilities "a" and "b" and, where a model is personal, the "log_odds" of its perturbation states; null is infinite.
-    The last line is {"num_tokens", "a", "b", "mean_log_likelihood_ratio"}. --html and --png show the words coloured.
+    The last line is {"num_tokens", "a", "b", "mean_log_likelihood_ratio"}. --html shows the words coloured.
     """
     from pplseq.cli.streams.options import finish, prepare, say, stream_name
     from pplseq.sources.comparison import StreamPair, comparison_summary
@@ -38,7 +38,7 @@ def compare_streams(ctx: click.Context, a: str, b: str, **options: Any) -> None:
 
     prepare(options)
     pair = StreamPair((a, b), say=say, **given(ctx, StreamOptions))
-    shown = Shown(pair.names, options["max_words"] if options["html"] or options["png"] else 0)
+    shown = Shown(pair.names, options["max_words"] if options["html"] else 0)
     failed = pair.follow(
         options["stream"],
         options["out"],

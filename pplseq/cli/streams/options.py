@@ -18,8 +18,7 @@ if TYPE_CHECKING:
 THREADS = click.option("--threads", type=click.IntRange(1), help="CPU threads.")
 PAGE = (
     click.option("--html", type=click.Path(dir_okay=False, path_type=Path), help="Write a page of coloured words."),
-    click.option("--png", type=click.Path(dir_okay=False, path_type=Path), help="Draw them (extra plot)."),
-    click.option("--title", help="Of the page and the picture."),
+    click.option("--title", help="Of the page."),
     click.option(
         "--max-words", default=1000, show_default=True, type=click.IntRange(1), help="Last words of the stream shown."
     ),
@@ -40,12 +39,7 @@ shown_page = _options((THREADS, *PAGE))
 
 def prepare(options: Mapping[str, Any]) -> None:
     """Threads, and whether what is to be written can be, before the work that would be lost."""
-    check_writable(options["html"], options["png"], options.get("out"))
-    if options["png"] is not None:
-        try:
-            import matplotlib  # noqa: F401
-        except ImportError:
-            raise ImportError('--png needs matplotlib: pip install "pplseq[plot]"') from None
+    check_writable(options["html"], options.get("out"))
     if options["threads"]:
         import torch
 
@@ -56,7 +50,7 @@ def finish(
     ctx: click.Context, shown: Shown, options: Mapping[str, Any], title: str, failed: int, begun: bool = False,
     whole: StreamTotals | None = None,
 ) -> None:  # fmt: skip
-    """Totals on stderr, the page and the picture; exit code 1 where lines could not be read.
+    """Totals on stderr, and the page; exit code 1 where lines could not be read.
 
     Args:
         shown: what was read. title: where the user gave none. begun: whether the stream had words before. whole: totals of
@@ -79,7 +73,7 @@ def finish(
     told = [f"{totals.num_tokens:,} tokens", *parts] if parts else []
     click.echo(printable("; ".join([*([] if shown.totals.num_tokens else ["no further words"]), *told])), err=True)
     sys.stdout.flush()
-    shown.write(shown.names[:2], options["html"], options["png"], options["title"] or title, f"pplseq {ctx.info_name}")
+    shown.write(shown.names[:2], options["html"], options["title"] or title, f"pplseq {ctx.info_name}")
     if failed:
         ctx.exit(1)
 

@@ -98,7 +98,7 @@ def personalize(ctx: click.Context, source: str, **options: Any) -> None:
         **settings,
     ) as found:
         names = found.names
-        shown = Shown(names, options["max_words"] if options["html"] or options["png"] else 0)
+        shown = Shown(names, options["max_words"] if options["html"] else 0)
 
         def show(read: ReadLine) -> None:
             sources = [[token.source_log_probs[k] for token in read.tokens] for k in range(len(names) - 1)]

@@ -1,4 +1,4 @@
-"""The report on a model of words with states: a page, and a picture where matplotlib is there."""
+"""The report on a model of words with states."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from pplseq.recipes.text.answers import load, reading_of
 from pplseq.recipes.text.corpus import corpus_of_run
 from pplseq.recipes.text.view import states_view
 from pplseq.report.page import render_page
-from pplseq.report.picture import draw_picture
 from pplseq.report.sentence import split_sentence
 from pplseq.report.summary import summarise
 from pplseq.runs.metrics_log import metrics_of
@@ -25,25 +24,13 @@ from pplseq.runs.progress import Watch
 
 
 def report(folder: Path, settings: Any, watch: Watch) -> Iterator[Path]:
-    """Writes the page, then the picture, and yields their paths."""
+    """Writes the page and yields its path."""
     page = page_path(folder, settings.out)
-    if settings.png is not None and not settings.picture:
-        raise ValueError("--png and --no-picture exclude each other")
     for sentence in settings.sentence:
         split_sentence(sentence)  # before anything is loaded: there are no fewer characters or bytes than words
     summary = _summary(folder, load(folder, settings), settings, watch)
     write_text(page, render_page(summary))
     yield page
-    if settings.picture:
-        picture = settings.png or page.with_suffix(".png")
-        try:
-            draw_picture(summary, picture)
-        except ImportError as error:
-            if settings.png is not None:
-                raise
-            watch.say(f"No picture: {error}")
-        else:
-            yield picture
 
 
 def _summary(folder: Path, model: Any, settings: Any, watch: Watch) -> Any:

@@ -408,15 +408,11 @@ class TextReportSettings(ReportSettings):
         sentence: show the posterior of this sentence; may be repeated (default: two typical lines of the text).
         data: measure states on this corpus or text file (default: validation text of the run's corpus).
         tokens: tokens of that text used, from its start, in whole lines.
-        png: the picture (default: beside the page, if matplotlib is installed).
-        picture: draw it.
     """
 
     sentence: tuple[str, ...] = setting((), repeat=True)
     data: str | None = None
     tokens: int = setting(10_000, check=partial(checks.count, least=2))
-    png: Path | None = None
-    picture: bool = True
 
 
 QUESTIONS = {
