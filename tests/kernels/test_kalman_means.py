@@ -91,7 +91,7 @@ def masks(name, T, B):
 def test_numbers_as_they_are_or_written_out(T, B, h, n, full, offset, mask):
     with torch.no_grad():
         mine, twin = chains(parts(T, B, h, n, offset, full), **masks(mask, T, B))
-        assert mine.is_lean == (mask != "own gaps" or B == 1) and not twin.is_lean
+        assert mine.shares_gains == (mask != "own gaps" or B == 1) and not twin.shares_gains
         same(answers(mine), answers(twin))
 
 
@@ -108,7 +108,7 @@ def test_gradients(n, mask, full):
     p = {name: value.requires_grad_() for name, value in parts(40, 3, 4, n, "one", full).items()}
     results = []
     for chain in chains(p, **masks(mask, 40, 3), tol=0):
-        assert not chain.is_lean
+        assert not chain.shares_gains
         found = answers(chain)
         weights = {name: normal(*value.shape, seed=10) for name, value in found.items()}
         total = sum((weights[name] * value).sum() for name, value in found.items())

@@ -83,11 +83,11 @@ class GapChain(GapPaths):
             groups.append((step, row, gaps.before[step, row], False))
         for step, row, lengths, trailing in groups:
             for length in lengths[lengths > 0].unique().tolist():
-                for part in (lengths == length).nonzero().squeeze(-1).split(self._rows_at_once):
+                for part in (lengths == length).nonzero().squeeze(-1).split(self._rows_a_part):
                     yield step[part], row[part], length, trailing
 
     @property
-    def _rows_at_once(self) -> int:
+    def _rows_a_part(self) -> int:
         return max(1, gap.GAP_CELLS // (self.layout.width * self.layout.num_kept))
 
     @torch.no_grad()
@@ -237,7 +237,7 @@ class GapChain(GapPaths):
             first, inner = gaps_first(self.gaps, step, row, trailing), step > 0
             at, rows = step[inner] - 1, row[inner]
             word = self._word_after(at, rows)
-            for some in paths.split(max(1, self._rows_at_once // len(row))):  # views: filled in place
+            for some in paths.split(max(1, self._rows_a_part // len(row))):  # views: filled in place
                 samples = len(some)
                 enter = self._first_predicted(row).expand(samples, -1, -1).clone()
                 if len(at):

@@ -124,7 +124,7 @@ class GaussianChain:
         parts = flat.valid, flat.used, evidence.observed, evidence.which, evidence.constant
         if any(part is not None for part in parts) or not isinstance(self.evidence, LinearEvidence):
             return False
-        return self.loops is not None or self.is_lean
+        return self.loops is not None or self.shares_gains
 
     def with_residual(self, residual: Tensor) -> GaussianChain:
         """The chain of other numbers (T, B, n), less what they are off by, at the same steps: covariances are shared."""
@@ -172,7 +172,7 @@ class GaussianChain:
 
     # ---------------------------------------------------------------- observed numbers, no gradients: the fast way
     @property
-    def is_lean(self) -> bool:
+    def shares_gains(self) -> bool:
         """Whether means come from :mod:`~pplseq.kernels.gaussian.kalman_means`; what follows is their twin."""
         evidence = self.flat.evidence
         if not isinstance(evidence, Numbers) or len(evidence.loadings) > 1 or evidence.constant is not None:
@@ -225,7 +225,7 @@ class GaussianChain:
     @once
     def filtered_means(self) -> Tensor:
         """(T, R, h) E[x_t | y_1..y_t]; meaningless at padded steps."""
-        if self.loops is not None or self.is_lean:
+        if self.loops is not None or self.shares_gains:
             return self._filtered[0]
         flat, path, which = self.flat, self.path, self._which
         carry = self._table("carry")
@@ -288,7 +288,7 @@ class GaussianChain:
         known = (self._table("normalizer") if numbers else -self._table("half_log_det"))[index]
         known = known.unsqueeze(-1) if index.dim() == 1 else known
         if numbers:
-            white = None if self.loops is not None or self.is_lean else self.white_innovations
+            white = None if self.loops is not None or self.shares_gains else self.white_innovations
             squares = self._filtered[1] if white is None else _dot(white, white)
             result = known - squares / 2
             result = result if evidence.constant is None else result + evidence.constant
@@ -367,7 +367,7 @@ class GaussianChain:
         if self.loops is not None:
             return self.loops.smooth()[0]
         path = self.path
-        if self.is_lean:
+        if self.shares_gains:
             dtype, runs = self.flat.mean.dtype, runs_of(path.index)
             tables = path.steps_back().to(dtype), path.weighted_loadings.to(dtype)
             return kalman_means.smooth_means(self._observed, self.flat.used, self.filtered_means, runs, *tables)

@@ -28,7 +28,7 @@ def row_log_probs(chain) -> Tensor | None:
     if twice.transformed() or torch._C._get_tracing_state() is not None or chain.flat.noise.shape[:2] != (1, 1):
         return None
     with torch.no_grad():
-        if chain.loops is None and not chain.is_lean:
+        if chain.loops is None and not chain.shares_gains:
             return None
     return _LogProbs.apply(chain, *_inputs(chain))
 

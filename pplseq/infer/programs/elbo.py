@@ -85,7 +85,7 @@ class TraceBlockedEnum_ELBO(Trace_ELBO):
         except GuideSite:
             raise
         except Exception:
-            if not handler.at_once:
+            if not handler.ran_vectorized:
                 raise
         self.vectorize = False  # a loop's body cannot stand for all steps at once, or fails step by step as well
         rewind(state)

@@ -162,7 +162,7 @@ def _stack_matrices(steps: list[Step], batch: torch.Size, part) -> Tensor:
         return torch.stack(values)
     event = values[0].shape[-2:]
     full = stack_steps(steps, batch, part, event=event, like=values[0])
-    return _lean(full) if full.shape[1:-2].numel() == 1 or not _expanded(full) else full.flatten(1, -3)[:, 0]
+    return _of_all_rows(full) if full.shape[1:-2].numel() == 1 or not _expanded(full) else full.flatten(1, -3)[:, 0]
 
 
 def _expanded(full: Tensor) -> bool:
@@ -274,7 +274,7 @@ def _stream(recording: Recording, steps: list[Step], batch: torch.Size, k: int):
                 size = matrix.shape[-1]
                 evidence = evidence._replace(matrix=matrix.expand(*evidence.shape, size, size))
             elif matrix.dim() > 3:
-                evidence = evidence._replace(matrix=_lean(matrix))
+                evidence = evidence._replace(matrix=_of_all_rows(matrix))
     else:
         evidence = _by_step(steps, by_step, batch, recording)
     shape = evidence.shape[1:]
@@ -311,7 +311,7 @@ def _without_missing(data: Tensor, seen: Tensor | None) -> Tensor:
     return torch.where(seen.reshape(*seen.shape, *(1,) * (data.dim() - seen.dim())), data, 0.0)
 
 
-def _lean(matrix: Tensor) -> Tensor:
+def _of_all_rows(matrix: Tensor) -> Tensor:
     """(T, h, h) of a matrix (T, 1, .., 1, h, h) that is the same for all rows."""
     return matrix.flatten(1, -3)[:, 0] if matrix.dim() > 3 and matrix.shape[1:-2].numel() == 1 else matrix
 
@@ -362,7 +362,7 @@ def _by_step(steps, by_step, batch: torch.Size, recording: Recording) -> Evidenc
     vector = stack_steps(steps, batch, part("vector"), event=(size,), like=like.new_zeros(size))
     constant = stack_steps(steps, batch, part("constant"), event=(), like=like.new_zeros(()))
     matrix = stack_steps(steps, torch.Size(), part("matrix"), event=(size, size), like=like.new_zeros(size, size))
-    matrix = _lean(matrix)
+    matrix = _of_all_rows(matrix)
     if matrix.dim() > 3:
         shape, rows = vector.shape[1:-1], matrix.shape[1:-2]  # of fewer plates, perhaps: these stand behind time
         matrix = matrix.reshape(len(matrix), *(1,) * (len(shape) - len(rows)), *rows, size, size)

@@ -35,7 +35,7 @@ class ChainMessenger(Messenger):
         vectorize: whether ``pplseq.markov`` may run a loop's body once for all steps.
         time_index: the vectorised index while such a body runs, else None. first_step: the number of a loop's first step.
         shows_all: whether it lets everything by.
-        at_once: whether some loop's body was run for all steps. left: whether one was left in such a run, as by an error.
+        ran_vectorized: whether some loop's body was run for all steps. left: whether one was left in such a run, by an error.
         hidden, others: names of the sites that were eliminated, and of those that came by (which may be hidden ones).
         chains: name of each chain's first site -> the chain, after the program has run. state_names: its sites.
         how_chains_start: for who asks for a chain that there is not.
@@ -45,7 +45,7 @@ class ChainMessenger(Messenger):
     time_index: TimeIndex | None = None
     first_step: int | None = None
     shows_all: bool = False
-    at_once: bool = False
+    ran_vectorized: bool = False
     left: bool = False
     how_chains_start: ClassVar[str]
 
@@ -57,7 +57,7 @@ class ChainMessenger(Messenger):
         self.chains, self.time_index = Chains(self.how_chains_start), None
         self.state_names: dict[str, list[str]] = {}
         self.hidden, self.others = [], []
-        self.at_once = self.left = False
+        self.ran_vectorized = self.left = False
         return super().__enter__()
 
     def _process_message(self, msg):
@@ -316,7 +316,7 @@ def _steps(iterable, history: int, vectorize: bool, is_direct: bool):
     next(loop)
     index, before = TimeIndex(iterable[1], iterable[-1] + 1), dict(body.frame.f_locals)
     for handler in handlers:
-        handler.time_index, handler.at_once, handler.left = index, True, True
+        handler.time_index, handler.ran_vectorized, handler.left = index, True, True
     try:
         yield index
         for handler in handlers:

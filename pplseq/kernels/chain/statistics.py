@@ -88,7 +88,7 @@ def _run(
         return None if bool(given.isnan().any()) else _in_steps(parameters, given, rows, gradients)
     rows = _rows(x, lengths)
     if compiled.num_parts(len(x), 4 * x.numel() * len(parameters.initial) ** 2) == 1:
-        return _words_at_once(parameters, rows, gradients)
+        return _from_words(parameters, rows, gradients)
     return _in_steps(parameters, x, rows, gradients) if call.are_words(rows, parameters.emission.shape[1]) else None
 
 
@@ -108,13 +108,13 @@ def _packed(x: Tensor, lengths: Tensor | None) -> tuple[Tensor, call.Rows]:
     return x[used], _rows(index, lengths)
 
 
-def _words_at_once(parameters: Words, rows: call.Rows, gradients: bool) -> tuple[list[np.ndarray], float] | None:
+def _from_words(parameters: Words, rows: call.Rows, gradients: bool) -> tuple[list[np.ndarray], float] | None:
     """:func:`_in_steps` of words in one call, on one thread."""
     from pplseq.kernels.chain import table_loops as loops
 
     initial, transition, emission = [array(part) for part in parameters]
     starts, moves, visits = np.empty(initial.shape), np.empty(transition.shape), np.empty(emission.shape)
-    value = loops.words_at_once(
+    value = loops.word_statistics(
         initial.reshape(1, -1), transition, emission, rows.numbers, rows.lengths, call.states_of(len(initial)), gradients,
         starts.reshape(1, -1), moves, visits,
     )  # fmt: skip

@@ -118,7 +118,7 @@ def moments(x, probs, loc, log_scale, gradients, first, second, visits):
 
 
 @jit(entry=True)
-def words_at_once(initial, transition, emission, index, lengths, states, gradients, starts, moves, visits):
+def word_statistics(initial, transition, emission, index, lengths, states, gradients, starts, moves, visits):
     """log p(x) of rows of words (N, T), -1 for a gap, of lengths (N,), from logits (1, K), (K, K) and (K, V); NaN where digits
     may be lost, a row is impossible, or a number is no word.
 

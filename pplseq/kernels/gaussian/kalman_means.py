@@ -66,7 +66,7 @@ def filter_means(
                 torch.linalg.vecdot(after[:, h:], after[:, h:], out=squares[0, rows])
                 t = 1
             if num_rows < linear_recursion.FEW_ROWS and stop - t >= linear_recursion.SHORT:
-                _filter_at_once(observed, table, means, squares, t, stop)
+                _filter_by_one_gain(observed, table, means, squares, t, stop)
                 continue
             driven = None if observed.offset is None else _driven(observed, t, stop, rows)
             for s in range(t, stop):
@@ -88,7 +88,7 @@ def _driven(observed: Observed, start: int, stop: int, rows: slice) -> Tensor:
     return torch.cat([shift, -(shift @ observed.loadings.T)], -1)
 
 
-def _filter_at_once(observed: Observed, table: Tensor, means: Tensor, squares: Tensor, start: int, stop: int) -> None:
+def _filter_by_one_gain(observed: Observed, table: Tensor, means: Tensor, squares: Tensor, start: int, stop: int) -> None:
     """Steps start..stop-1 of all rows, with one gain: inputs of the recursion x = F x + g, the recursion, innovations."""
     num_rows, h = means.shape[1:]
     n = table.shape[0]
@@ -141,7 +141,7 @@ def smooth_means(
             table, weight = steps[node], weighted[node]
             stop = min(stop, num_steps - 1)  # the last step is done
             if num_rows < linear_recursion.FEW_ROWS and stop - start >= linear_recursion.SHORT:
-                adjoint = _smooth_at_once(observed, expects, used, means, smoothed, adjoint, table, weight, start, stop)
+                adjoint = _smooth_by_one_node(observed, expects, used, means, smoothed, adjoint, table, weight, start, stop)
                 continue
             for t in reversed(range(start, stop)):
                 torch.mm(adjoint, table, out=moved)
@@ -165,7 +165,7 @@ def _innovations(observed: Observed, expects: Tensor, used: Tensor | None, means
     return rest if used is None else rest.masked_fill_(~used[start:stop, rows, None], 0.0)
 
 
-def _smooth_at_once(observed, expects, used, means, smoothed, adjoint, table, weight, start: int, stop: int) -> Tensor:
+def _smooth_by_one_node(observed, expects, used, means, smoothed, adjoint, table, weight, start: int, stop: int) -> Tensor:
     """Steps start..stop-1 of all rows, with one node; lambda of stop is given, that of start returned."""
     num_rows, h = means.shape[1:]
     size, every = max(1, PIECE // (2 * h) // num_rows), slice(None)

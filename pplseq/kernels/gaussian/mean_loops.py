@@ -62,17 +62,17 @@ def parts_of(out, h, n):
 sums_in = jit(parts_of)
 
 
-def rows_at_once(num_steps, numbers):
+def num_lanes(num_steps, numbers):
     """Rows of which so many numbers a step stay in the cache."""
     return max(FEWEST, min(LANES, ROOM // (num_steps * numbers) // 8 * 8))
 
 
-lanes_of = jit(rows_at_once)
+lanes_of = jit(num_lanes)
 
 
 def rows_kept(num_steps, numbers):
     """Rows of whole blocks that are kept for the smoother."""
-    lanes = rows_at_once(num_steps, numbers)
+    lanes = num_lanes(num_steps, numbers)
     return lanes * max(1, KEPT // (num_steps * numbers * lanes))
 
 

@@ -112,7 +112,7 @@ def _all_seen(num_rows: int, num_steps: int, n: int) -> tuple:
     return kinds, (NONE, NONE, NONE), None, np.array([num_steps]), np.array([num_rows], np.float64)
 
 
-def whole_rows(values: np.ndarray) -> Rows:
+def seen_rows(values: np.ndarray) -> Rows:
     """Rows (R, T, n) of which all is seen."""
     return Rows(values, *_all_seen(*values.shape))
 

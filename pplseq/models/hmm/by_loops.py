@@ -22,8 +22,8 @@ from pplseq.models.hmm.rows import (
     PointSpecs,
     are_few,
     are_rows,
-    chain_of_ready_words,
     chain_of_rows,
+    chain_of_words,
     expectation_of_rows,
     log_prob_of_rows,
     maximize_words,
@@ -83,7 +83,7 @@ class LoopAnswers(StateTables):
     def _chain_by_loops(self, x: Any) -> Chain | None:
         remembered = self._plain()
         specs = None if remembered is None else remembered.last()
-        return None if specs is None else chain_of_ready_words(specs, x)
+        return None if specs is None else chain_of_words(specs, x)
 
     @torch.no_grad()
     def _chain_of_rows(self, batch: Batch) -> Chain | None:

@@ -145,7 +145,7 @@ def log_prob_of_rows(model: nn.Module, remembered: Remembered, batch: Batch) -> 
     return statistics.log_prob(parameters, batch.x, batch.lengths)
 
 
-def chain_of_ready_words(specs: PointSpecs, x: Any) -> TableChain | None:
+def chain_of_words(specs: PointSpecs, x: Any) -> TableChain | None:
     """The chain of words x as they come, if they are a tensor (B, T) of known words without gaps, and few; else None."""
     known, chain = specs.word_tables, specs.chain
     if known is None or chain is None or time_scan.ACTIVE.get() or not compiled.available():

@@ -25,7 +25,7 @@ WAYS = frozenset(
 OUTPUTS = ("categorical", "bernoulli", "gaussian")  # that say by a mark alone whether they are there
 
 
-def is_short(model: Any, batch: Batch) -> bool:
+def sees_inputs_alone(model: Any, batch: Batch) -> bool:
     """Whether a batch that was checked is whole, and a model as it is and its transitions see inputs, nothing else does."""
     if model.outputs not in OUTPUTS or model.initial not in ("constant", "transition") or model.feedback or model._own:
         return False
@@ -40,8 +40,8 @@ def is_short(model: Any, batch: Batch) -> bool:
 
 
 @torch.no_grad()
-def chain_of_whole_rows(model: Any, batch: Batch) -> DenseChain | None:
-    """The chain of a batch for which :func:`is_short` holds; None where the transition is one matrix after all."""
+def chain_of_batch(model: Any, batch: Batch) -> DenseChain | None:
+    """The chain of a batch for which :func:`sees_inputs_alone` holds; None where the transition is one matrix after all."""
     transition, emission = model.specs()
     if not isinstance(transition, StepTransition):
         return None

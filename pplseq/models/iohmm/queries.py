@@ -24,7 +24,7 @@ from pplseq.models.base import AT_POINT, AT_TEST, said
 from pplseq.models.batch import as_given
 from pplseq.models.estimator import Sample
 from pplseq.models.forms import by_names, is_table
-from pplseq.models.iohmm.by_loops import chain_of_whole_rows, is_short
+from pplseq.models.iohmm.by_loops import chain_of_batch, sees_inputs_alone
 from pplseq.models.iohmm.data import SIZES, Inputs, Source, beside, sizes_of
 from pplseq.models.iohmm.forms import without_frames
 from pplseq.models.iohmm.networks import GaussianNoise
@@ -98,7 +98,7 @@ class IOHMMQueries(StateLanguages, IOParameters):
 
     def _chain_of_rows(self, batch: Batch) -> Chain | None:
         plain = vars(type(self)).get("_has_loops", False)
-        return chain_of_whole_rows(self, batch) if plain and is_short(self, batch) else None
+        return chain_of_batch(self, batch) if plain and sees_inputs_alone(self, batch) else None
 
     def _results_like(self, x, *, inputs=None, **known):
         if self.formulas is not None and self.formulas.sequence_id is not None:

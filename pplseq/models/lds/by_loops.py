@@ -62,7 +62,7 @@ def rows_of(x: Tensor, lengths: Tensor | None, h: int) -> Rows | None:
             ends = None
     flat = values.ravel()
     if ends is None and not math.isnan(flat @ flat):
-        return systems.whole_rows(values)
+        return systems.seen_rows(values)
     return systems.rows_of(values, ends, h)
 
 

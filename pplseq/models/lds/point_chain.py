@@ -31,7 +31,7 @@ class PointChain:
         self.last: tuple[torch.Size, GaussianChain] | None = None  # in one piece, as threads may ask at once
 
 
-def is_whole(batch: Batch) -> bool:
+def is_all_seen(batch: Batch) -> bool:
     """Whether a batch that was checked is small, and all its numbers are there and nothing beside them."""
     x = batch.x
     if x.device.type != "cpu" or x.numel() > MOST_NUMBERS or not all(value is None for value in batch[1:]):
@@ -39,7 +39,7 @@ def is_whole(batch: Batch) -> bool:
     return not (time_scan.ACTIVE.get() or bool(x.isnan().any()))
 
 
-def chain_of_whole_rows(point: PointChain, batch: Batch) -> GaussianChain:
+def chain_of_batch(point: PointChain, batch: Batch) -> GaussianChain:
     """The chain of a batch that is whole."""
     now, x, last = point.parameters, batch.x, point.last
     if last is not None and last[0] == x.shape:

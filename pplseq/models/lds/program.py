@@ -45,7 +45,7 @@ from pplseq.models.lds.fit import (
     to_coordinates,
 )
 from pplseq.models.lds.parameters import SCALES, Parameters
-from pplseq.models.lds.point_chain import PointChain, chain_of_whole_rows, is_whole
+from pplseq.models.lds.point_chain import PointChain, chain_of_batch, is_all_seen
 from pplseq.models.lds.start import STARTS
 from pplseq.models.lds.times import gaps_of, times_of, without_index
 from pplseq.models.online.reader import Filter
@@ -201,10 +201,10 @@ class LDS(LoopAnswers):
         remembered = vars(self).get("_remembered")
         if type(self) is not LDS or remembered is None or not WAYS.isdisjoint(vars(self)) or not self._is_one_chain:
             return None
-        if not is_whole(batch):
+        if not is_all_seen(batch):
             return None
         point = remembered.get(self, self._point)
-        return None if point is None else chain_of_whole_rows(point, batch)
+        return None if point is None else chain_of_batch(point, batch)
 
     def _point(self) -> PointChain | None:
         return PointChain(self.values) if self._is_finite else None

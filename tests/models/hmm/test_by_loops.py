@@ -113,7 +113,7 @@ def test_one_call_finds_what_several_find(num_states, rows, steps, gradients):
     x = torch.randint(7, (rows, steps))
     parameters = statistics.Words(model.initial_logits, model.transition_logits, model.emissions.logits)
     rows = call.Rows(x.numpy())
-    found, value = statistics._words_at_once(parameters, rows, gradients)
+    found, value = statistics._from_words(parameters, rows, gradients)
     wanted, expected = statistics._in_steps(parameters, x, rows, gradients)
     assert value == pytest.approx(expected, rel=1e-13)
     for a, b in zip(found, wanted, strict=True):
