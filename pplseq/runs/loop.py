@@ -191,6 +191,11 @@ def check_same_run(folder: Path, before: Mapping[str, Any], now: Mapping[str, An
         )
 
 
+def check_resumed(folder: Path, about: Mapping[str, Any]) -> None:
+    """:func:`check_same_run` of what a folder's run was trained with, before a model is changed for it."""
+    check_same_run(folder, TRAINING.read_header(folder / "last").get("about", {}), about)
+
+
 def digest(*parts: Tensor | str) -> str:
     """Of what is too long to be written down, for :attr:`Training.about`."""
     found = hashlib.sha256()

@@ -137,6 +137,10 @@ def test_a_run_goes_on_to_the_same_numbers(tmp_path):
     assert {record["kind"] for record in records} >= {"validation"}
     with pytest.raises(ValueError, match=r"segment_length: the run in .* \(it was .*, is 7\); resume it with the same"):
         VLHMM(**SMALL).fit(SENTENCES, folder=tmp_path / "parts", resume=True, **(options | dict(segment_length=7)))
+    sized = {name: value for name, value in options.items() if name != "num_blocks"}
+    with pytest.raises(ValueError, match="segment_length: the run in"):  # a model that was fitted stays as it is
+        parts.fit(SENTENCES, folder=tmp_path / "parts", resume=True, **(sized | dict(segment_length=7)))
+    assert all(torch.equal(parts.state_dict()[name], value) for name, value in whole.state_dict().items())
     with pytest.raises(ValueError, match="training text of x is no longer the one"):
         VLHMM(**SMALL).fit(SENTENCES[:-5] + SENTENCES[-4:], folder=tmp_path / "parts", resume=True, **options)
 

@@ -35,6 +35,7 @@ from pplseq.models.vlhmm.counts import check_start, start_from_counts
 from pplseq.models.vlhmm.topics import start_topics
 from pplseq.runs.checkpoint import only_one_run
 from pplseq.runs.cost import check_fits, vlhmm_cost
+from pplseq.runs.loop import check_resumed
 from pplseq.runs.progress import TrainingBar
 from pplseq.runs.settings import Progress, TrainSettings
 from pplseq.runs.training import train
@@ -164,15 +165,23 @@ def fit(
                 train_text, blocks, num_blocks, eos_block=eos_block, exchange_passes=exchange_passes, seed=batch_seed,
                 progress=progress,
             )  # fmt: skip
+        about = {"protocol": protocol, "shuffle": shuffle, "batch_size": batch_size, "segment_length": segment_length}
+        about |= {"batch_tokens": batch_tokens, "lr": schedule.lr}
+        about |= {"fixed": told_held(holds)} if holds else {}
+        if not fresh:
+            stack.enter_context(model._keeping(holds, "sgd", drawn))
+        about["frozen"] = frozen(model)
+        if resume and place is not None:
+            check_resumed(place, about)
         if fresh:
             lay_out(model, vocabulary, clusters, block_sizes=block_sizes, reset=reset)
-        elif not warm_start:
+            stack.enter_context(model._keeping(holds, "sgd", drawn))
+        elif not (warm_start or resume):
             model.draw_anew(holds)
-        stack.enter_context(model._keeping(holds, "sgd", drawn))
         with restored(model):
-            if start == "counts":
+            if start == "counts" and not resume:
                 start_from_counts(model, train_text)
-            if model.num_topics > 1 and not warm_start:
+            if model.num_topics > 1 and not (warm_start or resume):
                 start_topics(model, train_text)
         if has_words:
             model.vocabulary = vocabulary
@@ -180,9 +189,6 @@ def fit(
             model.clusters = None  # which are of words
         model.to(device)
         best: dict[str, Tensor] = {}
-        about = {"protocol": protocol, "shuffle": shuffle, "batch_size": batch_size, "segment_length": segment_length}
-        about |= {"batch_tokens": batch_tokens, "lr": schedule.lr, "frozen": frozen(model)}
-        about |= {"fixed": told_held(holds)} if holds else {}
 
         def keep_best(record: dict[str, Any]) -> None:
             if place is None and record.get("best"):
