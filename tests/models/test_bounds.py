@@ -167,7 +167,8 @@ def test_starts_and_what_is_held_beside():
         (lambda: SwitchingRegression(2), NUMBERS, {"mean": (0.1, None)}, "'mean' is not learned number by number"),
         (lambda: IOHMM(2, num_inputs=0, outputs="gaussian", num_outputs=2), VECTORS, {"noise": (0, 1)}, "bounds"),
         (lambda: StructuralModel(), NUMBERS, {"trend": (0, 1)}, "no parameter 'trend'"),
-        (lambda: StructuralModel(cycle=True), NUMBERS, {"damping": (0, 1)}, "raw_damping|'damping' is not learned"),
+        (lambda: StructuralModel(cycle=True), NUMBERS, {"damping": (0, 1)}, "'damping' is not learned"),
+        (lambda: StructuralModel(), NUMBERS, {"noise": (-2, -1)}, "no value of 'noise', which lie between 0 and inf"),
     ],
 )  # fmt: skip
 def test_what_has_no_bounds(make, x, bounds, error):

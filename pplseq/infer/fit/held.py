@@ -67,6 +67,16 @@ class Slot(NamedTuple):
                     f"{float(low.sum(-1)[tuple(row)]):.6g}, high to {float(high.sum(-1)[tuple(row)]):.6g}"
                 )
             return Entries(low.log(), high.log(), True, low == high)
+        self.check_bounds(name, low, high)
+        assert self.raw_of is not None
+        least, most = self.support
+        ends = self.raw_of(torch.where(low > least, low, 1.0)), self.raw_of(torch.where(high < most, high, 1.0))
+        return Entries(
+            torch.where(low > least, ends[0], -torch.inf), torch.where(high < most, ends[1], torch.inf), False, low == high
+        )
+
+    def check_bounds(self, name: str, low: Tensor, high: Tensor) -> None:
+        """Raises ValueError where numbers have no bounds, or no value that the parameter of this name may have is in them."""
         if self.raw_of is None:
             raise ValueError(
                 f"bounds: {name!r} is not learned number by number (a matrix whose numbers go together, or in units of the "
@@ -77,12 +87,8 @@ class Slot(NamedTuple):
         if bool(empty.any()):
             place = empty.nonzero()[0].tolist()
             pair = float(low[tuple(place)]), float(high[tuple(place)])
-            raise ValueError(f"bounds: no value of {name!r}, which lie between {least:g} and {most:g}, is in {pair} at {place}")
-        ends = self.raw_of(torch.where(low > least, low, 1.0)), self.raw_of(torch.where(high < most, high, 1.0))
-        return Entries(
-            torch.where(low > least, ends[0], -torch.inf), torch.where(high < most, ends[1], torch.inf), False, low == high
-        )
-
+            at = f" at {place}" if place else ""
+            raise ValueError(f"bounds: no value of {name!r}, which lie between {least:g} and {most:g}, is in {pair}{at}")
 
     def together(self, name: str, how: str) -> Together:
         """Values that all states share ("equal"), or that rise or fall from state to state.

@@ -392,11 +392,13 @@ class StructuralModel(LDS):
                 raise ValueError(f"bounds: this model has no parameter {str(name)[:40]!r}.{checks.nearest(str(name), places)}")
             raw, place = places[name]
             own = self.slots[raw].raw
+            between = ends(name, pair, own if place is None else own[place])
+            self.slots[raw].check_bounds(name, *between)
             if place is None:
-                found[raw] = tuple(end.reshape(own.shape) for end in ends(name, pair, own))
+                found[raw] = tuple(end.reshape(own.shape) for end in between)
                 continue
             every = found.setdefault(raw, tuple(torch.full_like(own, free).double() for free in (-math.inf, math.inf)))
-            for all_ends, end in zip(every, ends(name, pair, own[place]), strict=True):
+            for all_ends, end in zip(every, between, strict=True):
                 all_ends[place] = end / shares[name]
         return super()._bounds_by(found, method)
 
