@@ -166,18 +166,15 @@ def fit(
                 progress=progress,
             )  # fmt: skip
         about = {"protocol": protocol, "shuffle": shuffle, "batch_size": batch_size, "segment_length": segment_length}
-        about |= {"batch_tokens": batch_tokens, "lr": schedule.lr}
+        about |= {"batch_tokens": batch_tokens, "lr": schedule.lr, "frozen": frozen(model)}
         about |= {"fixed": told_held(holds)} if holds else {}
-        if not fresh:
-            stack.enter_context(model._keeping(holds, "sgd", drawn))
-        about["frozen"] = frozen(model)
         if resume and place is not None:
             check_resumed(place, about)
         if fresh:
             lay_out(model, vocabulary, clusters, block_sizes=block_sizes, reset=reset)
-            stack.enter_context(model._keeping(holds, "sgd", drawn))
         elif not (warm_start or resume):
             model.draw_anew(holds)
+        stack.enter_context(model._keeping(holds, "sgd", drawn))
         with restored(model):
             if start == "counts" and not resume:
                 start_from_counts(model, train_text)
