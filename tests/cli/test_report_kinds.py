@@ -108,7 +108,7 @@ def test_models_of_words(data, tmp_path, model):
 
     options = {"rnn": ("--hidden-size", 4, "--batch-size", 4), "hmm": ("--num-states", 3)}[model]
     pplseq("train", model, data / "text.txt", "--min-count", 1, "--epochs", 1, *options, "--out", tmp_path / "run")
-    page = page_of(tmp_path / "run", **({} if model == "rnn" else {"picture": False}))
+    page = page_of(tmp_path / "run")
     corpus = load_corpus(str(data / "text.txt"), min_count=1)
     expected = KneserNey(5).fit(corpus.train).perplexity(corpus.test)
     own = {row["protocol"]: row["perplexity"] for row in evaluate(tmp_path / "run")}
