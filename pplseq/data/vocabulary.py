@@ -230,9 +230,11 @@ class Vocabulary:
 
     def unknown_word_message(self, word: str, place: str = "words") -> str:
         """The error text for a word that cannot be encoded: where it stands and what to do."""
+        lacks = f"{place}: the word {word!r} is not in the vocabulary ({len(self)} words), which has no word for unknown words"
+        if self.unknown is None:
+            return f"{lacks}; give words that it has"
         return (
-            f"{place}: the word {word!r} is not in the vocabulary ({len(self)} words), which has no word for unknown "
-            f"words ({self.unknown!r}); make it with min_count=2 (--min-count 2) or more, so that rare and new words become "
+            f"{lacks} ({self.unknown!r}); make it with min_count=2 (--min-count 2) or more, so that rare and new words become "
             f"{self.unknown!r}, or correct the text"
         )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -103,6 +104,25 @@ class Constrainable(Estimator):
         if whole:
             options["start"] = moves.to(x.device).run(x)
         return self.posterior(x).constrained(moves, bounds.longest, bounds.shortest, **options)
+
+    @torch.no_grad()
+    def next_word(self, context: Prefix = ()) -> np.ndarray:
+        """Log-probabilities of the word behind a text's first words, (V,) nats, as every baseline gives them.
+
+        Args:
+            context: a string, words or ids, from the start of a text; () for its first word. Words outside the vocabulary count
+                as the unknown word.
+
+        Raises:
+            ValueError: ids outside the vocabulary, or an unknown word where it has none for them. TypeError: a model of
+                something else than words.
+        """
+        self._check_fitted()
+        if self.num_words is None or self.num_features is not None:
+            raise TypeError("next_word: this model is about vectors; ask predict_next or forecast for what comes next")
+        ids = _ids(context, words_of(self), "context")
+        chain: Any = self.posterior(torch.tensor([ids or [0]], device=self.reference.device))
+        return (chain.next() if ids else chain.next_after(None)).word_log_probs[0].double().cpu().numpy()
 
     def _specs_at_test(self):
         """Transition and emission, no state left out."""
@@ -208,17 +228,19 @@ def end_of(end: str | int | None, vocabulary: Vocabulary) -> int | None:
     return vocabulary.index[end]
 
 
-def _ids(prefix: Prefix | None, vocabulary: Vocabulary) -> list[int]:
-    """Word ids of a prefix."""
+def _ids(prefix: Prefix | None, vocabulary: Vocabulary, name: str = "prefix") -> list[int]:
+    """Word ids of a prefix, which its caller knows by this name."""
     if prefix is None:
         return []
-    if isinstance(prefix, Tensor):
-        prefix = prefix.tolist()
-    words = vocabulary.split(prefix) if isinstance(prefix, str) else list(prefix)
+    if hasattr(prefix, "tolist"):
+        prefix = prefix.tolist()  # of a tensor or an array
+    if isinstance(prefix, str):
+        prefix = vocabulary.split(prefix)
+    words = list(prefix) if isinstance(prefix, Sequence) else [prefix]
     if all(isinstance(word, str) for word in words):
         return vocabulary.encode(words).tolist()  # type: ignore[arg-type]
-    if not all(isinstance(word, int) and 0 <= word < len(vocabulary) for word in words):
+    if not all(type(word) is int and 0 <= word < len(vocabulary) for word in words) or not isinstance(prefix, Sequence):
         raise ValueError(
-            f"prefix: expected a string, a list of words, or of ids in 0..{len(vocabulary) - 1}, got {checks.shown(prefix)}"
+            f"{name}: expected a string, a list of words, or of ids in 0..{len(vocabulary) - 1}, got {checks.shown(prefix)}"
         )
     return words  # type: ignore[return-value]

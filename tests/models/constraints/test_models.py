@@ -205,3 +205,29 @@ def test_the_end_word_inside_a_constraint():
     drawn = model.sample(constraint=Constraint.containing("<eos> the"), length=6, end=None, num_sequences=5, seed=0)
     assert all(" <eos> the " in f" {' '.join(words)} " for words in drawn.words)
     assert model.sample(constraint=Constraint.length(0, 0), length=(0, 3), seed=0).words == [["<eos>"]]
+
+
+# ------------------------------------------------------------------------------------------------ the next word, as baselines
+@pytest.mark.parametrize("name", MODELS)
+def test_the_next_word_makes_up_the_text(name):
+    model, text = MODELS[name](), ["the", "stock", "fell", "<eos>", "today"]
+    steps = [model.next_word(text[:t])[VOCABULARY.index[word]] for t, word in enumerate(text)]
+    ids = VOCABULARY.encode(text)
+    assert sum(steps) == pytest.approx(float(model.log_prob(torch.as_tensor(ids)[None])[0]), rel=1e-6)
+    for context in ("the stock", ["the", "stock"], ids[:2], ids[:2].tolist(), torch.as_tensor(ids[:2])):
+        assert abs(sum(map(math.exp, model.next_word(context))) - 1) < 1e-5
+        assert model.next_word(context)[ids[2]] == steps[2]
+    assert (model.next_word(["unheard"]) == model.next_word(["<unk>"])).all()
+
+
+@pytest.mark.parametrize("context", [[8], [-1], [True], 3, [0.5]])
+def test_a_context_of_no_words_is_refused(context):
+    with pytest.raises(ValueError, match=r"context: expected a string, a list of words, or of ids in 0\.\.7, got"):
+        hmm().next_word(context)
+    with pytest.raises(ValueError, match=r"prefix: expected a string, a list of words, or of ids in 0\.\.7, got"):
+        hmm().sample(prefix=context, length=2)
+
+
+def test_vectors_have_no_next_word():
+    with pytest.raises(TypeError, match="next_word: this model is about vectors; ask predict_next or forecast"):
+        HMM(2, num_features=1).set_parameters(loc=torch.zeros(2, 1)).next_word()
