@@ -156,6 +156,12 @@ def flag(name: str, value: Any) -> bool:
         raise TypeError(f"{name} must be True or False, got {shown(value)}") from None
 
 
+def function(name: str, value: Any, of: str) -> None:
+    """Raises TypeError for what is neither None nor a function of what is said."""
+    if value is not None and not callable(value):
+        raise TypeError(f"{name} must be a function of {of}, got {shown(value)}")
+
+
 def positive(name: str, value: Any, *, zero: bool = False) -> float:
     """The value, a number above zero; with ``zero``, or zero."""
     if number(name, value) < 0 or (not zero and value == 0):

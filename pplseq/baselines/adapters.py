@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import chain as chained
 from typing import Any
@@ -40,6 +40,7 @@ class Adapter(Tagger):
         validation: Sequence[TaggedSentence] | None = None,
         *,
         progress: bool = False,
+        on_record: Callable[[dict[str, Any]], None] | None = None,
     ):
         check_sentences(x, need_tags=self.needs_tags)
         tags = tag_names(x)

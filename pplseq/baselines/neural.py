@@ -25,6 +25,7 @@ from pplseq.distributions.drawing import seeded
 from pplseq.folder import sound
 from pplseq.kernels.precision import exact_products
 from pplseq.runs.loop import run_training
+from pplseq.runs.progress import recorder
 from pplseq.runs.settings import perplexity
 from pplseq.threads import undisturbed
 
@@ -151,25 +152,26 @@ class NeuralLanguageModel(checks.NamedArguments, nn.Module):
     def fit(
         self,
         text: Text,
-        valid: Text | None = None,
+        validation: Text | None = None,
         *,
         settings: SGDSettings | None = None,
         folder: str | Path | None = None,
         resume: bool = False,
+        progress: bool = False,
         on_record: Callable[[dict[str, Any]], None] | None = None,
     ) -> NeuralLanguageModel:
-        """Minimise the nats per token of a text by truncated back-propagation; keep the weights best on `valid`.
+        """Minimise the nats per token of a text by truncated back-propagation; keep the weights best on `validation`.
 
         It is a run as :func:`~pplseq.runs.loop.run_training` describes them. `history` holds a record an epoch: epoch, lr,
-        seconds, train_perplexity, perplexity (of `valid`); epoch 0 is before training.
+        seconds, train_perplexity, perplexity (of `validation`); epoch 0 is before training.
 
         Args:
             text: to learn from, in its own order.
-            valid: held-out text that steers the learning rate; without it the rate stays and all epochs are run.
+            validation: held-out text that steers the learning rate; without it the rate stays and all epochs are run.
             settings: the schedule.
             folder: for checkpoints (`last`), the best model (`best`) and `metrics.jsonl`; None keeps all in memory.
             resume: continue from `folder/last`.
-            on_record: called with every record.
+            progress: show a bar. on_record: called with every record.
 
         Returns:
             The model itself.
@@ -178,14 +180,15 @@ class NeuralLanguageModel(checks.NamedArguments, nn.Module):
             ValueError: another vocabulary, too few tokens, or a folder that already holds a run.
             NonFiniteLoss: naming the step; no checkpoint holds the bad weights.
         """
-        for name, part in (("text", text), ("valid", valid)):
+        for name, part in (("text", text), ("validation", validation)):
             if part is not None:
                 self._check(part, name)
         settings = settings or SGDSettings()
-        run_training(
-            SGDTraining(self, text, valid, settings), folder=folder, resume=resume, on_record=on_record,
-            checkpoint_interval=settings.checkpoint_interval,
-        )  # fmt: skip
+        with recorder(progress, on_record) as record:
+            run_training(
+                SGDTraining(self, text, validation, settings), folder=folder, resume=resume, on_record=record,
+                checkpoint_interval=settings.checkpoint_interval,
+            )  # fmt: skip
         self.is_fitted = True
         return self
 

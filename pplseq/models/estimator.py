@@ -6,7 +6,7 @@ import contextlib
 import inspect
 import math
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Self
@@ -45,6 +45,7 @@ from pplseq.models.fitting import (
     about_data,
     check_options,
     fit_best,
+    num_steps_of,
     on_cluster,
     parts_of_files,
     run_fit,
@@ -55,6 +56,7 @@ from pplseq.models.information import Summary, criterion, observed_tokens, summa
 from pplseq.models.online.reader import Chains, Filter, Online
 from pplseq.models.state_labels import StateOrder, named
 from pplseq.runs.loop import digest
+from pplseq.runs.progress import recorder
 from pplseq.threads import alone, undisturbed
 
 
@@ -158,6 +160,8 @@ class Estimator(DiagnosticQueries, StateOrder, HeldParameters, SequenceModel):
         max_time: float | None = None,
         fixed: str | Sequence[str] | Mapping[str, Any] = (),
         bounds: Mapping[str, Any] | None = None,
+        progress: bool = False,
+        on_record: Callable[[dict[str, Any]], None] | None = None,
         **options,
     ) -> Self:
         """Fits the parameters to data; ``history`` says afterwards how it went.
@@ -189,6 +193,8 @@ class Estimator(DiagnosticQueries, StateOrder, HeldParameters, SequenceModel):
                 "lbfgs". Means and covariances that are full matrices have bounds by gradients, the second none. Or of all
                 states together: "equal" for values that they share, "increasing" or "decreasing" from state to state:
                 ``{"loc": "increasing", "covariance": "equal"}``.
+            progress: show a bar. on_record: called with every record: of an iteration of "em", of some steps of "sgd", of the
+                end of other methods.
             **options: ``device``, to which the model moves first; what is ``known`` with the sequences (observed states make
                 the fit supervised, or partly so); options of :func:`~pplseq.infer.fit.em.expectation_maximization`
                 (max_iterations, tolerance, step_size; ``cluster``, an address as of :func:`pplseq.runs.cluster.connected`,
@@ -243,15 +249,16 @@ class Estimator(DiagnosticQueries, StateOrder, HeldParameters, SequenceModel):
                 ways = [how or self.turns[k % len(self.turns) :][:1] if self.turns else how for k in range(num_starts)]
                 begin = [partial(self._begin, batch, *way) for way in ways]
                 starts = start_anew(self, batches, begin, cluster, finalists)
+            record = stack.enter_context(recorder(progress, on_record, num_steps_of(method, options)))
             if alone:
-                history = fit_best(self, batches, method, options, starts)
+                history = fit_best(self, batches, method, options, starts, record)
             else:
                 about = {} if folder is None else self._about(x, batch, batches, holds)
                 if boxes:
                     about["bounds"] = {name: digest(*own.told) for name, own in boxes.items()}
                 if method != "em":  # of which batches are only its memory
                     about["batch_size"] = batch_size
-                limits: dict[str, Any] = {"folder": folder, "resume": resume, "max_time": max_time}
+                limits: dict[str, Any] = {"folder": folder, "resume": resume, "max_time": max_time, "on_record": record}
                 history = run_fit(self, batches, method, options, **limits, about=about)
         vars(self)["history"] = history  # no submodule, though it may hold a guide
         vars(self)["is_fitted"] = True

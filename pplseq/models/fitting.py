@@ -116,10 +116,11 @@ def run_fit(
     method: str,
     options: dict[str, Any],
     *,
-    folder: str | Path | None,
+    folder: str | Path | None = None,
     resume: bool = False,
     max_time: float | None = None,
     about: Mapping[str, Any] | None = None,
+    on_record: Callable[[dict[str, Any]], None] | None = None,
 ) -> FitHistory:
     """:func:`fit_parameters` as a run: from the parameters as they are, or from where the run in the folder stopped.
 
@@ -127,7 +128,7 @@ def run_fit(
     gets the fitted model; not the guide of "svi" and the samples of "nuts", which are of the fit alone.
 
     Args:
-        folder, resume, max_time: see :func:`~pplseq.runs.loop.run_training`, also for what is raised.
+        folder, resume, max_time, on_record: see :func:`~pplseq.runs.loop.run_training`, also for what is raised.
         about: what a resumed fit must be given alike, beside method, options and model.
 
     Raises:
@@ -141,11 +142,17 @@ def run_fit(
     if folder is not None:
         run.about = about_fit(model, method, options, GOES_ON if method in STEPWISE else ()) | dict(about or {})
     with checks.trusted() if method in STEPWISE else nullcontext():
-        ended = run_training(run, folder=folder, resume=resume, max_time=max_time)
+        ended = run_training(run, folder=folder, resume=resume, max_time=max_time, on_record=on_record)
     run.history.reason = run.history.reason or ended.stop_reason
     for note in run.history.notes:
         warnings.warn(note, RuntimeWarning, stacklevel=4)
     return run.history
+
+
+def num_steps_of(method: str, options: Mapping[str, Any]) -> int | None:
+    """How many steps a fit takes at most, where it goes step by step."""
+    name = {"em": "max_iterations", "sgd": "num_steps"}.get(method)
+    return None if name is None else options.get(name, checks.signature(FITTERS[method]).parameters[name].default)
 
 
 def about_fit(model: Any, method: str, options: Mapping[str, Any], free: Sequence[str] = ()) -> dict[str, Any]:
@@ -305,15 +312,21 @@ def _run(model: Any, batches: Sequence[Batch], cluster: Any) -> float:
 
 
 def fit_best(
-    model: Any, batches: Sequence[Batch], method: str, options: dict, starts: Sequence[dict[str, Tensor]]
+    model: Any,
+    batches: Sequence[Batch],
+    method: str,
+    options: dict,
+    starts: Sequence[dict[str, Tensor]],
+    on_record: Callable[[dict[str, Any]], None] | None = None,
 ) -> FitHistory:
     """Fits the parameters from each of some starts (none: from where they are), and keeps those that fit best."""
+    fit = fit_parameters if on_record is None else partial(run_fit, on_record=on_record)
     if len(starts) < 2:
-        return fit_parameters(model, batches, method, options)
+        return fit(model, batches, method, options)
     found = []
     for start in starts:
         model.load_state_dict(start)
-        history = fit_parameters(model, batches, method, options)
+        history = fit(model, batches, method, options)
         found.append((_log_posterior(model, batches), history, copy.deepcopy(model.state_dict())))
     _, history, best = max(found, key=lambda one: one[0])
     model.load_state_dict(best)

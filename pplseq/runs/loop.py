@@ -215,8 +215,7 @@ class _Loop:
             checks.number("max_time", max_time)
         if early_stop is not None:
             checks.count("early_stop", early_stop)
-        if on_record is not None and not callable(on_record):
-            raise TypeError(f"on_record must be a function of a record, got {checks.shown(on_record)}")
+        checks.function("on_record", on_record, "a record")
         self.training: Training = training
         training.clock = self._clock
         self.folder: Path | None = folder

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TextIO
 
+from pplseq import checks
 from pplseq.files import printable
 
 LOG_SECONDS = 15.0
@@ -133,8 +134,8 @@ class TrainingBar(Watch):
             self.tokens, self.since = 0, time.monotonic()
         elif not self.terminal and time.monotonic() - self.logged > LOG_SECONDS:
             self._write(text)
-        if "lr" not in record and record.get("kind") != "validation":
-            self.bar.update()  # an iteration of EM
+        if record.get("kind") != "validation":
+            self.bar.update(max(0, record["step"] - self.bar.n))  # where nobody tells of each step
 
     def _write(self, line: str) -> None:
         self.bar.write(printable(line), file=self.out)
@@ -144,6 +145,33 @@ class TrainingBar(Watch):
         """The end."""
         self.stepping.set()
         self.bar.close()
+
+
+@contextmanager
+def recorder(
+    progress: bool, on_record: Callable[[dict[str, Any]], None] | None, num_steps: int | None = None
+) -> Iterator[Callable[[dict[str, Any]], None] | None]:
+    """What a fit calls with every record: the caller's function, and a bar where one is asked for; None for neither.
+
+    Raises:
+        TypeError: for what is no function, or no flag.
+    """
+    checks.function("on_record", on_record, "a record")
+    if not checks.flag("progress", progress):
+        yield on_record
+        return
+    bar = TrainingBar()
+    bar.begin(num_steps)
+
+    def tell(record: dict[str, Any]) -> None:
+        bar.record(record)
+        if on_record is not None:
+            on_record(record)
+
+    try:
+        yield tell
+    finally:
+        bar.close()
 
 
 def draws_in_notebook(bar: type) -> bool:

@@ -281,7 +281,7 @@ def test_refusals(texts, filter_arrays):
         SGDSettings(precision="half")
     model = RNN(train.vocabulary, 2)
     other = Text.from_lines([["a", "b"]])
-    with pytest.raises(ValueError, match="valid: 'text' is encoded with another vocabulary"):
+    with pytest.raises(ValueError, match="validation: 'text' is encoded with another vocabulary"):
         model.fit(train, other)
     with pytest.raises(ValueError, match="another vocabulary"):
         model.log_prob(other)

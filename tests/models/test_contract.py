@@ -366,7 +366,7 @@ def test_words_are_drawn_where_there_is_a_vocabulary():
 
 # ------------------------------------------------------------------------------------------------ fits, folders, arguments
 @offering("fit", "score")
-def test_a_fit_raises_the_likelihood_and_repeats(name):
+def test_a_fit_raises_the_likelihood_and_repeats_whoever_looks_on(name, capsys):
     case, x = CASES[name], CASES[name].data()
     model, again = case.model(), case.model()
     before = model.score(x, **case.known)
@@ -374,7 +374,14 @@ def test_a_fit_raises_the_likelihood_and_repeats(name):
     assert model.is_fitted and model.history is not None and "fitted" in repr(model)
     after = model.score(x, **case.known)
     assert after > before
-    assert again.fit(x, **case.known, seed=0, **case.fit).score(x, **case.known) == pytest.approx(after, abs=1e-9)
+    records = []
+    again.fit(x, **case.known, seed=0, progress=True, on_record=records.append, **case.fit)
+    assert again.score(x, **case.known) == pytest.approx(after, abs=1e-9)
+    steps = [record["step"] for record in records]
+    assert steps == sorted(steps) and all("kind" in record and record["seconds"] >= 0 for record in records)
+    capsys.readouterr()
+    with pytest.raises(TypeError, match="on_record must be a function of a record, got 3"):
+        again.fit(x, **case.known, on_record=3, **case.fit)
 
 
 @offering("fit", "score")

@@ -1,6 +1,7 @@
 """Fits as runs on disk: the same parameters as in memory, also after an interruption."""
 
 import json
+import math
 import os
 import signal
 import warnings
@@ -44,6 +45,21 @@ def test_a_folder_changes_nothing(how, tmp_path):
     assert all(record["kind"] == "train" for record in records)
     last = disk.history.losses[-1] if disk.history.losses else -disk.history.log_likelihoods[-1] / disk.history.num_tokens
     assert records[-1]["nats_per_token"] == pytest.approx(last)
+
+
+@pytest.mark.parametrize("method", HMM.methods)
+def test_every_method_tells_of_itself(method, capsys):
+    """The same fit, told of or not, and a bar's lines where there is no terminal."""
+    size = "max_iterations" if method == "em" else "num_samples" if method == "nuts" else "num_steps"
+    how, records = {"method": method, "seed": 0, size: 21}, []
+    if method == "nuts":
+        how["warmup_steps"] = 2
+    alone = HMM(3, 5, priors=True).fit(X, **how)
+    assert same(HMM(3, 5, priors=True).fit(X, **how, on_record=records.append, progress=True), alone)
+    assert records or method == "nuts"
+    assert all(math.isfinite(record["nats_per_token"]) for record in records if record["kind"] == "train")
+    assert len(records) == {"em": len(alone.history.log_likelihoods), "sgd": 2}.get(method, len(records))
+    assert "Traceback" not in capsys.readouterr().err
 
 
 def test_em_goes_on_where_it_stopped(tmp_path):

@@ -26,6 +26,7 @@ from pplseq.models.automata.training import AutomatonTraining, Told, TriedSize
 from pplseq.models.iohmm.program import IOHMM
 from pplseq.models.iohmm.restarts.history import RestartBlock
 from pplseq.runs.loop import run_training
+from pplseq.runs.progress import recorder
 from pplseq.threads import undisturbed
 
 SAVED_EVERY = 60.0  # seconds between two checkpoints, beside those of a size that is done and of a stop
@@ -216,6 +217,7 @@ class AutomatonLearner(checks.NamedArguments):
         folder: str | Path | None = None,
         resume: bool = False,
         max_time: float | None = None,
+        progress: bool = False,
         on_record: Callable[[dict[str, Any]], None] | None = None,
         began: float | None = None,
     ) -> LearnedAutomaton:
@@ -232,6 +234,7 @@ class AutomatonLearner(checks.NamedArguments):
             each: is told each size after it was tried.
             folder: of a run: its checkpoint ``last/``, ``best/`` with the model and the automaton of the sizes tried, and
                 ``metrics.jsonl``; a size that ``max_time`` cuts short is judged as it is where there is no other.
+            progress: show a bar.
             resume, max_time, on_record, began: see :func:`~pplseq.runs.loop.run_training`. The same numbers come out however
                 often it was stopped and resumed.
 
@@ -253,10 +256,11 @@ class AutomatonLearner(checks.NamedArguments):
         settings = *settings, self.max_wrong
         digest = hashlib.sha256(repr([list(strings), numbers, tree.symbols, *settings]).encode()).hexdigest()
         training = AutomatonTraining(self, Told(tree, strings, numbers, names, validation, digest), each)
-        run_training(
-            training, folder=folder, resume=resume, max_time=max_time, on_record=on_record, began=began,
-            checkpoint_interval=SAVED_EVERY,
-        )  # fmt: skip
+        with recorder(progress, on_record) as record:
+            run_training(
+                training, folder=folder, resume=resume, max_time=max_time, on_record=record, began=began,
+                checkpoint_interval=SAVED_EVERY,
+            )  # fmt: skip
         if not training.tried:
             training.cut()
         learnt = self.so_far()

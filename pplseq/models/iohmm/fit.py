@@ -15,7 +15,7 @@ from torch import Tensor
 from pplseq import checks
 from pplseq.infer.fit.em import Batch, FitHistory
 from pplseq.models.batch import split_rows
-from pplseq.models.fitting import about_data, about_fit, check_options, fit_parameters
+from pplseq.models.fitting import about_data, about_fit, check_options, fit_best
 from pplseq.models.iohmm.data import PARTS
 from pplseq.models.iohmm.embeddings import EmbeddedNetwork
 from pplseq.models.iohmm.input_units import units_note
@@ -34,6 +34,7 @@ from pplseq.models.iohmm.restarts.starts import draw_parameters
 from pplseq.models.iohmm.restarts.stationary import StationaryStart
 from pplseq.models.iohmm.restarts.training import RestartTraining
 from pplseq.runs.loop import digest, run_training
+from pplseq.runs.progress import recorder
 
 METHODS = ("em", "gem", "sgd", "svi", "nuts")
 FITTERS = {"em": EMRun, "gem": EMRun, "sgd": SGDRun}
@@ -52,13 +53,14 @@ class FitPlan(NamedTuple):
     folder: str | Path | None = None
     resume: bool = False
     max_time: float | None = None
+    progress: bool = False
     on_record: Callable[[dict[str, Any]], None] | None = None
     cluster: Any = None
 
     @property
     def on_disk(self) -> bool:
         """Whether it is a run, with checkpoints or a limit of time."""
-        return self.folder is not None or self.max_time is not None or self.resume or self.on_record is not None
+        return self.folder is not None or self.max_time is not None or self.resume
 
     def about(self, model: IOParameters, batch: Batch, validation: Batch | None) -> dict[str, Any]:
         """What a resumed fit must be given alike."""
@@ -105,8 +107,9 @@ class FitPlan(NamedTuple):
 
 def fit_model(model: IOParameters, batch: Batch, validation: Batch | None, plan: FitPlan) -> FitHistory:
     """Leaves the model at what the fit has found."""
-    if plan.cluster is not None and (plan.on_disk or plan.method not in ("em", "gem")):
-        why = "folder, max_time, on_record" if plan.on_disk else f"method {plan.method!r}"
+    told = plan.progress or plan.on_record is not None
+    if plan.cluster is not None and (plan.on_disk or told or plan.method not in ("em", "gem")):
+        why = "folder, max_time, progress, on_record" if plan.on_disk or told else f"method {plan.method!r}"
         raise ValueError(f"cluster: restarts of 'em' and 'gem' are fitted there, whole; leave out {why}, or cluster")
     if plan.method in ("svi", "nuts") and plan.on_disk:
         raise ValueError(f"folder, max_time: a fit by {plan.method!r} cannot be interrupted; use 'em' or 'sgd'")
@@ -116,8 +119,10 @@ def fit_model(model: IOParameters, batch: Batch, validation: Batch | None, plan:
     if plan.method in ("svi", "nuts"):
         if not plan.warm_start:
             model.initialize(batch)
-        return fit_parameters(model, split_rows(batch, plan.batch_size), plan.method, plan.options)
-    return fit_restarts(model, batch, validation, plan)
+        with recorder(plan.progress, plan.on_record) as record:
+            return fit_best(model, split_rows(batch, plan.batch_size), plan.method, plan.options, [], record)
+    with recorder(plan.progress, plan.on_record) as record:
+        return fit_restarts(model, batch, validation, plan._replace(on_record=record))
 
 
 def check_held(model: IOParameters, method: str) -> None:
@@ -286,7 +291,7 @@ def fit_restarts(model: IOParameters, batch: Batch, validation: Batch | None, pl
     training = RestartTraining(begin_group, len(groups), load, conclude, model.save, problem.num_steps)
     if plan.folder is not None:
         training.about = plan.about(model, batch, validation)
-    if plan.on_disk:
+    if plan.on_disk or plan.on_record is not None:
         run_training(
             training, folder=plan.folder, resume=plan.resume, max_time=plan.max_time, on_record=plan.on_record
         )

@@ -386,7 +386,8 @@ class IOHMM(IOHMMQueries):
         num_restarts: int | RestartBlock | Sequence[RestartBlock | Mapping] = 1, select: str = "likelihood",
         validation=None, warm_start: bool = False, batch_size: int | None = None, seed: int | None = None,
         folder: str | Path | None = None, resume: bool = False, max_time: float | None = None,
-        on_record: Callable[[dict[str, Any]], None] | None = None, cluster: Any = None, fixed: str | Sequence[str] = (),
+        progress: bool = False, on_record: Callable[[dict[str, Any]], None] | None = None, cluster: Any = None,
+        fixed: str | Sequence[str] = (),
         trials=None, exposure=None, **options,
     ) -> Self:  # fmt: skip
         """Fits the parameters to data; ``history`` says afterwards how it went, ``history.restarts`` of every restart.
@@ -409,7 +410,7 @@ class IOHMM(IOHMMQueries):
             folder: of a run: checkpoints ``last/`` and ``best/``, and ``metrics.jsonl``; Ctrl-C and SIGTERM leave a checkpoint.
             resume: go on where the run in the folder stopped, to the numbers it would have come to; give the same arguments.
             max_time: seconds, over all resumptions; the choice is then among what the restarts have come to, and
-                ``history.reason`` is "max_time". on_record: called with the record of every iteration.
+                ``history.reason`` is "max_time". progress: show a bar. on_record: called with the record of every iteration.
             cluster: an address as of :func:`pplseq.runs.cluster.connected`, whose workers fit the restarts of "em" and "gem".
             fixed: parts that keep their parameters: "initial", "transition", "emission", "noise" (covariances, dispersions).
                 Those none of whose parameters has ``requires_grad`` are held as well; what is held is not in
@@ -434,7 +435,8 @@ class IOHMM(IOHMMQueries):
         plan = FitPlan.of(self, METHODS[0] if method is None else method, num_restarts, select, warm_start, batch_size, options)
         if validation is None and select == "validation":
             raise ValueError("validation: select='validation' needs validation data, (x, inputs); got None")
-        plan = plan._replace(folder=folder, resume=resume, max_time=max_time, on_record=on_record, cluster=cluster)
+        plan = plan._replace(folder=folder, resume=resume, max_time=max_time, cluster=cluster)
+        plan = plan._replace(progress=checks.flag("progress", progress), on_record=on_record)
         with self._naming(x, bool(warm_start or resume), inputs, states, [trials, exposure]):
             self.sized_by = self.sized_by if warm_start or resume else None
             sizes = {name: value for name, value in (("trials", trials), ("exposure", exposure)) if value is not None}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -132,6 +132,7 @@ class HMMTagger(SentenceTagger):
         validation: Sequence[TaggedSentence] | None = None,
         *,
         progress: bool = False,
+        on_record: Callable[[dict[str, Any]], None] | None = None,
         cluster: Any = None,
     ) -> HMMTagger:
         """As :meth:`~pplseq.models.taggers.tagger.Tagger.fit`.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, ClassVar, Self
@@ -41,13 +41,14 @@ class Tagger(checks.NamedArguments, ABC):
         validation: Sequence[TaggedSentence] | None = None,
         *,
         progress: bool = False,
+        on_record: Callable[[dict[str, Any]], None] | None = None,
     ) -> Self:
         """Learns from tagged sentences; the tagger itself is returned.
 
         Args:
             x: words and their tags; the tag None is an unknown one, for taggers that can learn from such words.
             validation: held-out sentences, for taggers that choose something by them.
-            progress: show a bar.
+            progress: show a bar. on_record: called with every record of a training that goes in steps.
 
         Raises:
             ValueError: nothing to learn from.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import time
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Generic, Self, TypeVar
 
@@ -113,6 +113,7 @@ class IterativeTagger(Tagger, Generic[Learning]):
         validation: Sequence[TaggedSentence] | None = None,
         *,
         progress: bool = False,
+        on_record: Callable[[dict[str, Any]], None] | None = None,
         folder: str | Path | None = None,
         resume: bool = False,
         max_time: float | None = None,
@@ -128,7 +129,8 @@ class IterativeTagger(Tagger, Generic[Learning]):
         try:
             watch.stage(f"preparing {len(x):,} sentences")
             run = self.training(x, validation)
-            run_tagger_training(run, folder=folder, resume=resume, max_time=max_time, watch=watch, began=began)
+            how = {"folder": folder, "resume": resume, "max_time": max_time, "on_record": on_record}
+            run_tagger_training(run, **how, watch=watch, began=began)
         finally:
             watch.close()
         self._check_fitted()
@@ -143,11 +145,18 @@ def run_tagger_training(
     max_time: float | None = None,
     watch: Watch | None = None,
     began: float | None = None,
+    on_record: Callable[[dict[str, Any]], None] | None = None,
 ) -> History:
     """Run a training to its end, telling `watch`; other arguments as of :func:`~pplseq.runs.loop.run_training`."""
     watch = watch or Watch()
     watch.begin(training.num_steps if max_time is None else None)
+
+    def record(found: dict[str, Any]) -> None:
+        watch.record(found)
+        if on_record is not None:
+            on_record(found)
+
     return run_training(
-        training, folder=folder, resume=resume, max_time=max_time, checkpoint_interval=SAVED_EVERY,
-        on_record=watch.record, began=began,
+        training, folder=folder, resume=resume, max_time=max_time, checkpoint_interval=SAVED_EVERY, on_record=record,
+        began=began,
     )  # fmt: skip

@@ -33,6 +33,7 @@ from pplseq.models.text_lds.realisation import Realisation, realise
 from pplseq.models.text_lds.steady_state import TextParameters
 from pplseq.models.text_lds.subspace import subspace_identification
 from pplseq.runs.loop import run_training
+from pplseq.runs.progress import recorder
 from pplseq.runs.signals import TimeOver
 
 if TYPE_CHECKING:
@@ -187,6 +188,7 @@ def fit_counts(
     folder: str | Path | None = None,
     resume: bool = False,
     initial: TextParameters | None = None,
+    progress: bool = False,
     on_record: Callable[[dict[str, Any]], None] | None = None,
     began: float | None = None,
 ) -> tuple[TextLDS, TextFit]:
@@ -200,7 +202,7 @@ def fit_counts(
         folder: gets metrics.jsonl and the model folders last/ and best/; None keeps everything in memory.
         resume: go on with what is in the folder.
         initial: parameters to start EM from, instead of subspace identification.
-        on_record: called with every record. began: see :func:`~pplseq.runs.loop.run_training`.
+        progress: show a bar. on_record: called with every record. began: see :func:`~pplseq.runs.loop.run_training`.
 
     Raises:
         ValueError: for counts that do not fit (another vocabulary, too few lags, a word that never occurs and no
@@ -215,10 +217,11 @@ def fit_counts(
             "words); count it with the training text's vocabulary"
         )
     training = _CountTraining(like, counts, settings, validation, initial)
-    history = run_training(
-        training, folder=folder, resume=resume, max_time=settings.max_time,
-        checkpoint_interval=settings.checkpoint_interval, on_record=on_record, began=began,
-    )  # fmt: skip
+    with recorder(progress, on_record, settings.max_iterations) as record:
+        history = run_training(
+            training, folder=folder, resume=resume, max_time=settings.max_time,
+            checkpoint_interval=settings.checkpoint_interval, on_record=record, began=began,
+        )  # fmt: skip
     if training.best is None:
         raise TimeOver(f"max_time: {settings.max_time} s were over before there were any parameters; give more")
     fit = TextFit(history.records, training.best_gain, training.progress.best_step, history.stop_reason)

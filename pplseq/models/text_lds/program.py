@@ -427,7 +427,8 @@ class TextLDS(GaussianEstimator):
     @undisturbed
     def fit(
         self, x, lengths=None, *, validation=None, folder=None, resume: bool = False, seed: int | None = None,
-        initial: Any = None, on_record: Callable[[dict[str, Any]], None] | None = None, began: float | None = None,
+        initial: Any = None, progress: bool = False, on_record: Callable[[dict[str, Any]], None] | None = None,
+        began: float | None = None,
         fixed: Any = (), **settings,
     ) -> TextLDS:  # fmt: skip
         """Fits the parameters to a text, of which only counts of word pairs matter; ``history`` says how it went.
@@ -441,7 +442,8 @@ class TextLDS(GaussianEstimator):
             folder: gets metrics.jsonl and the model folders last/ and best/; an interrupted fit goes on with ``resume``.
             seed: of the randomised decomposition; None is 0.
             initial: :class:`~pplseq.models.text_lds.steady_state.TextParameters` to start EM from, instead of identifying
-                some. on_record: called with every record. began: `time.monotonic()` from which max_time counts; None is now.
+                some. progress: show a bar. on_record: called with every record. began: `time.monotonic()` from which max_time
+                counts; None is now.
             fixed: of other models; here nothing can be held.
             **settings: of :class:`~pplseq.models.text_lds.fit.FitSettings`: pseudo_counts, max_iterations, start, ...;
                 the model takes their dtype.
@@ -470,8 +472,8 @@ class TextLDS(GaussianEstimator):
             about |= dict(vocabulary=self.vocabulary or counts.vocabulary, name="validation")
         other = None if validation is None else as_counts(held_out_text("validation", validation), **about)
         model, self.history = fit_counts(
-            self, counts, chosen, validation=other, folder=folder, resume=resume, initial=initial, on_record=on_record,
-            began=began,
+            self, counts, chosen, validation=other, folder=folder, resume=resume, initial=initial, progress=progress,
+            on_record=on_record, began=began,
         )  # fmt: skip
         self.to(model.emission.dtype).load_state_dict(model.state_dict())
         self.forms, self.embedding_share, self.is_fitted = model.forms, model.embedding_share, True

@@ -110,6 +110,8 @@ def fit(
     """
     began = time.monotonic()
     schedule = _settings(settings)
+    checks.function("on_record", on_record, "a record")
+    checks.function("on_step", on_step, "where the run stands, and the tokens of its batch")
     fresh = model.num_words is None
     check_start(start, model.config["transition"])
     if start != "random" and warm_start:

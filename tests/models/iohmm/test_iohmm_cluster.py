@@ -53,7 +53,7 @@ def test_what_a_cluster_cannot_do(here, tmp_path):
     x, inputs, lengths = data()
     with pytest.raises(ValueError, match="cluster: restarts of 'em' and 'gem' are fitted there, whole; leave out method 'sgd'"):
         make().fit(x, lengths, inputs=inputs, method="sgd", cluster=here)
-    with pytest.raises(ValueError, match="leave out folder, max_time, on_record, or cluster"):
+    with pytest.raises(ValueError, match="leave out folder, max_time, progress, on_record, or cluster"):
         make().fit(x, lengths, inputs=inputs, folder=tmp_path / "run", cluster=here)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -69,8 +69,9 @@ class MorphologyTagger(Tagger):
         return ",".join(self.columns)
 
     def fit(
-        self, x: Sequence[TaggedSentence], validation: Sequence[TaggedSentence] | None = None, *, progress: bool = False
-    ) -> MorphologyTagger:
+        self, x: Sequence[TaggedSentence], validation: Sequence[TaggedSentence] | None = None, *, progress: bool = False,
+        on_record: Callable[[dict[str, Any]], None] | None = None,
+    ) -> MorphologyTagger:  # fmt: skip
         check_sentences(x)
         for i, sentence in enumerate(x):
             for tag in sentence.tags:
@@ -85,7 +86,7 @@ class MorphologyTagger(Tagger):
             tokens = ((str(w), tag, lemma) for words, parts in parted for w, (tag, lemma) in zip(words, parts, strict=True))
             self.lemmas = LemmaGuesser(token for token in tokens if token[2] != NO_TAG or token[0] == NO_TAG)
             x = [TaggedSentence(words, tuple(tag for tag, _ in parts)) for words, parts in parted]
-        self.tagger = LatentTagger(self.settings).fit(x, progress=progress)
+        self.tagger = LatentTagger(self.settings).fit(x, progress=progress, on_record=on_record)
         return self._take()
 
     def _take(self) -> MorphologyTagger:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, replace
 from typing import Any, Self
 
@@ -82,14 +82,15 @@ class ProductTagger(Product):
         self.models: list[LatentTagger] = []  # pyright: ignore[reportIncompatibleVariableOverride]
 
     def fit(
-        self, x: Sequence[TaggedSentence], validation: Sequence[TaggedSentence] | None = None, *, progress: bool = False
-    ) -> ProductTagger:
+        self, x: Sequence[TaggedSentence], validation: Sequence[TaggedSentence] | None = None, *, progress: bool = False,
+        on_record: Callable[[dict[str, Any]], None] | None = None,
+    ) -> ProductTagger:  # fmt: skip
         models: list[LatentTagger] = []
         for seed in range(self.settings.seed, self.settings.seed + self.num_models):
             model = LatentTagger(replace(self.settings, seed=seed))
             if models:  # they know nothing of substates
                 model.known_forms = models[0].forms
-            models.append(model.fit(x, validation, progress=progress))
+            models.append(model.fit(x, validation, progress=progress, on_record=on_record))
             model.known_forms = None  # another text has other forms
         return self._take(models)
 
@@ -163,12 +164,13 @@ class ProductOfTaggers(Product):
             raise ValueError("members: expected at least one tagger, got none")
 
     def fit(
-        self, x: Sequence[TaggedSentence], validation: Sequence[TaggedSentence] | None = None, *, progress: bool = False
-    ) -> ProductOfTaggers:
+        self, x: Sequence[TaggedSentence], validation: Sequence[TaggedSentence] | None = None, *, progress: bool = False,
+        on_record: Callable[[dict[str, Any]], None] | None = None,
+    ) -> ProductOfTaggers:  # fmt: skip
         self._check_members()
         check_sentences(x)
         copies = [member.__sklearn_clone__() for member in self.members]
-        return self._take([copy.fit(x, validation, progress=progress) for copy in copies])
+        return self._take([copy.fit(x, validation, progress=progress, on_record=on_record) for copy in copies])
 
     # ---------------------------------------------------------------- on disk
     def state(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
