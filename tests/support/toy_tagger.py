@@ -82,11 +82,11 @@ class ToyTagger(PlainTagger):
             for _ in range(num_samples)
         ]
 
-    def surprising(self, words):
-        return np.log([len(word) + 1 for word in words]) if words else np.zeros(0)
+    def token_log_probs(self, sentences):
+        return [-np.log([len(word) + 1 for word in words]) if words else np.zeros(0) for words in sentences]
 
     def log_prob(self, sentences):
-        return np.array([-self.surprising(words).sum() for words in sentences])
+        return np.array([found.sum() for found in self.token_log_probs(sentences)])
 
 
 class Needy(PlainTagger):

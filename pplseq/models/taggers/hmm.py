@@ -89,7 +89,7 @@ class HMMTagger(SentenceTagger):
     p(word | tag) = (1 - e) count(word, tag) / count(tag). A new one is any other string of Unicode, with e p(spelling)
     P(tag | ending) / P(tag): Bayes' rule as in TnT, so that new words have probability e over all tags (each tag by itself as
     far as the new words' tags are distributed like all others). Neither e nor the spelling moves a tag; they make
-    probabilities of sentences and :meth:`surprising` words comparable.
+    probabilities of sentences and of words (:meth:`token_log_probs`) comparable.
 
     Example::
 

@@ -328,14 +328,14 @@ class GenerativeTagger(ProbabilisticTagger):
         total = float(self.log_prob(x).sum())
         return total / max(sum(map(len, x)), 1) if per_token else total
 
-    def surprising(self, sentence: Words) -> np.ndarray:
-        """(T,) -log p(word | words before), nats: large where a word was not expected."""
-        self.check_unconstrained("surprising")
+    def token_log_probs(self, x: Sequence[Words]) -> list[np.ndarray]:
+        """Of each sentence the (T,) log p(word | words before), nats: low where a word was not expected."""
+        self.check_unconstrained("token_log_probs")
 
         def nats(chain: Chain, lengths: list[int]) -> list[np.ndarray]:
-            return [-chain.token_log_probs()[0, : lengths[0]].cpu().numpy()]
+            return [row[:n].numpy() for row, n in zip(chain.token_log_probs().cpu(), lengths, strict=True)]
 
-        return self.each([sentence], nats, lambda: np.zeros(0))[0]
+        return self.each(x, nats, lambda: np.zeros(0))
 
     def filter(self, x: Sequence[Words]) -> list[np.ndarray]:
         """Of each sentence the (T, tags) probabilities of tags given the words up to each."""

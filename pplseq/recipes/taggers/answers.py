@@ -29,8 +29,8 @@ _NEEDS = {
     "num_paths": ("n_best", "several taggings of a sentence"),
     "num_samples": ("sample_states", "taggings drawn from the posterior"),
     "entropy": ("entropy", "an entropy"),
-    "log_prob": ("surprising", "the probability of a sentence"),
-    "surprising": ("surprising", "the probability of a word"),
+    "log_prob": ("token_log_probs", "the probability of a sentence"),
+    "surprising": ("token_log_probs", "the probability of a word"),
 }
 
 
@@ -162,7 +162,7 @@ def _answer_batch(tagger: Any, sentences: Sequence[Words], questions: TagQuestio
             drawn = tagger.sample_states([words], questions.num_samples, seed=questions.seed + start + i)
             found["samples"] = [list(path) for (path,) in drawn]
         if questions.surprising:
-            found["surprisals"] = nats = [float(value) for value in tagger.surprising(words)]
+            found["surprisals"] = nats = [-float(value) for value in tagger.token_log_probs([words])[0]]
             first = sorted(range(len(nats)), key=lambda t: -nats[t])[:MOST_SURPRISING]
             found["most_surprising"] = [{"position": t + 1, "word": words[t], "nats": nats[t]} for t in first]
     return answers

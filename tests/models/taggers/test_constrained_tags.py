@@ -115,7 +115,7 @@ def test_a_constraint_upon_a_constraint_is_both():
 
 def test_what_is_not_asked_under_a_constraint(tagger, tmp_path):
     under, words = tagger.under(Constraint.containing("B-N")), ASKED[0]
-    generative = {"filter": [words], "predict_next": [words], "surprising": words, "sample": 3}
+    generative = {"filter": [words], "predict_next": [words], "token_log_probs": [words], "sample": 3}
     asked = {"save": tmp_path / "tagger", "log_prob": [TaggedSentence(words, ("O",) * 3)]}
     for name, given in {**asked, **{name: given for name, given in generative.items() if hasattr(under, name)}}.items():
         with pytest.raises(TypeError, match=f"{name}: not for a tagger under a constraint \\(containing 'B-N'\\)"):

@@ -119,7 +119,7 @@ def test_posterior_is_that_of_all_paths():
         joint[tuple(tagger.tags[k] for k in path)] = float(value)
     total = sum(joint.values())
     assert tagger.log_prob([words])[0] == pytest.approx(math.log(total), rel=1e-10)
-    assert -tagger.surprising(words).sum() == pytest.approx(math.log(total), rel=1e-10)
+    assert tagger.token_log_probs([words])[0].sum() == pytest.approx(math.log(total), rel=1e-10)
     probs = tagger.smooth([words])[0]
     for t, tag in itertools.product(range(3), tagger.tags):
         share = sum(value for path, value in joint.items() if path[t] == tag) / total

@@ -76,7 +76,7 @@ def test_probabilities_of_words():
         for word in ("climbed", "Rations", "DOG", "9"):
             over_tags = (np.exp(tagger._word_log_prob(word)) * shares).sum()
             np.testing.assert_allclose(np.log(over_tags), tagger._log_new + tagger._spelling.log_prob(word))
-    assert tagger.surprising(("the", "careful", "climbed", "walk")).argmax() == 2
+    assert tagger.token_log_probs([("the", "careful", "climbed", "walk")])[0].argmin() == 2
 
 
 def test_counts_of_parts_add_up():

@@ -264,12 +264,12 @@ def test_probabilities_of_words(generative):
     words = [s.words for s in TRAIN[:3]] + NEW
     log_probs = generative.log_prob([*words, ()])
     assert np.isfinite(log_probs).all() and log_probs[-1] == 0
-    for each, log_prob in zip(words, log_probs, strict=False):
-        nats = generative.surprising(each)
-        assert nats.shape == (len(each),)
-        assert log_prob <= -nats.sum() + 1e-9  # what is missing is the end's
-    assert generative.surprising(()).shape == (0,)
-    assert generative.surprising(("the", "qxzzjk", "barks")).argmax() == 1
+    tokens = generative.token_log_probs([*words, ()])
+    assert [found.shape for found in tokens] == [(len(each),) for each in words] + [(0,)]
+    assert all(p <= found.sum() + 1e-9 for found, p in zip(tokens, log_probs, strict=True))  # the end is not among them
+    for each, found in zip(words, tokens, strict=False):
+        np.testing.assert_allclose(generative.token_log_probs([each])[0], found, atol=1e-6)
+    assert generative.token_log_probs([("the", "qxzzjk", "barks")])[0].argmin() == 1
 
 
 def test_generated_sentences(generative):
