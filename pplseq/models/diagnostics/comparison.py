@@ -72,8 +72,8 @@ def compare(
 
     Args:
         models: by name, or in a row. x, lengths, **known: the data, as all of the models take them.
-        folds: F of cross-validation, for which each model is fitted F times anew, holding what its last fit was told to hold;
-            None for none.
+        folds: F of cross-validation, for which each model is fitted F times anew, holding what its last fit was told to hold,
+            within its bounds; None for none.
         by: "rows": the folds are of sequences, in turn, each scored by a fit to the others. "time": all sequences are cut into
             F + 1 blocks of time, and each but the first is scored, given what came before, by a fit to that. By default rows
             where there are as many as folds.
@@ -148,7 +148,8 @@ def _held_out(
     if odd := [each for each in batch.known if each not in takes]:
         raise ValueError(f"folds: {name} was told {odd[0]} of its steps, which cannot be cut; compare it without folds")
     kept = {each: True for each in model.fixed_parameters} | dict(model._fixed_entries)
-    options = {"fixed": kept, **options} if kept else options
+    held = {"fixed": kept, "bounds": dict(model._bounds)}
+    options = {name: told for name, told in held.items() if told} | options
     log_probs, tokens = [], []
     for fold in range(folds):
         if by == "rows":
