@@ -145,6 +145,12 @@ def test_draws_are_told_what_is_known_of_steps(name):
     assert 0.01 < float(found.p_values) < 0.99
 
 
+def test_words_of_a_linear_system_are_drawn_too():
+    model, x, _ = draws("text_lds", 60)
+    for statistic in (lambda data: (data == 0).double().mean(), lambda data: (data[:, 1:] == data[:, :-1]).double().mean()):
+        assert 0.01 < float(model.predictive_check(x, statistic, 60, seed=0).p_values) < 0.99
+
+
 # ------------------------------------------------------------------------------------------------ models beside each other
 def series():
     random = np.random.default_rng(0)

@@ -28,7 +28,8 @@ class SemiMarkovHMM(RegimeQueries, HMM):
     "explicit" durations 1..M are any distribution: a state of the chain is a regime and how many steps are left. "poisson" ones
     are 1 plus a Poisson number, of those up to M. Those of "negative_binomial" are M plus a negative binomial number: a regime
     has M phases in a row, each of geometric length; "geometric" ones have one phase, as in an HMM. The chain is exact, the last
-    duration of a row may go on behind it, and a row begins with a new regime.
+    duration of a row may go on behind it, and a row begins with a new regime. ``decode``, ``n_best`` and ``entropy`` are of
+    paths of the chain (a regime, and how many steps are left or which phase it is), several of which may have the same regimes.
 
     Args:
         num_states: R, of regimes, at least 2. num_words, num_features, emission, ...: as of
