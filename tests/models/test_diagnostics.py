@@ -235,3 +235,6 @@ def test_comparisons_say_what_they_cannot_compare():
             compare([one], x, **arguments)
     with pytest.raises(ValueError, match="at least one"):
         compare([], x)
+    for given in (one, None, [3], {"a": None}):
+        with pytest.raises(TypeError, match="models: expected"):
+            compare(given, x)

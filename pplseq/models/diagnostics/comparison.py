@@ -13,6 +13,7 @@ from torch import Tensor
 
 from pplseq import checks, notebooks
 from pplseq.models.batch import cut
+from pplseq.models.diagnostics.residuals import DiagnosticQueries
 from pplseq.models.information import observed_steps, observed_tokens
 
 if TYPE_CHECKING:
@@ -83,13 +84,18 @@ def compare(
         A :class:`Comparison`. Standard errors are of sums over independent sequences, or over blocks.
 
     Raises:
-        ValueError: for what cannot be cut so; a model whose steps are at times of their own, by time.
+        ValueError: for what cannot be cut so; a model whose steps are at times of their own, by time. TypeError: for what is no
+            model.
 
     Warns:
         RuntimeWarning: where models explain different numbers of observations, as autoregressions of other orders do: their
             likelihoods and criteria are of different data.
     """
+    if not isinstance(models, (Mapping, list, tuple)):
+        raise TypeError(f"models: expected fitted models by name, or a list of them, got {checks.shown(models)}")
     named = dict(models) if isinstance(models, Mapping) else {f"{type(m).__name__} {k}": m for k, m in enumerate(models)}
+    if other := [model for model in named.values() if not isinstance(model, DiagnosticQueries)]:
+        raise TypeError(f"models: expected models that are fitted to data sets, got {checks.shown(other[0])}")
     if not named:
         raise ValueError("models: give at least one fitted model, got none")
     rows, held_out = [], []
