@@ -175,7 +175,7 @@ class SemiMarkovHMM(RegimeQueries, HMM):
     @property
     def num_free_parameters(self) -> int:
         regimes, size, duration = self._sizes
-        each = size - 1 if duration == "explicit" else 1
+        each = 1 if not self._is_listed else size - 1 if duration == "explicit" else min(size - 1, 1)
         return regimes - 1 + regimes * (regimes - 2) + regimes * each + self.emissions.num_free - self._num_held
 
     @property

@@ -386,9 +386,9 @@ class TextLDS(GaussianEstimator):
         words = None if self.vocabulary is None else [self.vocabulary.decode(row) for row in x.tolist()]
         return up_to_end(self, Sample(x, states, words), end)
 
-    def draws(self, *, num_sequences: int, num_steps: int) -> tuple[Tensor, Tensor]:
+    def draws(self, **known) -> tuple[Tensor, Tensor]:
         """Filtered means (B, T, h) of the states, and words (B, T), as :meth:`sample` draws them."""
-        x, states = sample_words(self, num_steps, num_sequences)
+        x, states = sample_words(self, **known)
         return states, x
 
     def rnn_weights(self, form: str = "predictor", **options) -> dict[str, np.ndarray]:
