@@ -39,7 +39,7 @@ from pplseq.models.batch import (
     without_empty_rows,
 )
 from pplseq.models.diagnostics.residuals import DiagnosticQueries
-from pplseq.models.fitted import HeldParameters, told_held
+from pplseq.models.fitted import HeldParameters, told_bounds, told_held
 from pplseq.models.fitting import (
     PART_STEPS,
     about_data,
@@ -241,8 +241,10 @@ class Estimator(DiagnosticQueries, StateOrder, HeldParameters, SequenceModel):
             alone, starts = folder is None and max_time is None and not resume, []
             holds = self._held_by(fixed)
             self._take_units(batch, warm_start or resume, holds)
-            boxes = self._bounds_by({} if bounds is None else bounds, method)
+            bounds = {} if bounds is None else bounds
+            boxes = self._bounds_by(bounds, method)
             stack.enter_context(self._keeping(holds, method, () if resume else drawn, boxes))  # a run that goes on sets all
+            self._bounds = told_bounds(bounds)
             stack.enter_context(self._saying_why(batch))
             if not (warm_start or resume):
                 finalists, num_starts = self._finalists if alone else 1, max(num_restarts, self._least_starts)
@@ -622,7 +624,7 @@ class Estimator(DiagnosticQueries, StateOrder, HeldParameters, SequenceModel):
             built.load_state_dict(kept)
             vars(built)["history"], built.is_fitted = self.history, self.is_fitted
             built.fixed_parameters, built._fixed_entries = self.fixed_parameters, self._fixed_entries
-            built.shared_parameters = self.shared_parameters
+            built._bounds = self._bounds
             for name in frozen(self):
                 built.get_parameter(name).requires_grad_(False)
         built._take_names(self)

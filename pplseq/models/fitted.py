@@ -47,8 +47,8 @@ class FittedState(SequenceModel):
     _is_named = False  # by the constructor
     sized_by: tuple[str, ...] | None = None  # "exposure", "trials": what the data it was fitted to came with
     fixed_parameters: frozenset[str] = frozenset()  # names of those that the last fit was told to keep
-    shared_parameters: frozenset[str] = frozenset()  # whose values the last fit made equal in all states
     _fixed_entries: Mapping[str, Tensor] = {}  # noqa: RUF012  (of others, which entries it was)
+    _bounds: Mapping[str, Any] = {}  # noqa: RUF012  (of the last fit, as `told_bounds` has them)
 
     @property
     def _has_columns(self) -> bool:
@@ -404,8 +404,6 @@ class HeldParameters(FittedState):
         slots = self.slots
         self.fixed_parameters = frozenset(name for name, mask in holds.items() if mask is None)
         self._fixed_entries = {name: mask for name, mask in holds.items() if mask is not None}
-        equal = (name for name, box in (boxes or {}).items() if isinstance(box, Together) and box.how == "equal")
-        self.shared_parameters = frozenset(equal)
         what: dict[str, Any] = {**holds}
         for name, box in (boxes or {}).items():
             if name in what:
@@ -423,6 +421,11 @@ class HeldParameters(FittedState):
         """Raises ValueError where a method cannot hold what is held."""
         if not any(parameter.requires_grad for parameter in self.parameters()):
             raise ValueError("fixed: every parameter is held, so there is nothing to fit")
+
+    @property
+    def shared_parameters(self) -> frozenset[str]:
+        """Names of :attr:`slots` whose values the last fit made equal in all states."""
+        return frozenset(self._slot_name("bounds", name) for name, how in self._bounds.items() if how == "equal")
 
     @property
     def _num_held(self) -> int:
@@ -471,6 +474,14 @@ def ends(name: str, pair: Any, like: Tensor) -> tuple[Tensor, Tensor]:
     if bool((found[0] > found[1]).any()):
         raise ValueError(f"bounds: {name!r} has a low bound above its high one; got {checks.shown(pair)}")
     return found[0], found[1]
+
+
+def told_bounds(bounds: Mapping[str, Any]) -> dict[str, Any]:
+    """Bounds of a fit, JSON-able: a word, or [low, high], each a number, nested lists of numbers or None."""
+    def end(value: Any) -> Any:
+        return None if value is None else checks.numbers("bounds", value).tolist()
+
+    return {name: how if isinstance(how, str) else [end(value) for value in how] for name, how in bounds.items()}
 
 
 def told_held(holds: Mapping[str, Tensor | None]) -> dict[str, str]:

@@ -130,19 +130,23 @@ class StateOrder:
         raise ValueError(f"a {type(self).__name__} has states of which none can take the place of another")
 
     def permuted(self: Any, order: Sequence[int]) -> Any:
-        """A copy in which state k is what was state order[k], with its name and what is held; ``history`` is None.
+        """A copy in which state k is what was state order[k], with its name, what is held and its bounds; ``history`` is None.
 
         Args:
             order: every state once (of models with regimes these).
 
         Raises:
-            ValueError: for another order, and a model whose states are told apart by more than their parameters.
+            ValueError: for another order, and a model whose states are told apart by more than their parameters. TypeError: for
+                what is no row of whole numbers.
         """
         axes, number = self._state_axes(), self._num_observable_states
         for name in ("graph", "start_states"):
             if getattr(self, name, None) is not None:
                 raise ValueError(f"{name}: states that have moves or starts of their own cannot change places")
-        order = [int(state) for state in order]
+        places = np.asarray(order)
+        if places.dtype.kind not in "iu" or places.ndim != 1:
+            raise TypeError(f"order must be whole numbers, every state 0..{number - 1} once, got {checks.shown(order)}")
+        order = places.tolist()
         if sorted(order) != list(range(number)):
             raise ValueError(f"order: every state 0..{number - 1} once, got {checks.shown(order)}")
         found, index = copy.deepcopy(self), torch.tensor(order)
@@ -159,6 +163,15 @@ class StateOrder:
         of = {id(parameter): axes.get(name, ()) for name, parameter in self.named_parameters()}
         slots = self.slots
         found._fixed_entries = {name: moved(mask, of[id(slots[name].raw)]) for name, mask in self._fixed_entries.items()}
+
+        def moved_end(end: Any, raw: Tensor) -> Any:
+            if not isinstance(end, list):
+                return end
+            return moved(torch.tensor(end, dtype=torch.float64).expand(raw.shape), of[id(raw)]).tolist()
+
+        for name, how in self._bounds.items():
+            if not isinstance(how, str):
+                found._bounds[name] = [moved_end(end, slots[self._slot_name("bounds", name)].raw) for end in how]
         if self.state_names is not None:
             found.state_names = tuple(self.state_names[state] for state in order)
             if self._is_named:

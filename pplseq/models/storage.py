@@ -19,7 +19,7 @@ MODEL = FolderKind(
     "pplseq", 2, header="config.json", tensors="model.safetensors", what="model", again="train again or save it again",
     schema={
         "model": str, "config?": dict, "column_names?": [str], "input_column_names?": [str], "fixed?": [str], "frozen?": [str],
-        "sized_by?": [str], "tagger?": str, "training?": dict, "special_words?": SPECIAL_WORDS,
+        "bounds?": dict, "sized_by?": [str], "tagger?": str, "training?": dict, "special_words?": SPECIAL_WORDS,
     },
 )  # fmt: skip
 
@@ -51,7 +51,8 @@ def save_model(model, folder) -> Path:
     for name in NAMES:
         if getattr(model, name, None) is not None:
             header[name] = list(getattr(model, name))
-    still = {name: sorted(getattr(model, f"{name}_parameters", ())) for name in ("fixed", "shared")} | {"frozen": frozen(model)}
+    still = {"fixed": sorted(getattr(model, "fixed_parameters", ())), "frozen": frozen(model)}
+    still["bounds"] = getattr(model, "_bounds", {})
     header |= {name: value for name, value in still.items() if value}
     masks = {f"{MASK}{name}": mask for name, mask in getattr(model, "_fixed_entries", {}).items()}
     if vocabulary is not None:
@@ -111,7 +112,7 @@ def read_model(folder, device: str | torch.device = "cpu"):
             if model.slots[name].raw.shape != mask.shape:
                 raise ValueError(f"{name}: another shape than its mask's")
     model.fixed_parameters, model._fixed_entries = frozenset(header.get("fixed", ())), masks
-    model.shared_parameters = frozenset(header.get("shared", ()))
+    model._bounds = header.get("bounds", {})
     vocabulary, clusters = words
     num_words = getattr(model, "num_words", None)
     if vocabulary is not None and num_words is not None and num_words != len(vocabulary):

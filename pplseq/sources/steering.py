@@ -128,7 +128,8 @@ class ConstraintProcessor:
                 count; 0 for never, which is importance sampling. seed: makes it repeatable; None draws from torch's generator.
 
         Raises:
-            ValueError: a chain of several prompts, tokens of another number, or a language model that leaves no text possible.
+            ValueError: a chain of several prompts, tokens of another number, a language model that leaves no text possible, or
+                gives NaN. TypeError: for a prompt that is no numbers, or logits that are none.
 
         Cost: a call of the language model with all particles for each token, and the HMM's step.
 
@@ -140,9 +141,13 @@ class ConstraintProcessor:
         chain, device = self.chain, self.chain.first.device
         if len(chain.first) != 1:
             raise ValueError(f"chain: particles are of one prompt, and this chain is of {len(chain.first)}")
-        before = torch.as_tensor(prompt, dtype=torch.long, device=device).reshape(1, -1).expand(num_particles, -1)
-        if before.shape[1] != self.prompt_length:
-            raise ValueError(f"prompt: expected {self.prompt_length} ids, as prompt_length says, got {before.shape[1]}")
+        ids = checks.numbers("prompt", prompt).reshape(1, -1).to(device)
+        if ids.shape[1] != self.prompt_length:
+            raise ValueError(f"prompt: expected {self.prompt_length} ids, as prompt_length says, got {ids.shape[1]}")
+        num_words = len(chain.moves.classes)
+        if ids.numel() and (ids.is_floating_point() or int(ids.min()) < 0 or int(ids.max()) >= num_words):
+            raise ValueError(f"prompt: expected whole numbers in 0..{num_words - 1}, got {checks.shown(prompt)}")
+        before = ids.long().expand(num_particles, -1)
         begin = chain.begin()
         states, automaton = begin.states.repeat(num_particles, 1), begin.automaton.repeat(num_particles)
         tokens = torch.full((num_particles, chain.num_steps), -1, device=device)
@@ -154,10 +159,20 @@ class ConstraintProcessor:
                 rows = going.nonzero()[:, 0]
                 if not len(rows):
                     break
-                scores = language_model(torch.cat([before[rows], tokens[rows, :step]], 1))
+                scores = checks.numbers("language_model", language_model(torch.cat([before[rows], tokens[rows, :step]], 1)))
+                if scores.shape[:-1] != rows.shape:
+                    raise ValueError(
+                        f"language_model: expected logits of the next token alone, ({len(rows)}, {num_words}), got shape "
+                        f"{tuple(scores.shape)}; of those of all tokens (P, T, V) give [:, -1]"
+                    )
                 at = TextSoFar(step, states[rows], automaton[rows])
                 ahead = self._lookahead(at, scores)
-                steered = (torch.log_softmax(scores, -1).to(ahead) + ahead).double()
+                given = torch.log_softmax(scores.to(ahead), -1)
+                if bool(given.isnan().any()):
+                    raise ValueError(
+                        f"language_model: its logits after {step} tokens hold NaN or infinity, or are -inf throughout"
+                    )
+                steered = (given + ahead).double()
                 log_weight[rows] += steered.logsumexp(-1) - hope[rows]
                 if bool(torch.isneginf(log_weight).all()):
                     raise ValueError(

@@ -145,6 +145,12 @@ def test_draws_are_told_what_is_known_of_steps(name):
     assert 0.01 < float(found.p_values) < 0.99
 
 
+def test_words_of_a_linear_system_are_drawn_too():
+    model, x, _ = draws("text_lds", 60)
+    for statistic in (lambda data: (data == 0).double().mean(), lambda data: (data[:, 1:] == data[:, :-1]).double().mean()):
+        assert 0.01 < float(model.predictive_check(x, statistic, 60, seed=0).p_values) < 0.99
+
+
 # ------------------------------------------------------------------------------------------------ models beside each other
 def series():
     random = np.random.default_rng(0)
@@ -201,6 +207,19 @@ def test_what_is_held_stays_held_and_inputs_are_cut_with_their_steps():
         assert found.score[0] > -10 and found.behind == [0.0]
 
 
+def test_what_was_bounded_is_fitted_anew_within_its_bounds(tmp_path):
+    x, fit = series(), {"seed": 0, "max_iterations": 5}
+    for bounds in ({"loc": "equal", "covariance": "equal"}, {"loc": ([[-math.inf], [2.5]], None), "covariance": (None, 2)}):
+        model, free = HMM(2, num_features=1).fit(x, bounds=bounds, **fit), HMM(2, num_features=1).fit(x, **fit)
+        found = compare({"free": free, "bounded": model}, x, folds=2, fit=fit)
+        alone = [compare([one], x, folds=2, fit=fit | more).score[0] for one, more in ((free, {}), (free, {"bounds": bounds}))]
+        assert found.score == alone and alone[0] != alone[1]
+        model.save(tmp_path / "m")
+        other = HMM.load(tmp_path / "m")
+        assert other.num_free_parameters == model.num_free_parameters
+        assert compare([other, other.permuted([1, 0])], x, folds=2, fit=fit).score[0] == alone[1]
+
+
 def test_comparisons_say_what_they_cannot_compare():
     x = series()[0]
     models = [ARHMM(1, 1, order=k).fit(x, max_iterations=2) for k in (1, 2)]
@@ -216,3 +235,6 @@ def test_comparisons_say_what_they_cannot_compare():
             compare([one], x, **arguments)
     with pytest.raises(ValueError, match="at least one"):
         compare([], x)
+    for given in (one, None, [3], {"a": None}):
+        with pytest.raises(TypeError, match="models: expected"):
+            compare(given, x)

@@ -67,6 +67,13 @@ def test_parameters_may_come_from_anywhere(make, fused, tmp_path):
         make().double().float().score(x)
 
 
+def test_products_are_of_models_that_have_learned():
+    model = HMM(2, 4).fit(X, max_iterations=1, seed=0)
+    for first, second in ((model, HMM(3, 4)), (HMM(3, 4), model)):
+        with pytest.raises(NotFittedError, match="this HMM has random parameters"):
+            first.product(second)
+
+
 def test_set_and_fitted():
     tables = {"initial": [0.5, 0.5], "transition": [[0.9, 0.1], [0.2, 0.8]], "emission": [[0.1, 0.2, 0.3, 0.4], [0.25] * 4]}
     model = HMM(2, 4)

@@ -80,6 +80,8 @@ def test_fits_stand_in_the_order_of_their_means_with_names_and_what_is_held(tmp_
     x[:3] = np.nan
     assert found.sorted(x).state_names == found.state_names
     held = HMM(3, num_features=1).set_parameters(loc=[[6.0], [0.0], [3.0]])
+    held.fit(x, warm_start=True, bounds={"loc": ([[5.9], [-9], [-9]], 7), "covariance": (None, 2)}, max_iterations=1)
+    assert held.sorted(x)._bounds == {"loc": [[[-9], [-9], [5.9]], 7], "covariance": [None, 2]}
     held.fit(x, warm_start=True, fixed={"loc": [[True], [False], [False]]}, max_iterations=2)
     moved = held.sorted(x)
     assert moved._fixed_entries["loc"].flatten().tolist() == [False, False, True]
@@ -105,6 +107,9 @@ def test_states_that_cannot_change_places_are_refused():
         with pytest.raises(ValueError, match=what):
             CASES[name].model().permuted([1, 0, 2])
     model, x = fitted(0)
+    for order in ([0.9, 2.0, 1.0], "102", None, [[0, 1, 2]], [True, False, False]):
+        with pytest.raises(TypeError, match="order must be whole numbers, every state 0..2 once, got"):
+            model.permuted(order)
     for call, what in (
         (lambda: model.permuted([0, 0, 1]), "every state 0..2 once"), (lambda: model.sorted(x, by="size"), "by must be"),
         (lambda: model.sorted(x, column=1), "column must lie in 0..0"),

@@ -8,7 +8,7 @@ import pplseq
 from pplseq.baselines import LSTM
 from pplseq.data.lag_counts import LagCounts
 from pplseq.data.text import Corpus, Text
-from pplseq.models import HMM, IOHMM, LDS, PROPS, VLHMM, StreamingHMM, TextLDS
+from pplseq.models import HMM, IOHMM, LDS, PROPS, VLHMM, ProductMoves, SemiMarkovHMM, StreamingHMM, TextLDS
 from pplseq.models.texts import as_texts
 
 MISSPELT = [
@@ -115,10 +115,26 @@ def test_scores_are_numbers_without_a_warning():
         (lambda: HMM(2, 3).fit([[0, 1]], num_restart=3), "no option 'num_restart'.*Did you mean 'num_restarts'"),
         (lambda: HMM(2, 3).set_parameters(trans=1), "HMM has no parameter 'trans'. Did you mean 'transition'"),
         (lambda: HMM(2, num_features=1).set_parameters(trans=1), "HMM has no parameter 'trans'. Did you mean 'transition'"),
+        (lambda: HMM(2, num_features=1).set_parameters(emission=1), "emission: this HMM has emissions of numbers"),
+        (lambda: HMM(num_words=3, transition=ProductMoves(2, 2)).set_parameters(transition_3=1), "Did you mean 'transition_2'"),
+        (lambda: SemiMarkovHMM(2, 3, max_duration=2).set_parameters(emision=1), "SemiMarkovHMM has no parameter 'emision'"),
+        (lambda: IOHMM(2, num_symbols=2, num_outputs=3).set_parameters(logits=1), "IOHMM has no parameter 'logits'"),
         (lambda: LDS(2, 1).set_parameters(emision=1), "LDS has no parameter 'emision'. Did you mean 'emission'"),
         (lambda: StreamingHMM(2, 3).set_parameters(trans=1), "StreamingHMM has no parameter 'trans'. Did you mean"),
     ],
 )
 def test_misspelt_names_get_a_suggestion(call, message):
     with pytest.raises(TypeError, match=message):
+        call()
+
+
+@pytest.mark.parametrize(
+    "call, message",
+    [
+        (lambda: HMM(2, num_features=1, emission="mixture").set_parameters(rate=1), "'rate' of these.*: weights, loc"),
+        (lambda: IOHMM(2, num_symbols=2, num_outputs=3).set_parameters(**{"initial_network.logits": [np.nan, 0.0]}), "no NaN"),
+    ],
+)
+def test_values_that_emissions_and_networks_do_not_have(call, message):
+    with pytest.raises(ValueError, match=message):
         call()

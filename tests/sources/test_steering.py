@@ -130,6 +130,17 @@ def test_what_particles_refuse(hmm):
         ConstraintProcessor(chain, 1).sample(table_model(8), [1, 2])
     with pytest.raises(ValueError, match="the language model has 9 tokens"):
         ConstraintProcessor(chain, 1).sample(table_model(9), [1])
+    for prompt, kind, what in (([8], ValueError, r"whole numbers in 0..7, got \[8\]"), ([0.5], ValueError, "whole"),
+                               ("the", TypeError, "prompt must hold numbers")):  # fmt: skip
+        with pytest.raises(kind, match=what):
+            ConstraintProcessor(chain, 1).sample(table_model(8), prompt)
+    nan_of_one = torch.zeros(3, 8).index_fill(0, torch.tensor(1), torch.nan)
+    for scores, what in (
+        (nan_of_one, "after 0 tokens hold NaN"), (torch.zeros(3, 1, 8), r"got shape \(3, 1, 8\).* give \[:, -1\]"),
+        (torch.zeros(8), "of the next token alone"),
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match=what):
+            ConstraintProcessor(chain, 1).sample(lambda ids, scores=scores: scores, [1], 3)
     only_fell = torch.full((8,), -torch.inf).index_fill(0, torch.tensor(4), 0.0)
     with pytest.raises(ValueError, match="after 0 tokens none"):
         ConstraintProcessor(chain, 1).sample(lambda ids: only_fell.expand(len(ids), 8), [1])

@@ -20,6 +20,8 @@ NO_CIRCLE = ("none", "point", "plaintext", "plain")
 def read_dot(text: str, labels: Sequence[str]) -> tuple[tuple[str, ...], np.ndarray, np.ndarray, int, tuple[str, ...]]:
     """Symbols, transitions, outputs, start and labels of :meth:`~pplseq.models.automata.automaton.Automaton.from_dot`, which
     says what is read and raised."""
+    if not isinstance(text, str):
+        raise TypeError(f"text: expected a graph in Graphviz's language, digraph {{ ... }}, got {checks.shown(text)}")
     body = re.fullmatch(rf"\s*(?:strict\s+)?digraph\s*({_WORD})?\s*\{{(.*)\}}\s*", _COMMENT.sub(r"\1", text), re.S)
     if body is None:
         raise ValueError(f"text: expected a graph of arrows, digraph {{ ... }}, got {checks.shown(text)}")

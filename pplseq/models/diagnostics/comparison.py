@@ -13,6 +13,7 @@ from torch import Tensor
 
 from pplseq import checks, notebooks
 from pplseq.models.batch import cut
+from pplseq.models.diagnostics.residuals import DiagnosticQueries
 from pplseq.models.information import observed_steps, observed_tokens
 
 if TYPE_CHECKING:
@@ -72,8 +73,8 @@ def compare(
 
     Args:
         models: by name, or in a row. x, lengths, **known: the data, as all of the models take them.
-        folds: F of cross-validation, for which each model is fitted F times anew, holding what its last fit was told to hold;
-            None for none.
+        folds: F of cross-validation, for which each model is fitted F times anew, holding what its last fit was told to hold,
+            within its bounds; None for none.
         by: "rows": the folds are of sequences, in turn, each scored by a fit to the others. "time": all sequences are cut into
             F + 1 blocks of time, and each but the first is scored, given what came before, by a fit to that. By default rows
             where there are as many as folds.
@@ -83,13 +84,18 @@ def compare(
         A :class:`Comparison`. Standard errors are of sums over independent sequences, or over blocks.
 
     Raises:
-        ValueError: for what cannot be cut so; a model whose steps are at times of their own, by time.
+        ValueError: for what cannot be cut so; a model whose steps are at times of their own, by time. TypeError: for what is no
+            model.
 
     Warns:
         RuntimeWarning: where models explain different numbers of observations, as autoregressions of other orders do: their
             likelihoods and criteria are of different data.
     """
+    if not isinstance(models, (Mapping, list, tuple)):
+        raise TypeError(f"models: expected fitted models by name, or a list of them, got {checks.shown(models)}")
     named = dict(models) if isinstance(models, Mapping) else {f"{type(m).__name__} {k}": m for k, m in enumerate(models)}
+    if other := [model for model in named.values() if not isinstance(model, DiagnosticQueries)]:
+        raise TypeError(f"models: expected models that are fitted to data sets, got {checks.shown(other[0])}")
     if not named:
         raise ValueError("models: give at least one fitted model, got none")
     rows, held_out = [], []
@@ -148,7 +154,8 @@ def _held_out(
     if odd := [each for each in batch.known if each not in takes]:
         raise ValueError(f"folds: {name} was told {odd[0]} of its steps, which cannot be cut; compare it without folds")
     kept = {each: True for each in model.fixed_parameters} | dict(model._fixed_entries)
-    options = {"fixed": kept, **options} if kept else options
+    held = {"fixed": kept, "bounds": dict(model._bounds)}
+    options = {name: told for name, told in held.items() if told} | options
     log_probs, tokens = [], []
     for fold in range(folds):
         if by == "rows":

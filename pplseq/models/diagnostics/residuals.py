@@ -170,7 +170,8 @@ class DiagnosticQueries:
 
         Args:
             x, lengths, **known: the data; draws have their shape, gaps and what is known of steps. A row of an autoregression
-                is drawn from the start that :meth:`sample` has.
+                is drawn from the start that :meth:`sample` has, one of a structural model from its wide start, so that a
+                statistic that depends on where level, slope or seasons begin says nothing of the model.
             statistic: of a data set a number, or (k,) numbers; it is given a list of (T_i[, D]) tensors where x was a list,
                 else (B, T[, D]), NaN (of words -1) where nothing was observed. num_samples: S. seed: makes it repeatable.
 

@@ -28,7 +28,8 @@ class SemiMarkovHMM(RegimeQueries, HMM):
     "explicit" durations 1..M are any distribution: a state of the chain is a regime and how many steps are left. "poisson" ones
     are 1 plus a Poisson number, of those up to M. Those of "negative_binomial" are M plus a negative binomial number: a regime
     has M phases in a row, each of geometric length; "geometric" ones have one phase, as in an HMM. The chain is exact, the last
-    duration of a row may go on behind it, and a row begins with a new regime.
+    duration of a row may go on behind it, and a row begins with a new regime. ``decode``, ``n_best`` and ``entropy`` are of
+    paths of the chain (a regime, and how many steps are left or which phase it is), several of which may have the same regimes.
 
     Args:
         num_states: R, of regimes, at least 2. num_words, num_features, emission, ...: as of
@@ -174,7 +175,7 @@ class SemiMarkovHMM(RegimeQueries, HMM):
     @property
     def num_free_parameters(self) -> int:
         regimes, size, duration = self._sizes
-        each = size - 1 if duration == "explicit" else 1
+        each = 1 if not self._is_listed else size - 1 if duration == "explicit" else min(size - 1, 1)
         return regimes - 1 + regimes * (regimes - 2) + regimes * each + self.emissions.num_free - self._num_held
 
     @property

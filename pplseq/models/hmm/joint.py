@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def check_pair(first: HMM, second: HMM, kind: type) -> None:
-    """Raises unless both are HMMs of the same words."""
+    """Raises unless both are HMMs of the same words, with parameters that are no random ones."""
     for name, model in (("self", first), ("other", second)):
         if type(model) is not kind:
             raise TypeError(f"{name}: a product is made of two HMMs, got {type(model).__name__}")
@@ -25,6 +25,8 @@ def check_pair(first: HMM, second: HMM, kind: type) -> None:
     words = first.vocabulary, second.vocabulary
     if words[0] is not None and words[1] is not None and words[0].words != words[1].words:
         raise ValueError("other: both HMMs must have the same vocabulary, in the same order")
+    for model in (first, second):
+        model._check_fitted()
 
 
 def joint_moves(first: HMM, second: HMM) -> ProductMoves:

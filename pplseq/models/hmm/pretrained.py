@@ -22,6 +22,7 @@ INDICES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 SINGLE = ("model.safetensors", "pytorch_model.bin")
 IMPOSSIBLE = -1e9  # logs below stand for a probability of zero
 NEAR = 1e-4  # by which rows of float32 may miss a sum of one without a word
+FAR = 0.1  # by which those of half precision do not miss it: these are other numbers, probabilities in the place of logs, say
 
 
 class Pretrained(NamedTuple):
@@ -104,7 +105,13 @@ def _rows(name: str, logs: Tensor, folder: Path) -> Tensor:
     total = logs.logsumexp(-1, keepdim=True)
     if not bool(total.isfinite().all()):
         raise ValueError(f"{folder}: {name} has a row that is no distribution (it sums to 0, or holds NaN)")
-    if (off := float((total.exp() - 1).abs().max())) > NEAR:
+    off = float((total.exp() - 1).abs().max())
+    if off > FAR:
+        raise ValueError(
+            f"{folder}: rows of {name} must be distributions, and one misses a sum of one by {off:.2g}; expected probabilities "
+            "in alpha_exp and gamma_exp, their logs in beta and gamma"
+        )
+    if off > NEAR:
         warnings.warn(
             f"{folder}: a row of {name} sums to one only within {off:.2g}; rows are divided by their sums", RuntimeWarning,
             stacklevel=4,

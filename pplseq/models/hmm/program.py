@@ -239,6 +239,7 @@ class HMM(Constrainable, StateLanguages, LoopAnswers):
 
         Raises:
             TypeError, ValueError: for models of something else, or other words, or states without a word in common.
+            NotFittedError: for random parameters.
 
         Source: H. Zhang et al. (2025), Scaling probabilistic circuits via Monarch matrices, ICML.
         """
@@ -310,8 +311,9 @@ class HMM(Constrainable, StateLanguages, LoopAnswers):
         if not values:
             return self
         if parameters and (self.num_words is not None or isinstance(self.emissions, GaussianTable)):
-            known = ["initial", "transition", *(["emission"] if self.num_words else ["loc", "covariance", "precision"])]
-            raise TypeError(f"HMM has no parameter {next(iter(parameters))!r}.{checks.nearest(next(iter(parameters)), known)}")
+            own = ["emission"] if self.num_words is not None else ["loc", "covariance", "precision"]
+            name, known = next(iter(parameters)), ["initial", *self._move_shapes, *own]
+            raise TypeError(f"{type(self).__name__} has no parameter {name!r}.{checks.nearest(name, known)}")
         if self.num_words is not None:
             raise TypeError(f"{next(iter(values))}: this {type(self).__name__} has other emissions; see emission")
         if isinstance(self.emissions, GaussianTable):

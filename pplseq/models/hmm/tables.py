@@ -145,8 +145,9 @@ class StateTables(Estimator):
             if given is None:
                 continue
             value, logits = checks.numbers(name, given).detach().cpu().double(), own[name]
-            if logits is None or value.shape != logits.shape:
-                raise ValueError(f"{name} must have shape {getattr(logits, 'shape', None)}, got {tuple(value.shape)}")
+            if logits is None:
+                raise TypeError(f"{name}: this {type(self).__name__} has emissions of numbers; see emission_parameters")
+            checks.shape(name, value, logits.shape)
             if not bool(((value >= 0).all(-1) & ((value.sum(-1) - 1).abs() < 1e-4)).all()):
                 raise ValueError(f"{name}: every row must hold probabilities that sum to 1")
             logits.copy_(value.log())

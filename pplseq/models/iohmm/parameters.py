@@ -169,11 +169,11 @@ class IOParameters(Estimator):
         known = dict(self.named_parameters())
         for name, value in values.items():
             value = checks.numbers(name, value)
-            if name not in known or value.shape != known[name].shape:
-                shape = tuple(known[name].shape) if name in known else None
-                raise ValueError(
-                    f"{name} must be one of {', '.join(known)}, of shape {shape}; got {tuple(value.shape)}"
-                )
+            if name not in known:
+                raise TypeError(f"{type(self).__name__} has no parameter {name!r}.{checks.nearest(name, known)}")
+            checks.shape(name, value, known[name].shape)
+            if bool(value.isnan().any()):
+                raise ValueError(f"{name} must hold no NaN; check how it is computed")
             known[name].copy_(value)
         return self
 

@@ -437,6 +437,8 @@ class MixtureTable(Table):
     def set_values(self, weights: Tensor | None = None, **rest: Tensor) -> None:
         if weights is not None:
             super().set_values(weights=weights)
+        if unknown := [name for name in rest if name not in ("loc", "covariance", "precision")]:
+            raise ValueError(f"no parameter {unknown[0]!r} of these emissions; there are: weights, loc, covariance, precision")
         if rest:
             self.gaussians.set_values(**({"loc": self.gaussians.loc} | rest))
 

@@ -219,3 +219,5 @@ BEGIN = "digraph { i [shape=none]; i -> a;"
 def test_dot_that_is_no_automaton_is_refused(text, what):
     with pytest.raises(ValueError, match=what):
         Automaton.from_dot(text)
+    with pytest.raises(TypeError, match="text: expected a graph in Graphviz's language"):
+        Automaton.from_dot(None)

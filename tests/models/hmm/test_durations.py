@@ -180,3 +180,9 @@ def test_geometric_durations_are_those_of_an_hmm():
 def test_what_does_not_fit_is_said(make, message):
     with pytest.raises(ValueError, match=message):
         make()
+
+
+@pytest.mark.parametrize("kind", ["explicit", "poisson"])
+def test_durations_of_one_step_have_nothing_to_learn(kind):
+    """Regimes that alternate: a start, and a mean and a variance of each."""
+    assert SemiMarkovHMM(2, num_features=1, duration=kind, max_duration=1).num_free_parameters == 1 + 4

@@ -114,6 +114,9 @@ class Evil:
     "change, error, message",
     [
         (lambda w: {n: v for n, v in w.items() if n != "gamma"}, ValueError, "gamma_exp not there"),
+        (lambda w: w | {"beta": w["beta"].exp()}, ValueError, "rows of beta must be .* misses a sum of one by"),
+        (lambda w: w | {"gamma": w["gamma"].exp()}, ValueError, "rows of gamma must be .*, their logs in beta and gamma"),
+        (lambda w: w | {"alpha_exp": 7 * w["alpha_exp"]}, ValueError, "rows of alpha_exp must be .* by 6"),
         (lambda w: w | {"beta": torch.zeros(Z + 1, V)}, ValueError, "sizes do not fit together"),
         (lambda w: w | {"alpha_exp": -w["alpha_exp"]}, ValueError, "alpha_exp must hold probabilities"),
         (lambda w: w | {"alpha_exp": torch.zeros(2, 2, 2)}, ValueError, "Monarch"),
