@@ -111,6 +111,7 @@ def test_every_public_class_has_a_page_and_every_command_is_told():
     named += [(models, name) for name in ("ConstrainedLDS", "StreamingHMM", "PROPSLearner")]
     classes = {name for room, name in named if any(hasattr(getattr(room, name), verb) for verb in learns)}
     assert classes <= {Path(name).stem for name in made}
+    assert not re.search(":(class|func|meth|mod|attr):", made["reference/every_command.md"])
     for command in ("train iohmm", "tag compare", "count-merge", "personalize"):
         assert f"\n## pplseq {command}\n\n```text\nUsage: pplseq {command} " in made["reference/every_command.md"]
 

@@ -16,3 +16,4 @@ from .steering import ConstraintProcessor as ConstraintProcessor
 from .steering import Particles as Particles
 from .stream import PersonalStream as PersonalStream
 from .torch_model import TorchLanguageModelSource as TorchLanguageModelSource
+from .users import PersonalStreams as PersonalStreams

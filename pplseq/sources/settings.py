@@ -42,7 +42,7 @@ class StreamOptions:
 
 @dataclass(frozen=True)
 class StreamSettings:
-    """How the model of a stream learns, a :class:`~pplseq.models.props.learner.PROPSLearner`.
+    """How the model of a stream learns, a PROPSLearner.
 
     Args:
         num_perturbations: states that are learned.

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import heapq
 import json
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, fields
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pplseq import checks
 from pplseq.data.vocabulary import Vocabulary
@@ -30,6 +31,9 @@ from pplseq.sources.personal_model import (
 from pplseq.sources.settings import StreamOptions, StreamSettings
 from pplseq.sources.stream_state import INNER, START_ANEW, check_free, has_state, load_state, save_state
 from pplseq.sources.words import Encoder, Line, rounded
+
+if TYPE_CHECKING:
+    import numpy as np
 
 SETTINGS: dict[str, Any] = asdict(StreamSettings())  # where nothing else is chosen
 BESIDE = ("online-ngram", "cache")  # a single source; chosen on tweets and four genres of web text
@@ -70,6 +74,19 @@ class ReadLine(NamedTuple):
             name: line.aligned(rounded([token.source_log_probs[k] for token in tokens])) for k, name in enumerate(names)
         }
         return answer
+
+
+class Suggestion(NamedTuple):
+    """A word that may come next.
+
+    Attributes:
+        word: as it is written. prob: p(it comes next | stream so far). known: whether the vocabulary has it; of others that
+            were read, p(the unknown word) is shared out by how often they were; one share is left for words never read.
+    """
+
+    word: str
+    prob: float
+    known: bool
 
 
 class PersonalStream:
@@ -145,6 +162,7 @@ class PersonalStream:
         )
         self._unsaved, self._held = 0, ExitStack()
         self._failed: StreamError | None = None
+        self._closed = False
 
     @classmethod
     def open(
@@ -191,17 +209,24 @@ class PersonalStream:
             specs += BESIDE
             if say is not None:
                 say(f"{specs[0]} with {' and '.join(BESIDE)} beside it; --alone is without")
-        opened = open_all(specs, reading, say=say)
+        return cls.of_sources(open_all(specs, reading, say=say), settings, folder, reading, learn=learn, save_every=save_every)
+
+    @classmethod
+    def of_sources(
+        cls, opened: Sequence[Opened], chosen: Mapping[str, Any], folder: Path | None, options: StreamOptions, *,
+        learn: bool = True, save_every: int = 100,
+    ) -> PersonalStream:  # fmt: skip
+        """As :meth:`open`, of sources that are ready."""
         with ExitStack() as held:
             if folder is not None:
                 held.enter_context(only_one_run(folder))
                 tidy(folder / INNER)
             stream = cls(
                 opened,
-                SETTINGS | settings,
+                SETTINGS | chosen,
                 folder=folder,
-                options=reading,
-                given=settings,
+                options=options,
+                given=chosen,
                 create=learn,
                 save_every=save_every,
             )
@@ -276,7 +301,70 @@ class PersonalStream:
             self._failed = error
             raise
         self._unsaved += 1
+        if learn:
+            new = self.record.setdefault("new_words", {})
+            for word, known in zip(line.words, line.known, strict=True):
+                if not known:
+                    new[word] = new.get(word, 0) + 1
         return ReadLine(line, tokens)
+
+    def suggest(self, prefix: str = "", k: int = 5) -> list[Suggestion]:
+        """The k words that come next with the highest probability, exactly, as a keyboard offers them; nothing is learned.
+
+        Args:
+            prefix: what was typed of the line so far. Its last word is the beginning of the one that is meant, unless a space
+                stands behind it; words before that are read as words of the stream.
+
+        Returns:
+            Words that begin so, the most probable first; words of the stream that the vocabulary lacks among them, where
+            unknown words are read as the unknown word.
+
+        Raises:
+            ValueError: for words that cannot be read, or before which a source cannot be put back to where it stands.
+
+        Cost: O(V K), and V comparisons of strings.
+        """
+        if not isinstance(prefix, str):
+            raise TypeError(f"prefix must be text, got {checks.shown(prefix)}")
+        checks.count("k", k)
+        self._check_whole()
+        if self.options.lower:
+            prefix = prefix.lower()
+        before, beginning = self.vocabulary.split(prefix), ""
+        if before and not prefix[-1].isspace():
+            beginning = before.pop()
+        probs = self._next_probs(before)
+        special = {self.vocabulary.eos, self.vocabulary.unknown}
+        found = [
+            Suggestion(word, float(prob), True)
+            for word, prob in zip(self.vocabulary.words, probs, strict=True)
+            if word.startswith(beginning) and word not in special
+        ]
+        new, unknown_id = self.record.get("new_words", {}), self.vocabulary.unknown_id
+        if self.encoder.unknown == "unk" and unknown_id is not None:
+            share = float(probs[unknown_id]) / (1 + sum(new.values()))
+            found += [Suggestion(word, n * share, False) for word, n in new.items() if word.startswith(beginning)]
+        return heapq.nlargest(k, found, key=lambda one: one.prob)
+
+    def _next_probs(self, before: Sequence[str]) -> np.ndarray:
+        """(V,) of the word behind these, which are read and forgotten again."""
+        predict = self.model.learner.predict_proba_one
+        if not before and not self.options.by_line:
+            return predict()
+        ids = self.encoder.of_words(before).ids
+        if (back := self.model.mark(learn=False)) is None:
+            raise ValueError(
+                "prefix: a source cannot be put back to where it stands, so that no words are read on trial; give the "
+                "beginning of the next word alone, of a stream that is not by_line"
+            )
+        try:
+            if self.options.by_line:
+                self.model.new_line()
+            for word in ids:
+                self.model.step(word, learn=False)
+            return predict()
+        finally:
+            back()
 
     def _add(self, name: str, found: ReadLine) -> None:
         """Take a line into the totals of a stream, which go on where the stream does."""
@@ -305,12 +393,15 @@ class PersonalStream:
         save_state(self.folder, self.record, write)
 
     def _check_whole(self) -> None:
-        """Refuse to go on behind a part of a line: its words would be learned twice, or left out of a state."""
+        """Refuse to go on when closed, or behind a part of a line: its words would be learned twice, or left out of a state."""
+        if self._closed:
+            raise ValueError(f"state {self.folder}: the stream was closed; open it again")
         if self._failed is not None:
             raise StreamError(f"the stream ended within a line ({self._failed}); open it again: it goes on from its last state")
 
     def close(self) -> None:
         """Let other processes have the folder; what was not saved is lost."""
+        self._closed = self.folder is not None
         self._held.close()
 
     def __enter__(self) -> PersonalStream:

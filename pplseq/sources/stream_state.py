@@ -28,6 +28,7 @@ STREAM = FolderKind(
         },
         "settings": dict, "streams": {...: [int, int, int]}, "out?": {"path": str, "num_bytes": int},
         "sources": [{"spec": str, "fingerprint": None}], "totals?": {...: dict}, "special_words?": SPECIAL_WORDS,
+        "new_words?": {...: int},
     }},
 )  # fmt: skip
 

@@ -74,14 +74,19 @@ class Encoder:
         lines: list[Line] = []
 
         def take(words: list[str | None]) -> dict[str, Any]:
-            lines.append(self._line(words))
+            lines.append(self.of_words(words))
             return lines[0].answer
 
         split = self.vocabulary.split
         answer = {**next(answer_lines([raw], take, end=self.end, lower=self.lower, split=split)), "line": number}
         return lines[0]._replace(answer=answer) if lines else Line(answer, [], [], [])
 
-    def _line(self, words: Sequence[str | None]) -> Line:
+    def of_words(self, words: Sequence[str | None]) -> Line:
+        """A line's words as they stand, whether it ends there or not.
+
+        Raises:
+            ValueError: a gap, or a word that is refused.
+        """
         if None in words:
             raise ValueError(
                 f'word {words.index(None) + 1} is null: a stream has no gaps; leave the word out of "words"'

@@ -141,3 +141,64 @@ def test_a_guard_needs_a_source(general):
         assert stream.settings["guard"] == 0
     with pytest.raises(ValueError, match="guard: it is the least weight of the first source"):
         PersonalStream.open(words, guard=0.5)
+
+
+# ------------------------------------------------------------------------------------------------ suggestions
+def by_scoring(stream, words, beginning):
+    """p of every word that may come next, from scores of each on trial, and of new words by their share of the unknown one."""
+    new, ids = stream.record.get("new_words", {}), stream.vocabulary
+    found = {}
+    for word in ids.words:
+        back = stream.model.mark(learn=False)
+        if stream.options.by_line:
+            stream.model.new_line()
+        for before in ids.encode(words).tolist():
+            stream.model.step(before, learn=False)
+        found[word] = math.exp(stream.model.learner.score_one(ids.index[word]))
+        back()
+    unknown = found.pop(ids.unknown)
+    found |= {word: unknown * count / (sum(new.values()) + 1) for word, count in new.items()}
+    return {word: prob for word, prob in found.items() if word.startswith(beginning) and word != ids.eos}
+
+
+@pytest.mark.parametrize("by_line", [False, True])
+@pytest.mark.parametrize("text", ["", "m", "my ", "my ze", "the zebra likes ", "unheard of"])
+def test_suggestions_are_the_most_probable_words_that_begin_so(general, text, by_line):
+    with PersonalStream.open(general, by_line=by_line, min_count=2) as stream:
+        read(stream, MINE[:6])
+        words = text.split()
+        beginning = words.pop() if words and text[-1] != " " else ""
+        wanted = by_scoring(stream, words, beginning)
+        found = stream.suggest(text, 4)
+        assert [one.prob for one in found] == pytest.approx(sorted(wanted.values(), reverse=True)[:4], rel=1e-9)
+        assert all(one.prob == pytest.approx(wanted[one.word], rel=1e-9) for one in found)
+        assert all(one.known == (one.word in stream.vocabulary) for one in found)
+        again = PersonalStream.open(general, by_line=by_line, min_count=2)
+        read(again, MINE[:6])
+        assert read(stream, MINE[6:9]) == read(again, MINE[6:9])  # nothing was learned by asking
+
+
+def test_words_of_ones_own_are_offered_and_kept(general, tmp_path):
+    with PersonalStream.open(general, state=tmp_path / "state", min_count=2) as stream:
+        assert stream.suggest("zeb") == []
+        stream.read("the zebra sees the zebu", learn=False)
+        assert stream.suggest("zeb") == []
+        read(stream, ["the zebra sees a zebu", "my zebra"])
+    with PersonalStream.open(general, state=tmp_path / "state") as stream:
+        zebra, zebu = stream.suggest("the zeb")
+        assert (zebra.word, zebu.word) == ("zebra", "zebu") and not zebra.known and zebra.prob == pytest.approx(2 * zebu.prob)
+        assert stream.suggest("the zeb", 1) == [zebra] and stream.suggest("Zeb") == []
+    with pytest.raises(ValueError, match="the stream was closed; open it again"):
+        stream.suggest("zeb")
+    with pytest.raises(ValueError, match="the stream was closed; open it again"):
+        stream.read("the")
+
+
+def test_what_is_no_beginning_is_refused(general):
+    with PersonalStream.open(general, unknown="error") as stream:
+        with pytest.raises(TypeError, match="prefix must be text, got 3"):
+            stream.suggest(3)
+        with pytest.raises(ValueError, match="k must be"):
+            stream.suggest("a", 0)
+        with pytest.raises(ValueError, match="'unicorn' is not among"):
+            stream.suggest("unicorn li")
