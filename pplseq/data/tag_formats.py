@@ -1,4 +1,4 @@
-"""How files write tagged sentences: CoNLL-U, columns (CoNLL-2000), word_TAG, and words without tags.
+"""How files write tagged sentences: CoNLL-U and CoNLL-U Plus, columns (CoNLL-2000), word_TAG, and words without tags.
 
 A format parses the lines of one sentence and renders them again with other tags, everything else as it was.
 """
@@ -18,6 +18,7 @@ NO_TAG = "_"  # as CoNLL-U writes what is not specified
 BETWEEN_COLUMNS = "\t"  # in a tag that is read from several columns, which hold none
 PROBABILITY_KEY = "TagProb"
 
+_GLOBAL_COLUMNS = re.compile(r"#\s*global\.columns\s*=\s*(.*)")
 _ID = re.compile(r"([1-9]\d*)|(\d+)-(\d+)|\d+\.\d+")
 _SPACES = re.compile(r"[ \t]+")  # not the white space of Unicode, which may be part of a word (1 000)
 _PROBABILITY = re.compile(r"[01]\.\d+")
@@ -122,32 +123,30 @@ class TagFormat(ABC):
         """
 
 
-LEMMA, FEATS, MISC = (CONLLU_COLUMNS.index(name) for name in ("lemma", "feats", "misc"))
-
-
 class _Field(NamedTuple):
     """A column of CoNLL-U, or the value of a key in one of KEY=VALUE parts."""
 
     place: int
     key: str | None
+    column: str
 
     @classmethod
-    def of(cls, name: str, column: str) -> _Field:
-        first, colon, key = name.strip().partition(":")
-        known = CONLLU_COLUMNS[2:]
+    def of(cls, name: str, column: str, layout: Sequence[str]) -> _Field:
+        whole = name.strip().lower()  # CoNLL-U Plus has names as parseme:mwe
+        first, colon, key = (whole, "", "") if whole in layout else name.strip().partition(":")
+        known = [each for each in layout if each not in ("id", "form")]
         if first.lower() not in known:
             raise ValueError(
-                f"column: expected one of {', '.join(known)} in a CoNLL-U file, a key as misc:Entity or feats:Number, or "
+                f"column: expected one of {', '.join(known)} in this CoNLL-U file, a key as misc:Entity or feats:Number, or "
                 f"several with commas between, got {column!r}"
             )
-        place = CONLLU_COLUMNS.index(first.lower())
-        if colon and (place not in (FEATS, MISC) or not key or any(sign in key for sign in "=|:\t ")):
+        if colon and (first.lower() not in ("feats", "misc") or not key or any(sign in key for sign in "=|:\t ")):
             raise ValueError(f"column: keys are of feats and misc, as misc:Entity, got {column!r}")
-        return cls(place, key if colon else None)
+        return cls(layout.index(first.lower()), key if colon else None, first.lower())
 
     @property
     def name(self) -> str:
-        return CONLLU_COLUMNS[self.place] + ("" if self.key is None else f":{self.key}")
+        return self.column + ("" if self.key is None else f":{self.key}")
 
     def read(self, columns: Sequence[str]) -> str:
         """What stands there; `_` for none."""
@@ -166,7 +165,7 @@ class _Field(NamedTuple):
             new = [] if value == NO_TAG else [f"{self.key}={value}"]
             first = own[0] if own else len(parts)
             parts = [*parts[:first], *new, *parts[first + len(own[:1]) :]]
-            if self.place == FEATS:
+            if self.column == "feats":
                 parts.sort(key=lambda part: part.partition("=")[0].lower())
             value = "|".join(parts) or NO_TAG
         columns[self.place] = value
@@ -186,11 +185,15 @@ class ConlluFormat(TagFormat):
     """
 
     name = "conllu"
+    layout: Sequence[str] = CONLLU_COLUMNS
 
     def __init__(self, column: str | int | None = None) -> None:
-        column = "upos" if column is None else column
+        self._settle("upos" if column is None else column)
+
+    def _settle(self, column: str | int) -> None:
+        """Which columns hold the tag."""
         if isinstance(column, str):
-            self.fields = tuple(_Field.of(name, column) for name in column.split(","))
+            self.fields = tuple(_Field.of(name, column, self.layout) for name in column.split(","))
             names = [field.name for field in self.fields]
             both = len({field.place for field in self.fields if field.key is None} & {f.place for f in self.fields if f.key})
             if len(set(names)) < len(names) or both:
@@ -198,9 +201,13 @@ class ConlluFormat(TagFormat):
             plain = len(names) == 1 and self.fields[0].key is None
             self.column = self.fields[0].place if plain else ",".join(names)
         else:
-            if not 2 <= column < len(CONLLU_COLUMNS):
-                raise ValueError(f"column: expected 2 to 9 in a CoNLL-U file (3 is upos, 4 is xpos), got {column}")
-            self.column, self.fields = column, (_Field(column, None),)
+            if not 2 <= column < len(self.layout):
+                last = len(self.layout) - 1
+                raise ValueError(f"column: expected 2 to {last} in a CoNLL-U file (3 is upos, 4 is xpos), got {column}")
+            self.column, self.fields = column, (_Field(column, None, self.layout[column]),)
+
+    def _comment(self, line: Line) -> None:
+        """A comment, of which nothing here depends."""
 
     @property
     def column_names(self) -> tuple[str, ...]:
@@ -211,40 +218,49 @@ class ConlluFormat(TagFormat):
         words, tags, places, rows = [], [], [], []
         for place, (number, text) in enumerate(lines):
             if text.startswith("#"):
+                self._comment(lines[place])
                 continue
-            columns = text.split("\t")
-            if len(columns) != 10:
+            columns, layout = text.split("\t"), self._known_layout(number)
+            if len(columns) != len(layout):
                 raise LineError(
-                    number, f"expected 10 columns between tabs (CoNLL-U), got {len(columns)}: {_shown(text)}"
+                    number, f"expected {len(layout)} columns between tabs (CoNLL-U), got {len(columns)}: {_shown(text)}"
                 )
-            kind = _ID.fullmatch(columns[0])
+            name = columns[layout.index("id")]
+            kind = _ID.fullmatch(name)
             if kind is None or (kind[2] and int(kind[2]) >= int(kind[3])):
-                raise LineError(number, f"expected an id such as 3, 3-4 or 3.1, got {_shown(columns[0])}")
+                raise LineError(number, f"expected an id such as 3, 3-4 or 3.1, got {_shown(name)}")
             if kind[1] is None:
                 continue
             if int(kind[1]) != len(words) + 1:
                 raise LineError(
                     number,
-                    f"expected the word with id {len(words) + 1}, got {columns[0]}; words are numbered from 1 in every "
+                    f"expected the word with id {len(words) + 1}, got {name}; words are numbered from 1 in every "
                     "sentence, and a blank line stands between sentences",
                 )
-            for index in (1, *(field.place for field in self.fields)):
+            form = layout.index("form")
+            for index in (form, *(field.place for field in self.fields)):
                 if not columns[index]:
-                    what = CONLLU_COLUMNS[index]
-                    raise LineError(number, f"expected a {what}, got an empty column; CoNLL-U writes _ for none")
-            words.append(columns[1])
+                    raise LineError(number, f"expected a {layout[index]}, got an empty column; CoNLL-U writes _ for none")
+            words.append(columns[form])
             # of features _ is a value: none
             found = [field.read(columns) for field in self.fields]
-            untagged = found[0] == NO_TAG and self.fields[0].place != FEATS
+            untagged = found[0] == NO_TAG and self.fields[0].column != "feats"
             tags.append(None if untagged else BETWEEN_COLUMNS.join(found))
             places.append(place)
             rows.append(columns)
         with_columns = words_with(words, [lines[place] for place in places], rows, self.word_columns)
         return ParsedSentence(with_columns, tuple(tags), tuple(places))
 
+    def _known_layout(self, number: int) -> Sequence[str]:
+        """The columns of the line of this number."""
+        return self.layout
+
     def render(self, words, tags, probabilities=None, lines=None, places=()):
-        if probabilities is not None and _Field(MISC, None) in self.fields:
+        if probabilities is not None and any(field.name == "misc" for field in self.fields):
             raise ValueError("probabilities: they go to MISC, which holds the tags here (--column misc); write another format")
+        misc = self.layout.index("misc") if "misc" in self.layout else None
+        if probabilities is not None and misc is None:
+            raise ValueError("probabilities: they go to MISC, and the file has no such column; write another format")
         if lines is None:
             lines = ["\t".join([str(i), _written(word, "\t"), *["_"] * 8]) for i, word in enumerate(words, start=1)]
             places = range(len(words))
@@ -259,16 +275,56 @@ class ConlluFormat(TagFormat):
                     raise ValueError(f"tags: expected the columns {self.column}, with tabs between, got {tag!r}")
             written = [_written(part, "\t") for part in parts]
             # a probability told before is of another tag
-            if probabilities is not None or written != [field.read(columns) for field in self.fields]:
-                kept = [part for part in columns[9].split("|") if not part.startswith(f"{PROBABILITY_KEY}=")]
+            if misc is not None and (probabilities is not None or written != [field.read(columns) for field in self.fields]):
+                kept = [part for part in columns[misc].split("|") if not part.startswith(f"{PROBABILITY_KEY}=")]
                 if probabilities is not None:
                     kept = [part for part in kept if part not in ("", NO_TAG)]
                     kept.append(f"{PROBABILITY_KEY}={probabilities[i]:.4f}")
-                columns[9] = "|".join(kept) or NO_TAG
+                columns[misc] = "|".join(kept) or NO_TAG
             for field, text in zip(self.fields, written, strict=True):
                 field.write(columns, text)
             lines[place] = "\t".join(columns)
         return lines
+
+
+class ConlluPlusFormat(ConlluFormat):
+    """CoNLL-U Plus: as CoNLL-U, with the columns that the file's first line names, ``# global.columns = ID FORM UPOS NER``.
+
+    Args:
+        column: as of :class:`ConlluFormat`, by the names of the file.
+
+    Source: https://universaldependencies.org/ext-format.html
+    """
+
+    name = "conllup"
+
+    def __init__(self, column: str | int | None = None) -> None:
+        self._asked, self.layout, self.fields = column, (), ()
+        self.column = "upos" if column is None else column
+
+    def _comment(self, line: Line) -> None:
+        if (found := _GLOBAL_COLUMNS.fullmatch(line.text)) is None:
+            return
+        layout = tuple(found[1].lower().split())
+        if self.layout and layout != self.layout:
+            raise LineError(line.number, f"other columns than before, which were {' '.join(self.layout)}: {_shown(line.text)}")
+        if not {"id", "form"} <= set(layout) or len(set(layout)) < len(layout):
+            raise LineError(line.number, f"expected ID, FORM and further columns, each once, got {_shown(line.text)}")
+        self.layout = layout
+        try:
+            self._settle(self.column)
+        except ValueError as error:
+            raise LineError(line.number, str(error) + ("; say it by column" if self._asked is None else "")) from None
+
+    def _known_layout(self, number: int) -> Sequence[str]:
+        if not self.layout:
+            raise LineError(number, "a CoNLL-U Plus file begins with # global.columns = ID FORM ..., which is not there")
+        return self.layout
+
+    def render(self, words, tags, probabilities=None, lines=None, places=()):
+        if lines is None:
+            raise ValueError("format: 'conllup' is written where it was read, which says its columns; write 'conllu'")
+        return super().render(words, tags, probabilities, lines, places)
 
 
 class ColumnsFormat(TagFormat):
@@ -278,7 +334,7 @@ class ColumnsFormat(TagFormat):
 
     Args:
         column: that holds the tag, the word being column 0, or "chunk" (column 2).
-        tags_optional: let words stand without tags.
+        tags_optional: let words stand without tags. word_column: that holds the word.
 
     Source: Tjong Kim Sang and Buchholz, Introduction to the CoNLL-2000 Shared Task: Chunking (2000).
     """
@@ -286,8 +342,10 @@ class ColumnsFormat(TagFormat):
     name = "columns"
     # The columns of such a file have no names: the first tags are those asked for as upos, xpos or pos.
     NAMES: ClassVar[dict[str, int]] = {"upos": 1, "xpos": 1, "pos": 1, "tag": 1, "chunk": 2}
+    between: ClassVar[str] = " \t"  # what stands between columns
 
-    def __init__(self, column: str | int | None = None, *, tags_optional: bool = False) -> None:
+    def __init__(self, column: str | int | None = None, *, tags_optional: bool = False, word_column: int = 0) -> None:
+        self.word_column = checks.count("word_column", word_column, 0)
         column = 1 if column is None else column
         if isinstance(column, str):
             if column.lower() not in self.NAMES:
@@ -295,8 +353,9 @@ class ColumnsFormat(TagFormat):
                     f"column: expected a number (the word is column 0) or one of {', '.join(self.NAMES)}, got {column!r}"
                 )
             column = self.NAMES[column.lower()]
-        if column < 1:
-            raise ValueError(f"column: expected 1 or more (the word is column 0), got {column}")
+        if column < 0 or column == word_column:
+            least = "1 or more" if word_column == 0 else "another number"
+            raise ValueError(f"column: expected {least} (the word is column {word_column}), got {column}")
         self.column, self.tags_optional = column, tags_optional
         self.width: int | None = None
         self.words_seen = False  # several in a sentence, which were no numbers from 1 on
@@ -304,13 +363,14 @@ class ColumnsFormat(TagFormat):
     def parse(self, lines: Sequence[Line]) -> ParsedSentence:
         rows, places, width = [], [], self.width
         for place, (number, text) in enumerate(lines):
-            columns = _SPACES.split(text.strip(" \t"))
-            if columns[0] == NEW_DOCUMENT:
+            columns = self._split(text)
+            if columns[0].strip() == NEW_DOCUMENT:
                 continue
-            if len(columns) <= self.column and not self.tags_optional:
+            least = self.word_column if self.tags_optional else max(self.column, self.word_column)
+            if len(columns) <= least:
                 raise LineError(
                     number,
-                    f"expected at least {self.column + 1} columns, got {len(columns)}: {_shown(text)}; a token's line is "
+                    f"expected at least {least + 1} columns, got {len(columns)}: {_shown(text)}; a token's line is "
                     "its word and its tags, and blank lines stand between sentences",
                 )
             width = width or len(columns)
@@ -318,33 +378,54 @@ class ColumnsFormat(TagFormat):
                 raise LineError(
                     number, f"expected {width} columns as in the lines before, got {len(columns)}: {_shown(text)}"
                 )
+            if not columns[self.word_column]:
+                raise LineError(number, f"expected a word in column {self.word_column}, got none: {_shown(text)}")
             rows.append(columns)
             places.append(place)
-        if not self.words_seen and len(rows) > 1 and [row[0] for row in rows] == [str(i + 1) for i in range(len(rows))]:
+        numbered = self.word_column == 0 and not self.words_seen and len(rows) > 1
+        if numbered and [row[0] for row in rows] == [str(i + 1) for i in range(len(rows))]:
             raise LineError(
                 lines[places[0]].number,
                 f"the first column numbers the words, as in CoNLL-U, CoNLL-X and CoNLL-2009: {_shown(lines[places[0]].text)}; "
-                "read ten columns between tabs as format 'conllu', or leave the numbers out (the word is column 0 here)",
+                "read ten columns between tabs as format 'conllu', or say which column holds the word, as by word_column=1",
             )
         self.width, self.words_seen = width, self.words_seen or len(rows) > 1  # now that the sentence is known to be sound
         tags = (row[self.column] if self.column < len(row) else NO_TAG for row in rows)
         return ParsedSentence(
-            words_with([row[0] for row in rows], [lines[place] for place in places], rows, self.word_columns),
-            tuple(None if tag == NO_TAG else tag for tag in tags),
+            words_with([row[self.word_column] for row in rows], [lines[place] for place in places], rows, self.word_columns),
+            tuple(None if tag in (NO_TAG, "") else tag for tag in tags),
             tuple(places),
         )
 
+    def _split(self, text: str) -> list[str]:
+        return _SPACES.split(text.strip(" \t"))
+
     def render(self, words, tags, probabilities=None, lines=None, places=()):
-        found = [_written(word, " \t") for word in words] if lines is None else list(lines)
+        found = [""] * len(words) if lines is None else list(lines)
         for i, place in enumerate(range(len(words)) if lines is None else places):
-            line = found[place].strip(" \t")
-            columns = _SPACES.split(line)
-            columns += [NO_TAG] * (self.column + 1 - len(columns))
-            columns[self.column] = _written(tags[i], " \t")
+            columns = [] if lines is None else self._split(found[place])
+            columns += [NO_TAG] * (max(self.column, self.word_column) + 1 - len(columns))
+            if lines is None:
+                columns[self.word_column] = _written(words[i], self.between)
+            columns[self.column] = _written(tags[i], self.between)
             if probabilities is not None:
                 columns.append(f"{probabilities[i]:.4f}")
-            found[place] = ("\t" if "\t" in line else " ").join(columns)
+            found[place] = ("\t" if "\t" in found[place] else self.between[0]).join(columns)
         return found
+
+
+class TabsFormat(ColumnsFormat):
+    """As :class:`ColumnsFormat`, with columns between tabs alone: a word may hold spaces (`New York`), a column be empty.
+
+    Args:
+        column, tags_optional, word_column: as of :class:`ColumnsFormat`.
+    """
+
+    name = "tabs"
+    between = "\t"
+
+    def _split(self, text: str) -> list[str]:
+        return text.split("\t")
 
 
 class WordTagFormat(TagFormat):
@@ -415,7 +496,9 @@ class WordsFormat(TagFormat):
 
 
 STDIN = "<stdin>"
-FORMATS = {found.name: found for found in (ConlluFormat, ColumnsFormat, WordTagFormat, WordsFormat)}
+FORMATS = {
+    found.name: found for found in (ConlluFormat, ConlluPlusFormat, ColumnsFormat, TabsFormat, WordTagFormat, WordsFormat)
+}
 
 
 def guess_format(
@@ -433,6 +516,8 @@ def guess_format(
     Raises:
         ValueError: none fits.
     """
+    if name.lower().endswith(".conllup") or (lines and _GLOBAL_COLUMNS.fullmatch(lines[0])):
+        return ConlluPlusFormat.name
     if name.lower().endswith((".conllu", ".conll-u")):
         return ConlluFormat.name
     rows = [row for row in map(_tokens, lines) if row[:1] != [NEW_DOCUMENT]]

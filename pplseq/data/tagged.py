@@ -15,7 +15,9 @@ from pplseq.data.tag_formats import (
     STDIN,
     ColumnsFormat,
     ConlluFormat,
+    ConlluPlusFormat,
     LineError,
+    TabsFormat,
     TagFormat,
     UntaggedError,
     WordsFormat,
@@ -112,19 +114,22 @@ def read_tagged(
     separator: str = "_",
     to_tag: bool = False,
     word_columns: Sequence[int] = (),
+    word_column: int = 0,
 ) -> TaggedFile:
     """Read a file of tagged sentences.
 
     Args:
         path: a UTF-8 file, plain or packed as .gz or .xz; "-" reads standard input.
-        format: "conllu", "columns" (CoNLL-2000), "word_tag" (a sentence a line) or "words" (the same without tags). None:
-            by the name (.conllu) or the first lines.
+        format: "conllu", "conllup" (CoNLL-U Plus), "columns" (CoNLL-2000), "tabs" (the same between tabs alone, so that words
+            may hold spaces), "word_tag" (a sentence a line) or "words" (the same without tags). None: by the name (.conllu,
+            .conllup) or the first lines, but for "tabs".
         column: that holds the tags. CoNLL-U: "upos" (default), "xpos", "feats", ..., "misc:Entity"; columns: a number, the
             word being column 0 (default 1), or "chunk" (2). A dictionary chooses by the file's format.
         on_error: "raise", or "skip" sentences that cannot be read, which are then in `skipped`.
         tags: "required", or "optional": words may lack tags (None; written `_` in columns).
         separator: between word and tag of "word_tag".
         word_columns: numbers of further columns that words are read with, as a :class:`~pplseq.data.tag_formats.Word`.
+        word_column: that holds the words, of "columns" and "tabs".
         to_tag: it may be empty, and is taken for words unless it is clearly something else: see `guess_format`.
 
     Returns:
@@ -148,7 +153,7 @@ def read_tagged(
         plain = name.removesuffix(Path(name).suffix) if Path(name).suffix in OPENERS else name
         format = guess_format(plain, sample, separator=separator, tags_optional=optional or not sample, to_tag=to_tag)
     chosen = column.get(format) if isinstance(column, Mapping) else column
-    tag_format = make_format(format, chosen, separator=separator, tags_optional=optional)
+    tag_format = make_format(format, chosen, separator=separator, tags_optional=optional, word_column=word_column)
     if word_columns and tag_format.line_is_sentence:
         raise ValueError(f"{name}: the format {format!r} has no columns {', '.join(map(str, word_columns))} beside the words, "
                          "which the model looks at; give a file of columns")  # fmt: skip
@@ -186,17 +191,19 @@ def _where(tag_format: TagFormat) -> str:
 
 
 def make_format(
-    format: str, column: str | int | None = None, *, separator: str = "_", tags_optional: bool = False
+    format: str, column: str | int | None = None, *, separator: str = "_", tags_optional: bool = False, word_column: int = 0
 ) -> TagFormat:
     """The format of a name.
 
     Raises:
-        ValueError: no such format or column.
+        ValueError: no such format or column, or words in a column of a format that has its own for them.
     """
-    if format == ConlluFormat.name:
-        return ConlluFormat(column)
-    if format == ColumnsFormat.name:
-        return ColumnsFormat(column, tags_optional=tags_optional)
+    if format in (ColumnsFormat.name, TabsFormat.name):
+        return FORMATS[format](column, tags_optional=tags_optional, word_column=word_column)
+    if word_column != 0:
+        raise ValueError(f"word_column: of the formats 'columns' and 'tabs', got {word_column} of {checks.shown(format)}")
+    if format in (ConlluFormat.name, ConlluPlusFormat.name):
+        return FORMATS[format](column)
     if format == WordTagFormat.name:
         return WordTagFormat(separator, tags_optional=tags_optional)
     if format == WordsFormat.name:

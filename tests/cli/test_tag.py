@@ -86,6 +86,17 @@ def test_train_from_any_format_and_column(files):
     assert load_tagger(files / "2").columns == {"columns": 2}
 
 
+def test_a_tagger_knows_where_its_words_stood(files):
+    path = files / "numbered.txt"
+    path.write_text("1\tNew York\tN\n2\tsleeps\tV\n\n1\tNew York\tN\n\n")
+    options = ("--format", "tabs", "--word-column", 1, "--column", 2)
+    pplseq("train", "tagger", path, "--system", "hmm", *options, "--out", files / "model")
+    saved = load_tagger(files / "model")
+    assert saved.word_column == 1 and saved.tagger.known_words == {"New York", "sleeps"}
+    assert pplseq("tag", "run", files / "model", path, "--format", "tabs").stdout == path.read_text()
+    assert "expected another number" in pplseq("tag", "run", files / "model", path, *options[:4], "--column", 1, code=2).stderr
+
+
 def test_words_without_tags(files):
     arguments = ("train", "tagger", "-", "--system", "hmm", "--format", "columns", "--out", files / "model")
     failed = pplseq(*arguments, input="a X\nb _\n", code=2)

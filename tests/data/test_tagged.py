@@ -159,7 +159,7 @@ def test_malformed_conllu(write, rows, message):
 def test_refusals(write, tmp_path):
     path = write("a X\n")
     for options, message in (
-        ({"format": "conll"}, "format: expected one of conllu, columns, word_tag, words, got 'conll'"),
+        ({"format": "conll"}, "format: expected one of conllu, conllup, columns, tabs, word_tag, words, got 'conll'"),
         ({"format": "conllu", "column": "pos"}, "column: expected one of lemma, upos"),
         ({"format": "conllu", "column": 1}, "column: expected 2 to 9"),
         ({"format": "columns", "column": "feats"}, "column: expected a number"),
@@ -246,12 +246,12 @@ def test_lines_stay_in_their_place(write, tmp_path):
     assert [s.tags for s in read_tagged(tmp_path / "out")] == [("X", "X"), ("X",)]
 
 
-@pytest.mark.parametrize("format", ["conllu", "columns", "word_tag"])
+@pytest.mark.parametrize("format", ["conllu", "columns", "tabs", "word_tag"])
 def test_every_format_reads_what_it_writes(tmp_path, format):
     sentences = [TaggedSentence(("\u5df4\u9ece", "_", "a_b", "#", "1-2"), ("A", "B|C", "D", "#", "``"))]
     sentences += [TaggedSentence(("\U0001f600", "\u05e9\u05dc\u05d5\u05dd", "e\u0301x", "\u200d"), ("X",) * 4)]
     sentences += [TaggedSentence(("a\u2028b", "\u0085", "1\u00a0000"), ("X", "Y", "NUM"))]
-    if format == "conllu":  # columns between tabs
+    if format in ("conllu", "tabs"):  # columns between tabs
         sentences += [TaggedSentence(("h\u1ecdc sinh", " a", "b  c"), ("X", "Y", "Z"))]
     write_tagged(tmp_path / "out", sentences, format)
     assert list(read_tagged(tmp_path / "out", format)) == sentences
@@ -392,3 +392,85 @@ def test_a_key_of_misc_or_feats_is_a_column(write, tmp_path):
             read_tagged(path, column=column)
     with pytest.raises(ValueError, match=r"misc:Entity holds no \|"):
         write_tagged(tmp_path / "bad.conllu", [TaggedSentence(found[0].words, ("a|b", "O"))], source=found)
+
+
+# ------------------------------------------------------------------------------------------------ further forms of columns
+PLUS = """# global.columns = ID FORM UPOS NER PARSEME:MWE
+# text = in New York
+1\tin\tADP\tO\t*
+2-3\tNew York\t_\t_\t_
+2\tNew\tPROPN\tB-LOC\t1:NE
+3\tYork\tPROPN\tI-LOC\t1
+
+1\tyes\tINTJ\tO\t*
+
+"""
+
+
+@pytest.mark.parametrize(
+    ("column", "tags"),
+    [
+        (None, [("ADP", "PROPN", "PROPN"), ("INTJ",)]), ("ner", [("O", "B-LOC", "I-LOC"), ("O",)]),
+        ("parseme:mwe", [("*", "1:NE", "1"), ("*",)]), (3, [("O", "B-LOC", "I-LOC"), ("O",)]),
+        ("upos,NER", [("ADP\tO", "PROPN\tB-LOC", "PROPN\tI-LOC"), ("INTJ\tO",)]),
+    ],
+)  # fmt: skip
+def test_conllu_plus_has_the_columns_that_it_names(write, tmp_path, column, tags):
+    read = read_tagged(write(PLUS), column=column)
+    assert read.format == "conllup" and [s.tags for s in read] == tags
+    assert [s.words for s in read] == [("in", "New", "York"), ("yes",)]
+    write_tagged(tmp_path / "out", read, source=read)
+    assert (tmp_path / "out").read_text() == PLUS
+    with pytest.raises(ValueError, match="probabilities: they go to MISC, and the file has no such column"):
+        write_tagged(tmp_path / "out", read, source=read, probabilities=[[0.5] * 3, [0.5]])
+    with pytest.raises(ValueError, match="'conllup' is written where it was read"):
+        write_tagged(tmp_path / "out", list(read), "conllup")
+
+
+@pytest.mark.parametrize(
+    ("text", "column", "error"),
+    [
+        (PLUS, "xpos", r"line 1: column: expected one of upos, ner, parseme:mwe in this CoNLL-U file"),
+        (PLUS, 5, "line 1: column: expected 2 to 4"),
+        (PLUS.replace(" UPOS", " TAG"), None, "line 1: column: expected one of tag, ner, .* got 'upos'; say it by column"),
+        (PLUS.replace("ID ", ""), None, "line 1: expected ID, FORM and further columns, each once"),
+        (PLUS.replace("NER", "UPOS"), None, "line 1: expected ID, FORM and further columns, each once"),
+        (PLUS.replace("\tO\t*\n\n", "\tO\n\n"), None, "line 8: expected 5 columns between tabs"),
+        (PLUS + PLUS.replace(" NER", " NE"), None, "line 10: other columns than before, which were id form upos ner"),
+        (PLUS.partition("\n")[2], None, "line 2: a CoNLL-U Plus file begins with # global.columns"),
+    ],
+)  # fmt: skip
+def test_what_is_no_conllu_plus(write, text, column, error):
+    with pytest.raises(ValueError, match=error):
+        read_tagged(write(text), "conllup", column)
+
+
+COLUMNS = "1 the D x\n2 dog N y\n\n1 barks V z\n\n"
+
+
+def test_words_stand_in_a_column_of_choice(write, tmp_path):
+    for column, tags in ((2, [("D", "N"), ("V",)]), (3, [("x", "y"), ("z",)]), (0, [("1", "2"), ("1",)])):
+        read = read_tagged(write(COLUMNS), "columns", column, word_column=1)
+        assert [s.words for s in read] == [("the", "dog"), ("barks",)] and [s.tags for s in read] == tags
+        write_tagged(tmp_path / "out", read, source=read)
+        assert (tmp_path / "out").read_text() == COLUMNS
+    assert read_tagged(write(COLUMNS), "columns", 2, word_column=1, word_columns=[3])[0].words[1].columns == {3: "y"}
+    for options, error in (
+        ({}, "the first column numbers the words.*as by word_column=1"),
+        ({"word_column": 1}, r"column: expected another number \(the word is column 1\), got 1"),
+        ({"word_column": 1, "column": 9}, "line 1: expected at least 10 columns, got 4"),
+        ({"word_column": -1}, "word_column"), ({"format": "conllu", "word_column": 1}, "word_column: of the formats"),
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match=error):
+            read_tagged(write(COLUMNS), **({"format": "columns"} | options))
+
+
+def test_columns_between_tabs_alone_hold_spaces(write, tmp_path):
+    text = "New York\tLOC\t\nis\tO\tbig\n\n-DOCSTART-\t\t\n\n 1 000\tNUM\t a\n\n"
+    read = read_tagged(write(text), "tabs")
+    assert list(read) == [TaggedSentence(("New York", "is"), ("LOC", "O")), TaggedSentence((" 1 000",), ("NUM",))]
+    write_tagged(tmp_path / "out", read, source=read)
+    assert (tmp_path / "out").read_text() == text
+    assert read_tagged(write(text), "tabs", 2, tags="optional")[0].tags == (None, "big")
+    with pytest.raises(ValueError, match="line 2: expected a word in column 0, got none"):
+        read_tagged(write("a\tX\n\tY\n"), "tabs")

@@ -14,7 +14,7 @@ from pplseq.recipes.taggers.systems import SYSTEMS
 
 MODEL, RECORD = "last", "tagger.json"  # a run's tagger, and what is said of its training
 SO_MANY = partial(checks.count, least=0)
-Format = Literal["conllu", "columns", "word_tag", "words"]
+Format = Literal["conllu", "conllup", "columns", "tabs", "word_tag", "words"]
 
 
 def system(name: str, value: str) -> str:
@@ -29,13 +29,16 @@ class TaggedReading:
     Args:
         column: that holds the tags: upos, xpos, feats, ... of CoNLL-U, or a key as misc:Entity; a number of columns, the word
             being 0 (default: upos, and 1; of a run, the one it was trained on).
-        format: of the file (default: by its name or first lines).
+        format: of the file (default: by its name or first lines); "tabs" are columns between tabs alone, whose words may hold
+            spaces.
+        word_column: that holds the words, of columns and tabs (default: 0; of a run, the one it was trained on).
         separator: between word and tag of word_tag.
         on_error: stop at a sentence that cannot be read, or go on without it and say its lines.
     """
 
     column: str | None = None
     format: Format | None = None
+    word_column: int | None = None
     separator: str = "_"
     on_error: Literal["raise", "skip"] = "raise"
 

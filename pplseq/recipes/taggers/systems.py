@@ -95,6 +95,7 @@ class SavedTagger(NamedTuple):
         tagger: as it was saved. system: its name in the table.
         column: that its tags were read from, where that was chosen. format: of the training text.
         ambiguous: words that the training text tags in more than one way; None where that is not known.
+        word_column: that its words were read from.
     """
 
     tagger: Any
@@ -102,6 +103,7 @@ class SavedTagger(NamedTuple):
     column: str | int | None
     format: str | None
     ambiguous: frozenset[str] | None
+    word_column: int = 0
 
     @property
     def columns(self) -> dict[str, str | int | None]:
@@ -216,9 +218,11 @@ def trained(tagger: Any, system: str, sentences: Sequence[TaggedSentence]) -> Sa
     """A tagger with what is kept of the text it learns from."""
     from pplseq.models.taggers.scores import training_words
 
-    column = getattr(getattr(sentences, "tag_format", None), "column", None)
-    file_format = getattr(sentences, "format", None)
-    return SavedTagger(tagger, system, column, file_format, training_words(sentences).ambiguous)
+    tag_format, file_format = getattr(sentences, "tag_format", None), getattr(sentences, "format", None)
+    word_column = getattr(tag_format, "word_column", 0)
+    return SavedTagger(
+        tagger, system, getattr(tag_format, "column", None), file_format, training_words(sentences).ambiguous, word_column
+    )
 
 
 def summary_of(
@@ -355,6 +359,7 @@ def save_tagger(saved: SavedTagger, folder: str | Path) -> None:
     training = {
         "system": saved.system,
         "column": saved.column,
+        "word_column": saved.word_column,
         "file_format": saved.format,
         "ambiguous_words": None if saved.ambiguous is None else sorted(saved.ambiguous),
     }
@@ -380,11 +385,12 @@ def load_tagger(folder: str | Path) -> SavedTagger:
     if training is None:
         return SavedTagger(tagger, tagger.name, None, None, None)  # saved from Python
     again = "train again, as by `pplseq train tagger`"
-    noted = {"system": str, "column?": (str, int), "file_format?": str, "ambiguous_words?": [str]}
+    noted = {"system": str, "column?": (str, int), "word_column?": int, "file_format?": str, "ambiguous_words?": [str]}
     check_content(training, noted, folder, again, "training")
     words = training["ambiguous_words"]
     known = None if words is None else frozenset(words)
-    return SavedTagger(tagger, training["system"], training["column"], training["file_format"], known)
+    column = training["column"], training["file_format"]
+    return SavedTagger(tagger, training["system"], *column, known, training.get("word_column") or 0)
 
 
 def parse_settings(settings: tuple[str, ...]) -> dict[str, Any]:

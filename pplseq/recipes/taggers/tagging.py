@@ -12,6 +12,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
+from pplseq import checks
 from pplseq.data.columns import TaggedSentence, decoded, read_raw_lines
 from pplseq.data.tag_formats import BETWEEN_COLUMNS, ConlluFormat, Line, LineError
 from pplseq.data.tagged import STDIN, SentenceBlock, SkippedSentence, TaggedFile, read_tagged
@@ -29,6 +30,13 @@ SHOWN_ALTERNATIVES = 4  # of a word, on a page
 
 
 # ---- files
+
+
+def _word_column(reading: Any, saved: SavedTagger | None) -> int:
+    """That of the words: what was asked for, or that of the text a tagger learned from, in files of its format."""
+    if reading.word_column is not None:
+        return checks.count("word_column", reading.word_column, 0)
+    return 0 if saved is None or reading.format not in (None, saved.format) else saved.word_column
 
 
 def read(
@@ -59,6 +67,7 @@ def read(
         separator=reading.separator,
         to_tag=to_tag,
         word_columns=word_columns if saved is None else getattr(saved.tagger, "word_columns", ()),
+        word_column=_word_column(reading, saved),
     )
     named = found.name.removesuffix(".gz").removesuffix(".xz").lower().endswith((".conllu", ".conll-u"))
     if to_tag and reading.format is None and found.format != "words" and not named:
