@@ -198,12 +198,14 @@ def make_format(
     Raises:
         ValueError: no such format or column, or words in a column of a format that has its own for them.
     """
-    if format in (ColumnsFormat.name, TabsFormat.name):
-        return FORMATS[format](column, tags_optional=tags_optional, word_column=word_column)
+    for kind in (ColumnsFormat, TabsFormat):
+        if format == kind.name:
+            return kind(column, tags_optional=tags_optional, word_column=word_column)
     if word_column != 0:
         raise ValueError(f"word_column: of the formats 'columns' and 'tabs', got {word_column} of {checks.shown(format)}")
-    if format in (ConlluFormat.name, ConlluPlusFormat.name):
-        return FORMATS[format](column)
+    for kind in (ConlluFormat, ConlluPlusFormat):
+        if format == kind.name:
+            return kind(column)
     if format == WordTagFormat.name:
         return WordTagFormat(separator, tags_optional=tags_optional)
     if format == WordsFormat.name:

@@ -232,8 +232,8 @@ def _ids(prefix: Prefix | None, vocabulary: Vocabulary, name: str = "prefix") ->
     """Word ids of a prefix, which its caller knows by this name."""
     if prefix is None:
         return []
-    if hasattr(prefix, "tolist"):
-        prefix = prefix.tolist()  # of a tensor or an array
+    if isinstance(prefix, Tensor | np.ndarray):
+        prefix = prefix.tolist()
     if isinstance(prefix, str):
         prefix = vocabulary.split(prefix)
     words = list(prefix) if isinstance(prefix, Sequence) else [prefix]

@@ -223,7 +223,7 @@ class PersonalStream:
                 tidy(folder / INNER)
             stream = cls(
                 opened,
-                SETTINGS | chosen,
+                SETTINGS | dict(chosen),
                 folder=folder,
                 options=options,
                 given=chosen,
