@@ -10,7 +10,8 @@
 
 A queue is a file with the arguments of a run on each line; those whose figures are in results/ are passed over: the same
 command goes on with a queue that was stopped. Of WikiText-2 no test text is at hand: its validation text is split in two halves
-of whole articles, the first of which plays validation (all choices are made on it), the second test.
+of whole articles, the first of which plays validation (all choices are made on it), the second test. Of Gutenberg the first
+100,000 words of the validation text play validation, the next 200,000 test; --max-vocabulary is for `pplseq train`.
 
 A run that was stopped goes on where it was when the command is given again. At its end the best weights are evaluated on
 validation and test, under both protocols, alone and mixed with a Kneser-Ney 5-gram of the corpus's own training text (the
@@ -36,6 +37,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "bench"))
 from record import ROOT, data_folder, record  # noqa: E402
 
+BOOK_TOKENS = (100_000, 200_000)  # of Gutenberg's validation text that play validation and, behind them, test
 TRAIN_TOKENS = 80_000  # of the training text that are scored: about as many as the held-out texts have
 # rows of the paper's tables 2 and 3, and what this library adds
 VARIANTS = {
@@ -61,6 +63,8 @@ VARIANTS = {
 def corpus_folder(corpus: str, runs: Path) -> Path:
     """Where the texts of a corpus are; of WikiText-2 a folder beside the runs, with its validation text in two halves."""
     source = data_folder() / corpus
+    if corpus == "gutenberg":
+        return books_folder(source, runs / "gutenberg_parts")
     if corpus != "wikitext2":
         return source
     halves = runs / "wikitext2_halves"
@@ -73,6 +77,19 @@ def corpus_folder(corpus: str, runs: Path) -> Path:
         (halves / f"wiki.{name}.tokens").write_text("".join(part), encoding="utf-8")
     (halves / "wiki.train.tokens").write_bytes((source / "wiki.train.tokens").read_bytes())
     return halves
+
+
+def books_folder(source: Path, parts: Path) -> Path:
+    """Gutenberg, its validation text in two parts."""
+    parts.mkdir(parents=True, exist_ok=True)
+    lines = (source / "gutenberg.valid.txt").read_text(encoding="utf-8").splitlines(keepends=True)
+    cuts = np.searchsorted(np.cumsum([len(line.split()) + 1 for line in lines]), np.cumsum(BOOK_TOKENS)).tolist()
+    for name, part in (("valid", lines[: cuts[0]]), ("test", lines[cuts[0] : cuts[1]])):
+        (parts / f"gutenberg.{name}.txt").write_text("".join(part), encoding="utf-8")
+    train = parts / "gutenberg.train.txt.xz"
+    if not train.exists():
+        train.write_bytes((source / train.name).read_bytes())
+    return parts
 
 
 def train(options, run: Path) -> list[str]:
@@ -90,7 +107,8 @@ def train(options, run: Path) -> list[str]:
         code = subprocess.run([*program, *arguments]).returncode
         if code:
             sys.exit(code)
-    name = f"$PPLSEQ_DATA/{options.corpus}" if options.corpus != "wikitext2" else "runs/wikitext2_halves"
+    name = {"wikitext2": "runs/wikitext2_halves", "gutenberg": "runs/gutenberg_parts"}.get(options.corpus)
+    name = name or f"$PPLSEQ_DATA/{options.corpus}"
     name = f"runs/{options.text.name}" if options.text else name
     return ["pplseq", "train", "vlhmm", name, *flags, "--out", f"runs/{run.name}"]
 
@@ -173,7 +191,7 @@ def carry(queue: Path) -> None:
 def parse(arguments: list[str]) -> argparse.Namespace:
     """The options of a run; what stands behind ``--`` is for `pplseq train`."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("corpus", choices=["ptb", "wikitext2"])
+    parser.add_argument("corpus", choices=["ptb", "wikitext2", "gutenberg"])
     parser.add_argument("--num-states", type=int, default=1 << 15)
     parser.add_argument("--variant", choices=VARIANTS, default="base")
     parser.add_argument("--device", default="cpu")
