@@ -58,11 +58,8 @@ def save_counts(counts: LagCounts, folder: str | Path, *, settings: dict | None 
     return COUNTS.write(folder, header, arrays=arrays, more=lambda new: vocabulary.save(new / "vocab.txt"))
 
 
-def load_counts(folder: str | Path, known: Vocabulary | None = None) -> LagCounts:
+def load_counts(folder: str | Path) -> LagCounts:
     """Read what :func:`save_counts` wrote.
-
-    Args:
-        known: the vocabulary, where it is in memory already.
 
     Raises:
         FileNotFoundError: no counts there, or a file of them is missing.
@@ -70,8 +67,6 @@ def load_counts(folder: str | Path, known: Vocabulary | None = None) -> LagCount
     """
 
     def read_vocab(place: Path, header: dict) -> Vocabulary:
-        if known is not None and known.fingerprint() == header["vocabulary"]:
-            return known
         return _vocabulary(place, header)
 
     header, _, arrays, vocabulary = COUNTS.read(folder, more=read_vocab)

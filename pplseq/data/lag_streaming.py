@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import tempfile
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -17,7 +15,6 @@ from pplseq.data.lag_counts import MOST_LAGS, LagCounts, Part, check_settings, c
 from pplseq.data.sources import tokens_of
 from pplseq.data.streams import Piece, TextStream, by_articles, decoded, of_shard
 from pplseq.data.vocabulary import EOS, Vocabulary, WordForms, units_of, without_spaces
-from pplseq.files import new_file, write_text
 
 # the token of a line's end; no text of words holds a NUL: it would be taken for a binary file
 LINE_ENDS = {"words": "\0", "characters": tokens_of("\n", "characters")[0], "bytes": tokens_of("\n", "bytes")[0]}
@@ -69,14 +66,10 @@ class _NewWords(dict):
 
 
 class _Spool:
-    """Encoded pieces on the disk, 4 bytes a token, until the vocabulary is known.
+    """Encoded pieces on the disk, 4 bytes a token, until the vocabulary is known."""
 
-    Args:
-        folder: of a file that goes when it is closed. file: instead of that.
-    """
-
-    def __init__(self, folder: Path | None, file: Any = None):
-        self.file, self.folder = tempfile.TemporaryFile(dir=folder) if file is None else file, folder
+    def __init__(self, folder: Path | None):
+        self.file, self.folder = tempfile.TemporaryFile(dir=folder), folder
 
     def __enter__(self) -> _Spool:
         return self
@@ -213,54 +206,20 @@ def vocabulary_of(
 
 
 def word_counts(
-    stream: TextStream, forms: WordForms, place: Path, *, eos: bool = True, units: str = "words", unit: str = "line"
+    stream: TextStream, forms: WordForms, *, eos: bool = True, units: str = "words"
 ) -> tuple[dict[str, int], int]:
     """How often each word stands in a text or a span of one, in the order of first appearance, and the number of lines.
 
     What a vocabulary is made of (``Vocabulary.from_counts``): counts of parts, added up in their order, make the same one.
 
-    Args:
-        place: the numbered text is kept there, for :func:`count_numbered`, 4 bytes a token and the words.
-
     Raises:
         ValueError: as :func:`count_lags`.
     """
     codes, counts, num_lines = _NewWords(forms, EOS if eos else None, units), np.zeros(1 << 16, dtype=np.int64), 0
-    with new_file(place) as new, new.open("wb") as file:
-        spool = _Spool(place.parent, file)
-        for piece in _pieces(stream, unit, forms.lower):
-            tokens, starts, counts = _number_new(piece, codes, counts, stream.name)
-            num_lines += int((tokens == -1).sum())
-            spool.write(tokens, starts)
-    write_text(_words_at(place), json.dumps(list(codes.numbers)))
+    for piece in _pieces(stream, "line", forms.lower):
+        tokens, counts = _number_new(piece, codes, counts, stream.name)[::2]
+        num_lines += int((tokens == -1).sum())
     return dict(zip(codes.numbers, counts.tolist(), strict=False)), num_lines
-
-
-def count_numbered(
-    place: Path, stream: TextStream, max_lag: int, vocabulary: Vocabulary, unit: str, forms: WordForms
-) -> LagCounts:
-    """:func:`count_lags` of a text that :func:`word_counts` has read, with the vocabulary that was made since; it is not read
-    again, and what was kept of it goes."""
-    words = json.loads(_words_at(place).read_text(encoding="utf-8"))
-    counter, table = PairCounter(len(vocabulary), max_lag), _numbers_in(vocabulary, words)
-    with place.open("rb") as file:
-        for tokens, starts in _renumbered(_Spool(None, file), table, vocabulary.eos_id is not None):
-            counter.add(tokens, starts)
-    counts, lags = counter.result()
-    assert stream.fingerprint is not None
-    for path in (place, _words_at(place)):
-        path.unlink()
-    return LagCounts(vocabulary, counts, lags, unit, (Part(stream.name, stream.fingerprint, 1, 1),), forms)
-
-
-def _words_at(place: Path) -> Path:
-    return place.with_name(f"{place.name}.json")
-
-
-def _numbers_in(vocabulary: Vocabulary, words: Iterable[str]) -> np.ndarray:
-    """The vocabulary's number of each provisional one; the last entry, which -1 finds, is the end of a line."""
-    table = [vocabulary.index.get(word, vocabulary.unknown_id) for word in words]
-    return np.array([*table, -1 if vocabulary.eos_id is None else vocabulary.eos_id], dtype=np.int32)
 
 
 def _number_new(piece: Piece, codes: _NewWords, counts: np.ndarray, name: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -317,7 +276,10 @@ def _make_vocabulary(stream, units, unit, shard, forms, eos, min_count, max_voca
         report(stream.position, stream.num_bytes, num_tokens)
     seen = dict(zip(codes.numbers, counts.tolist(), strict=False))
     vocabulary = vocabulary_of(stream.name, seen, num_lines, eos, min_count, max_vocabulary, units)
-    return vocabulary, _numbers_in(vocabulary, codes.numbers)
+    # the last entry, which -1 finds, is the end of a line
+    table = [vocabulary.index.get(word, vocabulary.unknown_id) for word in codes.numbers]
+    table = np.array([*table, vocabulary.eos_id if eos else -1], dtype=np.int32)
+    return vocabulary, table
 
 
 def _renumbered(spool: _Spool, table: np.ndarray, eos: bool) -> Iterator[tuple[np.ndarray, np.ndarray]]:

@@ -12,7 +12,7 @@ from pplseq.data.lag_counting import sparse
 from pplseq.data.lag_counts import MOST_LAGS, LagCounts, check_settings
 from pplseq.data.lag_counts import Part as CountedPart
 from pplseq.data.lag_files import COUNTS, is_counted, load_counts, read_vocabulary, save_counts
-from pplseq.data.lag_streaming import count_lags, count_numbered, counted_units, vocabulary_of, word_counts
+from pplseq.data.lag_streaming import count_lags, counted_units, vocabulary_of, word_counts
 from pplseq.data.text_parts import TextPart, files_of, parts_of
 from pplseq.data.vocabulary import Vocabulary, WordForms
 from pplseq.files import check_may_be_folder
@@ -107,8 +107,7 @@ def count_on(
         ValueError, FileNotFoundError: as ``count_lags``. PartFailed: names parts that failed; the others are kept.
 
     Cost:
-        the text is read once; without a vocabulary its words are kept by their numbers (4 bytes a token) until there is one. A
-        worker holds the counts of a part, and in the end of a share of
+        the text is read twice, or once with a vocabulary. A worker holds the counts of a part, and in the end of a share of
         the parts that grows with the logarithm of their number.
     """
     check_settings(max_lag, unit, most_lags)
@@ -118,18 +117,15 @@ def count_on(
     files = files_of(source)
     parts = parts_of(files, unit, part_bytes)
     names = list(map(str, parts))
-    folder.mkdir(parents=True, exist_ok=True)
-    places = [str(folder / f"part-{n:05d}") for n in range(len(parts))]
-    made = vocabulary is None
     if vocabulary is None:
-        work: list[tuple] = [(*both, forms, eos, units, unit) for both in zip(parts, places, strict=True)]
-        seen, num_lines = cluster.total(_words_of, work, _add_words, names)
+        seen, num_lines = cluster.total(_words_of, [(part, forms, eos, units) for part in parts], _add_words, names)
         vocabulary = vocabulary_of(str(source), seen, num_lines, eos, min_count, max_vocabulary, units)
     settings = {"max_lag": max_lag, "unit": unit, "forms": [forms.lower, forms.digits], "vocabulary": vocabulary.fingerprint()}
+    folder.mkdir(parents=True, exist_ok=True)
     [words] = cluster.keep([vocabulary])
-    work = [(part, words, max_lag, unit, forms, place, settings, made) for part, place in zip(parts, places, strict=True)]
+    work = [(part, words, max_lag, unit, forms, str(folder / f"part-{n:05d}"), settings) for n, part in enumerate(parts)]
     places = cluster.each(_count_part, work, names, done=done)
-    result = cluster.total(load_counts, [(place, words) for place in places], LagCounts.merge, names)
+    result = cluster.total(load_counts, places, LagCounts.merge, names)
     result = replace(result, parts=tuple(CountedPart(file.name, str(file.fingerprint)) for file in files))
     return result.check_learnable()
 
@@ -137,23 +133,13 @@ def count_on(
 def forget_parts(folder: str | Path) -> None:
     """Remove the parts that :func:`count_on` kept, when their sum is written."""
     for place in Path(folder).glob("part-*"):
-        if place.is_dir():
-            shutil.rmtree(place, ignore_errors=True)
-        else:
-            place.unlink()
+        shutil.rmtree(place, ignore_errors=True)
     if Path(folder).is_dir() and not any(Path(folder).iterdir()):
         Path(folder).rmdir()
 
 
-def _words_of(
-    part: TextPart, place: str, forms: WordForms, eos: bool, units: str, unit: str
-) -> tuple[dict[str, int], int]:
-    return word_counts(part.stream(), forms, _numbered(place), eos=eos, units=units, unit=unit)
-
-
-def _numbered(place: str) -> Path:
-    """Where the numbered text of a part is, until it is counted."""
-    return Path(f"{place}.numbered")
+def _words_of(part: TextPart, forms: WordForms, eos: bool, units: str) -> tuple[dict[str, int], int]:
+    return word_counts(part.stream(), forms, eos=eos, units=units)
 
 
 def _add_words(first: tuple[dict[str, int], int], second: tuple[dict[str, int], int]) -> tuple[dict[str, int], int]:
@@ -164,26 +150,18 @@ def _add_words(first: tuple[dict[str, int], int], second: tuple[dict[str, int], 
 
 
 def _count_part(
-    part: TextPart, vocabulary: Vocabulary, max_lag: int, unit: str, forms: WordForms, place: str, settings: dict[str, Any],
-    made: bool,
-) -> str:  # fmt: skip
-    """Counts of a part in a folder of their own, which is its result; counted already, it is left as it is.
-
-    Args:
-        made: whether :func:`_words_of` has numbered the text, for the vocabulary that was made of it.
-    """
-    stream, numbered = part.stream(), _numbered(place)
+    part: TextPart, vocabulary: Vocabulary, max_lag: int, unit: str, forms: WordForms, place: str, settings: dict[str, Any]
+) -> str:
+    """Counts of a part in a folder of their own, which is its result; counted already, it is left as it is."""
+    stream = part.stream()
     wanted = settings | {"fingerprint": stream.fingerprint}
     try:
         if COUNTS.read_header(place).get("settings") == wanted:
-            load_counts(place, vocabulary)
+            load_counts(place)
             return place
     except (FolderError, FileNotFoundError):
         pass  # not there, or not whole
     shutil.rmtree(place, ignore_errors=True)
-    if made and numbered.exists():  # not where a worker died behind it
-        counts = count_numbered(numbered, stream, max_lag, vocabulary, unit, forms)
-    else:
-        counts = count_lags(stream, max_lag, vocabulary=vocabulary, unit=unit, forms=forms, most_lags=max_lag)
+    counts = count_lags(stream, max_lag, vocabulary=vocabulary, unit=unit, forms=forms, most_lags=max_lag)
     save_counts(counts, place, settings=wanted)
     return place

@@ -145,8 +145,7 @@ second; the logarithm of a part's time has a standard deviation of {c.slowness};
 another comes within a minute.
 
 One process counts the {found[text][tokens]:,} words in {one:.0f} s, one worker in {first:.0f}, two in {second:.0f}: on a
-cluster the text was read twice (once since), and parts are written, read and added up, which costs {factor:.1f} times the
-processor's time.
+cluster the text is read twice, and parts are written, read and added up, which costs {factor:.1f} times the processor's time.
 By these figures it pays from about four cores on, or where memory does not hold the text.
 
 ## Counting (`pplseq count --max-lag {found[max_lag]} --cluster`), vocabulary of {found[text][words]:,} words

@@ -9,7 +9,6 @@ import pytest
 from click.testing import CliRunner
 
 from pplseq.cli import main
-from pplseq.data import lag_streaming
 from pplseq.data.lag_files import load_counts
 from pplseq.data.lag_streaming import count_lags
 from pplseq.data.locations import located, matching
@@ -58,30 +57,6 @@ def test_counts_of_a_cluster_are_those_of_one_process(here, text, tmp_path, part
     again = count_on(here, text, 3, tmp_path / "parts2", part_bytes=part_bytes, vocabulary=alone.vocabulary,
                      forms=options.get("forms"))  # fmt: skip
     assert again == alone
-
-
-@pytest.mark.parametrize("unit", ["line", "article"])
-def test_the_text_is_read_once_and_nothing_is_left_of_it(here, text, tmp_path, monkeypatch, unit):
-    text.write_text(" = One =\n" + text.read_text() + "\n = Two =\nthe cat\n")
-    read, decoded = [], lag_streaming.decoded
-    monkeypatch.setattr(lag_streaming, "decoded", lambda stream, lower: read.append(stream.span) or decoded(stream, lower))
-    parts = parts_of(files_of(text), unit, 100)
-    counts = count_on(here, text, 2, tmp_path / "parts", part_bytes=100, unit=unit)
-    assert sorted(map(str, read)) == sorted(str(part.span) for part in parts)
-    assert not list((tmp_path / "parts").glob("*.numbered*"))
-    assert counts == count_lags(text, 2, unit=unit)
-
-
-def test_a_numbered_text_that_was_left_is_not_taken_for_another(here, text, tmp_path):
-    """Of a run that failed before there was a vocabulary; this one has another spelling of words."""
-    folder = tmp_path / "parts"
-    folder.mkdir()
-    counting._words_of(parts_of(files_of(text))[0], str(folder / "part-00000"), WordForms(), True, "words", "line")
-    alone = count_lags(text, 3, forms=WordForms(True, "NUM"))
-    for options in ({"vocabulary": alone.vocabulary}, {}):
-        assert count_on(here, text, 3, folder, forms=WordForms(True, "NUM"), **options) == alone
-    counting.forget_parts(folder)
-    assert not folder.exists()
 
 
 def test_files_of_every_kind(here, tmp_path):
