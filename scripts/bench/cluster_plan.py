@@ -82,7 +82,6 @@ def add_up(costs: Costs, num_parts: int, tokens: float, workers: int) -> dict:
     return {
         "seconds": moved + added * costs.seconds_per_entry / at_once * rounds, "moved": moved, "ranges": ranges,
         "terabytes": written * STORED_BYTES / 1e12, "gigabytes": pairs * ENTRY_BYTES / 1e9,
-        "piece": written * STORED_BYTES / (ranges * num_parts),
     }  # fmt: skip
 
 
@@ -152,7 +151,7 @@ second; the logarithm of a part's time has a standard deviation of {c.slowness};
 another comes within a minute.
 
 One process counts the {found[text][tokens]:,} words and writes their counts in {one:.0f} s, one worker in {first:.0f}, two in
-{second:.0f}, on a machine whose two cores trainings used as well: on a cluster parts are written, read and added up, which
+{second:.0f}, on a machine whose two cores a training and tests used as well: on a cluster parts are written, read and added up, which
 costs {factor:.2f} times the processor's time.
 
 ## Counting (`pplseq count --max-lag {found[max_lag]} --cluster`), vocabulary of {found[text][words]:,} words
@@ -163,15 +162,14 @@ costs {factor:.2f} times the processor's time.
 
 **Where the bottleneck is.** Parts share nothing: a straggler costs one part's time at the end, a dead worker one part. The sum
 is added up by ranges of words of {range_mb:.0f} MB each, by all workers at once; a worker holds a range, and nobody the
-sum, which grows until every pair of words has been seen ({limit:,.0f} GB at the most). What is left is the storage: the parts' counts are
-written once and read once. Larger parts have fewer pairs (`--part-bytes`: a trillion words in parts of a gigabyte write a
-third less), as do a smaller `--max-vocabulary` and fewer lags; and more ranges than parts have pairs for make small
-reads, so that large texts want large parts for that, too. By a tree with one root, as it was before, the same sum took hours,
-and a machine with memory for all of it.
+sum, which grows until every pair of words has been seen ({limit:,.0f} GB at the most). What is left is the storage: the
+parts' counts are written once and read once. Larger parts have fewer pairs (`--part-bytes`), as do a smaller
+`--max-vocabulary` and fewer lags; and they make larger reads, as a range has its share of every part. By a tree with one
+root, as it was before, the same sum took 3.9 hours, and a machine with memory for all of it.
 
-The vocabulary comes first, by a pass of its own whose sums are dictionaries of the words seen. They are bounded by
-the number of different strings, which in raw text from the web never ends: a vocabulary made from a sample
-(`--vocabulary FILE`) saves that pass.
+The vocabulary comes first, of words that are numbered as the text is read; its sums are dictionaries of the words seen.
+They are bounded by the number of different strings, which in raw text from the web never ends: a vocabulary made from a
+sample (`--vocabulary FILE`) saves that.
 
 ## EM (`fit(..., cluster=)`)
 
