@@ -71,6 +71,7 @@ class FolderKind:
         again: what to do if it cannot be read: "train again".
         tensors, arrays: names of the safetensors file and of the npz file; None where the kind has none.
         schema: what the header says beside that, as :func:`check_content` takes it.
+        within: pattern of folders of this kind that may stand in one, whole by themselves: their headers alone are summed up.
     """
 
     format: str
@@ -81,6 +82,7 @@ class FolderKind:
     tensors: str | None = None
     arrays: str | None = None
     schema: Any = None
+    within: str | None = None
 
     def write(
         self,
@@ -131,7 +133,7 @@ class FolderKind:
 
             with open(new / self.arrays, "wb") as file:
                 np.savez(file, **(arrays or {}))  # pyright: ignore[reportArgumentType]
-        seal(new / self.header, {"format": self.format, "version": self.version, **header})
+        seal(new / self.header, {"format": self.format, "version": self.version, **header}, self.within)
 
     def read(self, folder: str | Path, more: Callable[[Path, dict[str, Any]], Any] | None = None) -> Stored:
         """Read a folder, after every file was compared with its checksum; a writer may be at work.
@@ -232,13 +234,18 @@ class FolderKind:
                     raise ValueError(str(error)) from None
 
 
-def seal(path: Path, header: Mapping[str, Any]) -> None:
-    """Write a header beside files that are complete: with their sizes and checksums, and its own."""
+def seal(path: Path, header: Mapping[str, Any], within: str | None = None) -> None:
+    """Write a header beside files that are complete: with their sizes and checksums, and its own.
+
+    Args:
+        within: pattern of folders in it of which only the headers, of the same name, are looked at.
+    """
     folder = path.parent
+    whole = set() if within is None else set(folder.glob(within))
     files = {
         file.relative_to(folder).as_posix(): [file.stat().st_size, _sha256(file)]
         for file in sorted(folder.rglob("*"))
-        if file.is_file() and file != path
+        if file.is_file() and file != path and (file.name == path.name or whole.isdisjoint(file.parents))
     }
     path.write_text(sealed({**header, "files": files}), encoding="utf-8", newline="\n")
 

@@ -77,7 +77,7 @@ class PairCounter:
             keys <<= self.key_type(self.bits)
             keys |= earlier.astype(self.key_type)
             if len(keys):
-                self._push(self.runs[lag - 1], self._run(keys))
+                add_to(self.runs[lag - 1], self._run(keys))
         open_unit = tokens[unit[:-1] == unit[-1]] if self.max_lag else tokens[:0]
         self.tail = open_unit[-self.max_lag :].copy() if self.max_lag else open_unit
         self.pieces, self.starts, self.waiting = [], [], 0
@@ -94,35 +94,39 @@ class PairCounter:
         indptr = np.concatenate([[0], np.cumsum(rows)])
         return csr_counts(values, columns, indptr, self.num_words)
 
-    @staticmethod
-    def _push(runs: list, run) -> None:
-        """Equal sizes are added first, so that every count is copied log(number of blocks) times and memory stays
-        below twice that of the result."""
-        runs.append(run)
-        while len(runs) > 1 and runs[-2].nnz < 2 * runs[-1].nnz:
-            last = runs.pop()
-            runs[-1] = runs[-1] + last
-
     def result(self) -> tuple[np.ndarray, tuple]:
         """Word counts (V,) int64 and the L matrices N_k[later, earlier]; the counter may go on."""
         if self.waiting:
             self._count()
         matrices = []
-        for lag, runs in enumerate(self.runs):
-            while len(runs) > 1:
-                last = runs.pop()
-                runs[-1] = runs[-1] + last
-            matrices.append(runs[0] if runs else empty_counts(self.num_words))
-            self.runs[lag] = runs
+        for runs in self.runs:
+            matrices.append(sum_of(runs) if runs else empty_counts(self.num_words))
         return self.counts, tuple(matrices)
 
 
+def add_to(runs: list, run) -> None:
+    """A matrix more for a sum that is kept in runs: equal sizes are added first, so that every count is copied log(number of
+    matrices) times and memory stays below twice that of the result."""
+    runs.append(run)
+    while len(runs) > 1 and runs[-2].nnz < 2 * runs[-1].nnz:
+        last = runs.pop()
+        runs[-1] = runs[-1] + last
+
+
+def sum_of(runs: list):
+    """The sum of the matrices that :func:`add_to` was given, which may go on."""
+    while len(runs) > 1:
+        last = runs.pop()
+        runs[-1] = runs[-1] + last
+    return runs[0]
+
+
 def csr_counts(values, columns, indptr, num_words: int):
-    """A (V, V) int64 csr_array of sorted, distinct entries; indices of 32 bits where they suffice."""
+    """An int64 csr_array of sorted, distinct entries, with V columns; indices of 32 bits where they suffice."""
     index_type = np.int32 if len(columns) < 2**31 else np.int64
     matrix = sparse().csr_array(
         (values.astype(np.int64, copy=False), columns.astype(index_type, copy=False), indptr.astype(index_type)),
-        shape=(num_words, num_words),
+        shape=(len(indptr) - 1, num_words),
     )
     matrix.has_sorted_indices = matrix.has_canonical_format = True
     return matrix

@@ -156,12 +156,7 @@ class LagCounts:
 
     def check_learnable(self) -> LagCounts:
         """Raise ValueError where no two tokens share a unit; returns itself."""
-        if not self.lags[0].nnz:
-            tokens = f"{self.num_tokens} token" + "s" * (self.num_tokens != 1)
-            raise ValueError(
-                f"{', '.join(map(str, self.parts)) or 'counts'}: no two words share a {self.unit} ({tokens} in all), so "
-                "there are no pairs to count; expected sentences of two words or more, or unit='article'"
-            )
+        check_pairs(self.parts, self.unit, self.num_tokens, self.lags[0].nnz)
         return self
 
     @classmethod
@@ -226,6 +221,16 @@ def check_settings(max_lag: int, unit: str, most_lags: int | None = None) -> Non
         )
     if unit not in UNITS:
         raise ValueError(f"unit: expected 'line' or 'article', got {checks.shown(unit)}")
+
+
+def check_pairs(parts: Sequence[Part], unit: str, num_tokens: int, num_pairs: int) -> None:
+    """Raise ValueError for a text of so many tokens without a pair of neighbours."""
+    if not num_pairs:
+        tokens = f"{num_tokens} token" + "s" * (num_tokens != 1)
+        raise ValueError(
+            f"{', '.join(map(str, parts)) or 'counts'}: no two words share a {unit} ({tokens} in all), so "
+            "there are no pairs to count; expected sentences of two words or more, or unit='article'"
+        )
 
 
 def check_shard(shard: tuple[int, int] | None) -> tuple[int, int]:

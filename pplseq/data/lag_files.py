@@ -1,12 +1,19 @@
-"""Lag counts as folders: counts.json, counts.npz, vocab.txt. Nothing is pickled."""
+"""Lag counts as folders: counts.json, counts.npz, vocab.txt. Nothing is pickled.
+
+Counts that are larger than a machine's memory stand in ranges of words, in folders words-1-of-N to words-N-of-N within.
+"""
 
 from __future__ import annotations
 
+import shutil
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
-from pplseq.data.lag_counting import csr_counts
+from pplseq import checks
+from pplseq.data.lag_counting import add_matrices, csr_counts
 from pplseq.data.lag_counts import LagCounts, Part
 from pplseq.data.locations import matching
 from pplseq.data.streams import TextStream
@@ -18,17 +25,22 @@ COUNTS = FolderKind(
     schema={
         "num_words": int, "max_lag": int, "unit": str, "lower": bool, "digits?": str, "unknown?": str, "eos": str,
         "parts": [{"source": str, "fingerprint": str, "shard?": int, "num_shards?": int}], "settings?": dict,
+        "ranges?": int, "words?": [int, int],
     },
+    within="words-*-of-*",
 )  # fmt: skip
 
 
-def save_counts(counts: LagCounts, folder: str | Path, *, settings: dict | None = None) -> Path:
+def save_counts(
+    counts: LagCounts, folder: str | Path, *, settings: dict | None = None, words: tuple[int, int] | None = None
+) -> Path:
     """Write counts as a folder, whole or not at all: counts.json, counts.npz and vocab.txt, nothing pickled.
 
     Args:
         counts: what is written.
         folder: where to; counts that are there are replaced.
         settings: JSON-able, written beside the counts: by them, work that is done is recognised.
+        words: (i, j), of counts of words i to j - 1 only, and of pairs that end in them; see :func:`join_ranges`.
 
     Raises:
         ValueError: the folder holds something else.
@@ -48,6 +60,7 @@ def save_counts(counts: LagCounts, folder: str | Path, *, settings: dict | None 
         "vocabulary": vocabulary.fingerprint(),
         "parts": [part._asdict() for part in counts.parts],
         "settings": settings,
+        **({} if words is None else {"words": words}),
     }
     arrays = {"counts": counts.counts}
     for lag, matrix in enumerate(counts.lags, 1):
@@ -58,18 +71,65 @@ def save_counts(counts: LagCounts, folder: str | Path, *, settings: dict | None 
     return COUNTS.write(folder, header, arrays=arrays, more=lambda new: vocabulary.save(new / "vocab.txt"))
 
 
-def load_counts(folder: str | Path) -> LagCounts:
-    """Read what :func:`save_counts` wrote.
+def join_ranges(places: Sequence[Path], folder: str | Path) -> Path:
+    """A folder of counts from all its ranges, which are moved there as they are; nobody holds them all.
+
+    Args:
+        places: of the ranges, in their order, on the disk of the folder.
+    """
+    headers = [COUNTS.read_header(place) for place in places]
+    sums = ("num_tokens", "num_pairs", "num_entries")
+    header = headers[0] | {name: np.sum([each[name] for each in headers], axis=0).tolist() for name in sums}
+    del header["words"]
+
+    def move(new: Path) -> None:
+        shutil.copyfile(places[0] / "vocab.txt", new / "vocab.txt")
+        for number, place in enumerate(places, 1):
+            place.rename(new / range_name(number, len(places)))
+
+    return COUNTS.write(folder, {**header, "ranges": len(places)}, more=move)
+
+
+def range_name(number: int, size: int) -> str:
+    """Of the folder of a range, from 1 on."""
+    return f"words-{number}-of-{size}"
+
+
+def load_counts(folder: str | Path, number: int | None = None) -> LagCounts:
+    """Read what :func:`save_counts` wrote, or `pplseq count`.
+
+    Args:
+        number: of counts in so many ranges of words as the header, counts.json, says under "ranges": this one alone, from 1 on.
+            Counts of other words, and of pairs that end in them, are zero there.
 
     Raises:
         FileNotFoundError: no counts there, or a file of them is missing.
         FolderError: a file that is cut short, damaged, of another program or of another version; names it.
+        ValueError: a range that there is not; or the folder of one range, which is not the counts of a text.
     """
+    folder = Path(folder)
+    size = COUNTS.read_header(folder).get("ranges")
+    if number is not None and not 1 <= number <= (size or 0):
+        there = f"ranges 1 to {size}" if size else "no ranges"
+        raise ValueError(f"number: expected a range of the counts, got {checks.shown(number)}; {folder} has {there}")
+    if size is None:
+        return _load(folder, whole=True)
+    COUNTS.read(folder)  # whose checksums are those of the ranges' headers
+    numbers = range(1, size + 1) if number is None else [number]
+    found = [_load(folder / range_name(n, size), whole=False) for n in numbers]
+    if number is not None:
+        return found[0]
+    lags = tuple(add_matrices(matrices) for matrices in zip(*(part.lags for part in found), strict=True))
+    return replace(found[0], counts=np.sum([part.counts for part in found], axis=0), lags=lags)
 
-    def read_vocab(place: Path, header: dict) -> Vocabulary:
-        return _vocabulary(place, header)
 
-    header, _, arrays, vocabulary = COUNTS.read(folder, more=read_vocab)
+def _load(folder: Path, *, whole: bool) -> LagCounts:
+    header, _, arrays, vocabulary = COUNTS.read(folder, more=_vocabulary)
+    if whole and (words := header.get("words")) is not None:
+        raise ValueError(
+            f"{folder}: holds pairs that end in words {words[0]:,} to {words[1]:,} only; load the folder that it stands in, or "
+            "load_counts(FOLDER, number) of that"
+        )
     with sound(f"{folder}: counts.json does not describe these counts", COUNTS.again):
         lags = [
             csr_counts(arrays[f"values_{lag}"], arrays[f"columns_{lag}"], arrays[f"indptr_{lag}"], header["num_words"])

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import tempfile
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import IO
 
 import numpy as np
 
@@ -65,17 +66,15 @@ class _NewWords(dict):
         return number
 
 
-class _Spool:
-    """Encoded pieces on the disk, 4 bytes a token, until the vocabulary is known."""
+class Spool:
+    """Encoded pieces on the disk, 4 bytes a token, until the vocabulary is known.
 
-    def __init__(self, folder: Path | None):
-        self.file, self.folder = tempfile.TemporaryFile(dir=folder), folder
+    Args:
+        file: open for what is done with it, in bytes. folder: it stands in, for messages.
+    """
 
-    def __enter__(self) -> _Spool:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.file.close()
+    def __init__(self, file: IO[bytes], folder: str | Path):
+        self.file, self.folder = file, folder
 
     def write(self, tokens: np.ndarray, starts: np.ndarray) -> None:
         try:
@@ -84,7 +83,7 @@ class _Spool:
                 self.file.write(array.tobytes())
         except OSError as error:
             raise OSError(
-                f"{self.folder or tempfile.gettempdir()}: could not keep the numbered text there ({error}); free space "
+                f"{self.folder}: could not keep the numbered text there ({error}); free space "
                 "(4 bytes a token), or give a vocabulary, which makes this needless"
             ) from error
 
@@ -147,20 +146,16 @@ def count_lags(
     report = progress or (lambda position, num_bytes, num_tokens: None)
     with ExitStack() as stack:
         if vocabulary is None:
-            spool = stack.enter_context(_Spool(None if folder is None else Path(folder)))
-            vocabulary, table = _make_vocabulary(
-                stream, units, unit, (number, num_shards), forms, eos, min_count, max_vocabulary, spool, report
+            place = tempfile.gettempdir() if folder is None else folder
+            spool = Spool(stack.enter_context(tempfile.TemporaryFile(dir=place)), place)
+            seen, num_lines = number_words(
+                stream, spool, forms, eos=eos, units=units, unit=unit, shard=shard, progress=progress
             )
-            encoded = _renumbered(spool, table, eos)
+            vocabulary = vocabulary_of(stream.name, seen, num_lines, eos, min_count, max_vocabulary, units)
+            encoded = _renumbered(spool, seen, vocabulary, eos)
         else:
             encoded = _encode_known(stream, unit, (number, num_shards), forms, vocabulary)
-        counter = PairCounter(len(vocabulary), max_lag)
-        num_tokens = 0
-        for tokens, starts in encoded:
-            counter.add(tokens, starts)
-            num_tokens += len(tokens)
-            report(stream.position, stream.num_bytes, num_tokens)
-        counts, lags = counter.result()
+        counts, lags = _counted(encoded, vocabulary, max_lag, lambda tokens: report(stream.position, stream.num_bytes, tokens))
     assert stream.fingerprint is not None  # it has been read
     part = Part(stream.name, stream.fingerprint, number, num_shards)
     result = LagCounts(vocabulary, counts, lags, unit, (part,), forms)
@@ -205,21 +200,59 @@ def vocabulary_of(
         raise ValueError(f"{name}: {error}") from error
 
 
-def word_counts(
-    stream: TextStream, forms: WordForms, *, eos: bool = True, units: str = "words"
+def number_words(
+    stream: TextStream,
+    spool: Spool,
+    forms: WordForms,
+    *,
+    eos: bool = True,
+    units: str = "words",
+    unit: str = "line",
+    shard: tuple[int, int] | None = None,
+    progress: Progress | None = None,
 ) -> tuple[dict[str, int], int]:
     """How often each word stands in a text or a span of one, in the order of first appearance, and the number of lines.
 
-    What a vocabulary is made of (``Vocabulary.from_counts``): counts of parts, added up in their order, make the same one.
+    What a vocabulary is made of (:func:`vocabulary_of`): counts of parts, added up in their order, make the same one. With it,
+    what is written to the spool is counted (:func:`count_numbered`).
+
+    Args:
+        spool: takes the words by their place in that order. Others: as of :func:`count_lags`; words of all shards are counted,
+            and those of one written.
 
     Raises:
-        ValueError: as :func:`count_lags`.
+        ValueError: as :func:`count_lags`. OSError: a full disk.
     """
-    codes, counts, num_lines = _NewWords(forms, EOS if eos else None, units), np.zeros(1 << 16, dtype=np.int64), 0
-    for piece in _pieces(stream, "line", forms.lower):
-        tokens, counts = _number_new(piece, codes, counts, stream.name)[::2]
+    codes = _NewWords(forms, EOS if eos else None, units)
+    counts, num_lines, num_tokens, unit_number = np.zeros(1 << 16, dtype=np.int64), 0, 0, -1
+    number, num_shards = check_shard(shard)
+    for piece in _pieces(stream, unit, forms.lower):
+        tokens, starts, counts = _number_new(piece, codes, counts, stream.name)
         num_lines += int((tokens == -1).sum())
+        num_tokens += len(tokens)
+        if num_shards > 1:
+            own = np.zeros(len(tokens) + 1, dtype=np.int64)
+            np.add.at(own, starts, 1)
+            own = unit_number + np.cumsum(own)
+            keep = own[:-1] % num_shards == number - 1
+            chosen = own[starts] % num_shards == number - 1
+            starts = np.concatenate([[0], np.cumsum(keep)])[starts[chosen]]
+            tokens, unit_number = tokens[keep], int(own[-1])
+        spool.write(tokens, starts)
+        if progress is not None:
+            progress(stream.position, stream.num_bytes, num_tokens)
     return dict(zip(codes.numbers, counts.tolist(), strict=False)), num_lines
+
+
+def count_numbered(
+    spool: Spool, words: Iterable[str], vocabulary: Vocabulary, max_lag: int, *, eos: bool = True
+) -> tuple[np.ndarray, tuple]:
+    """Word counts (V,) and the L matrices of pairs, as of :class:`LagCounts`, of what :func:`number_words` wrote.
+
+    Args:
+        words: in the order of first appearance. vocabulary: made of these words, or of more. eos: as it was numbered.
+    """
+    return _counted(_renumbered(spool, words, vocabulary, eos), vocabulary, max_lag)
 
 
 def _number_new(piece: Piece, codes: _NewWords, counts: np.ndarray, name: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -254,35 +287,12 @@ def _encode_known(stream, unit, shard, forms, vocabulary) -> Iterator[tuple[np.n
             raise ValueError(vocabulary.unknown_word_message(error.args[0], place)) from None
 
 
-def _make_vocabulary(stream, units, unit, shard, forms, eos, min_count, max_vocabulary, spool, report):
-    """The vocabulary of the whole text, and its number of each provisional one; the shard's pieces go to the spool."""
-    codes = _NewWords(forms, EOS if eos else None, units)
-    counts, num_lines, num_tokens = np.zeros(1 << 16, dtype=np.int64), 0, 0
-    number, num_shards = shard
-    unit_number = -1
-    for piece in _pieces(stream, unit, forms.lower):
-        tokens, starts, counts = _number_new(piece, codes, counts, stream.name)
-        num_lines += int((tokens == -1).sum())
-        num_tokens += len(tokens)
-        if num_shards > 1:
-            own = np.zeros(len(tokens) + 1, dtype=np.int64)
-            np.add.at(own, starts, 1)
-            own = unit_number + np.cumsum(own)
-            keep = own[:-1] % num_shards == number - 1
-            chosen = own[starts] % num_shards == number - 1
-            starts = np.concatenate([[0], np.cumsum(keep)])[starts[chosen]]
-            tokens, unit_number = tokens[keep], int(own[-1])
-        spool.write(tokens, starts)
-        report(stream.position, stream.num_bytes, num_tokens)
-    seen = dict(zip(codes.numbers, counts.tolist(), strict=False))
-    vocabulary = vocabulary_of(stream.name, seen, num_lines, eos, min_count, max_vocabulary, units)
+def _renumbered(
+    spool: Spool, words: Iterable[str], vocabulary: Vocabulary, eos: bool
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     # the last entry, which -1 finds, is the end of a line
-    table = [vocabulary.index.get(word, vocabulary.unknown_id) for word in codes.numbers]
+    table = [vocabulary.index.get(word, vocabulary.unknown_id) for word in words]
     table = np.array([*table, vocabulary.eos_id if eos else -1], dtype=np.int32)
-    return vocabulary, table
-
-
-def _renumbered(spool: _Spool, table: np.ndarray, eos: bool) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     for tokens, starts in spool.read():
         tokens = table[tokens]
         if not eos:
@@ -290,6 +300,18 @@ def _renumbered(spool: _Spool, table: np.ndarray, eos: bool) -> Iterator[tuple[n
             starts = np.concatenate([[0], np.cumsum(word)])[starts]
             tokens = tokens[word]
         yield tokens, starts
+
+
+def _counted(
+    encoded: Iterable[tuple[np.ndarray, np.ndarray]], vocabulary: Vocabulary, max_lag: int,
+    report: Callable[[int], None] = lambda num_tokens: None,
+) -> tuple[np.ndarray, tuple]:  # fmt: skip
+    counter, num_tokens = PairCounter(len(vocabulary), max_lag), 0
+    for tokens, starts in encoded:
+        counter.add(tokens, starts)
+        num_tokens += len(tokens)
+        report(num_tokens)
+    return counter.result()
 
 
 def encode_piece(piece: Piece, codes: _KnownWords | _NewWords, eos_id: int | None) -> tuple[np.ndarray, np.ndarray]:

@@ -3,20 +3,33 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from pplseq.data.lag_counting import sparse
-from pplseq.data.lag_counts import MOST_LAGS, LagCounts, check_settings
+from pplseq.data.lag_counts import MOST_LAGS, LagCounts, check_pairs, check_settings
 from pplseq.data.lag_counts import Part as CountedPart
-from pplseq.data.lag_files import COUNTS, is_counted, load_counts, read_vocabulary, save_counts
-from pplseq.data.lag_streaming import count_lags, counted_units, vocabulary_of, word_counts
+from pplseq.data.lag_files import COUNTS, is_counted, join_ranges, range_name, read_vocabulary, save_counts
+from pplseq.data.lag_streaming import count_lags, counted_units, vocabulary_of
 from pplseq.data.text_parts import TextPart, files_of, parts_of
 from pplseq.data.vocabulary import Vocabulary, WordForms
 from pplseq.files import check_may_be_folder
-from pplseq.folder import FolderError
+from pplseq.recipes.count_ranges import (
+    NUMBERED,
+    PART,
+    RANGE_BYTES,
+    add_range,
+    count_part,
+    is_whole,
+    ranges_of,
+    save_numbered,
+    save_part,
+    sizes_of,
+    words_of,
+)
 from pplseq.recipes.count_settings import CountSettings
 from pplseq.runs.cluster import Cluster, connected
 from pplseq.runs.progress import Watch
@@ -59,12 +72,9 @@ def count(
         counts = count_lags(source, asked.max_lag, shard=shard, progress=progress, folder=folder.parent, **shared)
         save_counts(counts, folder, settings=settings)
         return True
-    kept = folder.with_name(f"{folder.name}.parts")
     with connected(asked.cluster, say=(watch or Watch()).say) as cluster:
         size = asked.part_bytes or PART_BYTES
-        counts = count_on(cluster, source, asked.max_lag, kept, part_bytes=size, done=done, **shared)
-    save_counts(counts, folder, settings=settings)
-    forget_parts(kept)
+        count_on(cluster, source, asked.max_lag, folder, part_bytes=size, done=done, settings=settings, **shared)
     return True
 
 
@@ -90,56 +100,75 @@ def count_on(
     unit: str = "line",
     forms: WordForms | None = None,
     part_bytes: int = PART_BYTES,
+    range_bytes: int = RANGE_BYTES,
     most_lags: int = MOST_LAGS,
+    settings: dict[str, Any] | None = None,
     done: Callable[[int, int], None] | None = None,
-) -> LagCounts:
-    """:func:`~pplseq.data.lag_streaming.count_lags` on a cluster: the same counts, from any number of workers.
+) -> Path:
+    """:func:`~pplseq.data.lag_streaming.count_lags` on a cluster: a folder of the same counts, from any number of workers.
 
     Args:
         cluster: see :func:`pplseq.runs.cluster.connected`.
         source: see :func:`files_of`. part_bytes: see :func:`parts_of`.
-        folder: where finished parts are kept until all are there, and found again after a failure: one that the workers and
-            this process share.
+        folder: where the counts are written, on a disk that the workers and this process share. What is finished stands in
+            FOLDER.parts until all is, and is found again after a failure.
         vocabulary, min_count, max_vocabulary, eos, units, unit, forms, most_lags: as of ``count_lags``.
-        done: is told how many parts of how many are counted.
+        range_bytes: a sum that may be larger is added up, and written, in ranges of this size at most.
+        settings: written beside the counts, as of ``save_counts``. done: is told how many parts of how many are counted.
 
     Raises:
         ValueError, FileNotFoundError: as ``count_lags``. PartFailed: names parts that failed; the others are kept.
 
     Cost:
-        the text is read twice, or once with a vocabulary. A worker holds the counts of a part, and in the end of a share of
-        the parts that grows with the logarithm of their number.
+        the text is read once; where its vocabulary is made, its words are kept until the end, 4 bytes a token. A worker holds
+        the counts of a part, or of a range; nobody holds the sum.
     """
     check_settings(max_lag, unit, most_lags)
     sparse()
-    folder, forms = Path(folder), WordForms() if forms is None else forms
+    folder, forms = Path(folder).absolute(), WordForms() if forms is None else forms
+    kept = folder.with_name(f"{folder.name}.parts")
     units = counted_units(units, vocabulary, forms)
     files = files_of(source)
     parts = parts_of(files, unit, part_bytes)
     names = list(map(str, parts))
+    kept.mkdir(parents=True, exist_ok=True)
+    how = {"forms": forms, "eos": eos, "units": units, "unit": unit}
+    places = [kept / f"part-{n:05d}" for n in range(len(parts))]
+    numbered = vocabulary is None
     if vocabulary is None:
-        seen, num_lines = cluster.total(_words_of, [(part, forms, eos, units) for part in parts], _add_words, names)
+        work = [(part, place, how) for part, place in zip(parts, places, strict=True)]
+        seen, num_lines = cluster.total(_number_part, work, _add_words, names)
         vocabulary = vocabulary_of(str(source), seen, num_lines, eos, min_count, max_vocabulary, units)
-    settings = {"max_lag": max_lag, "unit": unit, "forms": [forms.lower, forms.digits], "vocabulary": vocabulary.fingerprint()}
-    folder.mkdir(parents=True, exist_ok=True)
     [words] = cluster.keep([vocabulary])
-    work = [(part, words, max_lag, unit, forms, str(folder / f"part-{n:05d}"), settings) for n, part in enumerate(parts)]
+    work = [(part, place, how, words, max_lag, numbered) for part, place in zip(parts, places, strict=True)]
     places = cluster.each(_count_part, work, names, done=done)
-    result = cluster.total(load_counts, places, LagCounts.merge, names)
-    result = replace(result, parts=tuple(CountedPart(file.name, str(file.fingerprint)) for file in files))
-    return result.check_learnable()
+    counts, pairs, num_pairs = cluster.total(sizes_of, [(place, max_lag) for place in places], _add_sizes, names)
+    counted = tuple(sorted(CountedPart(file.name, str(file.fingerprint)) for file in files))
+    check_pairs(counted, unit, int(counts.sum()), num_pairs)
+    ranges = ranges_of(pairs, range_bytes)
+    alone = len(ranges) == 1
+    shared = cluster.keep([places, counts, (vocabulary, unit, counted, forms), settings])
+    targets = [folder if alone else kept / range_name(number, len(ranges)) for number in range(1, len(ranges) + 1)]
+    work = [(*shared, max_lag, mine, target, alone) for mine, target in zip(ranges, targets, strict=True)]
+    cluster.each(_add_range, work, [f"words {first:,} to {last:,}" for first, last in ranges])
+    if not alone:
+        join_ranges(targets, folder)
+    shutil.rmtree(kept, ignore_errors=True)
+    return folder
 
 
-def forget_parts(folder: str | Path) -> None:
-    """Remove the parts that :func:`count_on` kept, when their sum is written."""
-    for place in Path(folder).glob("part-*"):
-        shutil.rmtree(place, ignore_errors=True)
-    if Path(folder).is_dir() and not any(Path(folder).iterdir()):
-        Path(folder).rmdir()
+def _as_json(how: dict[str, Any], **more: object) -> dict[str, Any]:
+    """What a part is recognised by."""
+    return how | more | {"forms": [how["forms"].lower, how["forms"].digits]}
 
 
-def _words_of(part: TextPart, forms: WordForms, eos: bool, units: str) -> tuple[dict[str, int], int]:
-    return word_counts(part.stream(), forms, eos=eos, units=units)
+def _number_part(part: TextPart, place: Path, how: dict[str, Any]) -> tuple[dict[str, int], int]:
+    """The words of a part, which are kept in a folder by numbers of their own."""
+    stream, place = part.stream(), place.with_suffix(".text")
+    wanted = _as_json(how, fingerprint=stream.fingerprint)
+    if not is_whole(NUMBERED, place, wanted):
+        save_numbered(stream, place, wanted, **how)
+    return words_of(place)
 
 
 def _add_words(first: tuple[dict[str, int], int], second: tuple[dict[str, int], int]) -> tuple[dict[str, int], int]:
@@ -150,18 +179,35 @@ def _add_words(first: tuple[dict[str, int], int], second: tuple[dict[str, int], 
 
 
 def _count_part(
-    part: TextPart, vocabulary: Vocabulary, max_lag: int, unit: str, forms: WordForms, place: str, settings: dict[str, Any]
-) -> str:
+    part: TextPart, place: Path, how: dict[str, Any], vocabulary: Vocabulary, max_lag: int, numbered: bool
+) -> Path:
     """Counts of a part in a folder of their own, which is its result; counted already, it is left as it is."""
-    stream = part.stream()
-    wanted = settings | {"fingerprint": stream.fingerprint}
-    try:
-        if COUNTS.read_header(place).get("settings") == wanted:
-            load_counts(place)
-            return place
-    except (FolderError, FileNotFoundError):
-        pass  # not there, or not whole
-    shutil.rmtree(place, ignore_errors=True)
-    counts = count_lags(stream, max_lag, vocabulary=vocabulary, unit=unit, forms=forms, most_lags=max_lag)
-    save_counts(counts, place, settings=wanted)
+    stream, text, place = part.stream(), place.with_suffix(".text"), place.with_suffix(".counts")
+    wanted = _as_json(how, fingerprint=stream.fingerprint, max_lag=max_lag, vocabulary=vocabulary.fingerprint())
+    if is_whole(PART, place, wanted):
+        return place
+    if numbered:
+        counts, lags = count_part(text, vocabulary, max_lag, eos=how["eos"])
+    else:
+        found = count_lags(
+            stream, max_lag, vocabulary=vocabulary, unit=how["unit"], forms=how["forms"], most_lags=max_lag
+        )
+        counts, lags = found.counts, found.lags
+    save_part(counts, lags, place, wanted)
     return place
+
+
+def _add_sizes(first: tuple, second: tuple) -> tuple:
+    return tuple(one + other for one, other in zip(first, second, strict=True))
+
+
+def _add_range(
+    places: Sequence[Path], counts: np.ndarray, about: tuple, settings: dict[str, Any] | None, max_lag: int,
+    words: tuple[int, int], target: Path, alone: bool,
+) -> None:  # fmt: skip
+    """The sum of a range of words over the parts, in a folder of its own."""
+    vocabulary, unit, parts, forms = about
+    own = np.zeros_like(counts)
+    own[slice(*words)] = counts[slice(*words)]
+    added = LagCounts(vocabulary, own, add_range(places, words, max_lag), unit, parts, forms)
+    save_counts(added, target, settings=settings, words=None if alone else words)

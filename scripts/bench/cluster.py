@@ -19,7 +19,7 @@ import numpy as np
 from record import data_folder, record
 
 BOOKS = "gutenberg/gutenberg.train.txt.xz"
-MAX_LAG, MAX_VOCABULARY, PART_BYTES = 7, 200_000, 1 << 23
+MAX_LAG, MAX_VOCABULARY, PART_BYTES = 7, 200_000, 1 << 25
 EM_STATES, EM_TOKENS, EM_ITERATIONS = 32, 100_000, 4
 
 
@@ -42,22 +42,21 @@ def clock(work, client=None):
 
 
 def counting(path, workers, folder):
-    """Counts of the books, in one process or on a cluster."""
+    """Counts of the books in a folder, by one process or on a cluster."""
+    from pplseq.data.lag_files import load_counts, save_counts
     from pplseq.data.lag_streaming import count_lags
     from pplseq.recipes.counting import count_on
     from pplseq.runs.cluster import connected
 
+    place, words = Path(folder) / f"counts{workers}", {"max_vocabulary": MAX_VOCABULARY}
     if not workers:
-        return clock(lambda: count_lags(path, MAX_LAG, max_vocabulary=MAX_VOCABULARY))
+        place, times = clock(lambda: save_counts(count_lags(path, MAX_LAG, folder=folder, **words), place))
+        return load_counts(place), times
     with connected(f"local:{workers}") as cluster:
-        counts, times = clock(
-            lambda: count_on(
-                cluster, path, MAX_LAG, Path(folder) / f"parts{workers}", max_vocabulary=MAX_VOCABULARY, part_bytes=PART_BYTES
-            ),
-            cluster.client,
-        )
+        cluster.each(len, [([],)] * workers)  # pplseq is loaded there
+        place, times = clock(lambda: count_on(cluster, path, MAX_LAG, place, part_bytes=PART_BYTES, **words), cluster.client)
         times["peak_megabytes_of_a_worker"] = round(max(cluster.client.run(peak_megabytes).values()))
-    return counts, times
+    return load_counts(place), times
 
 
 def em(path, workers):

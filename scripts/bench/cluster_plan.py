@@ -2,8 +2,8 @@
 
     python scripts/bench/cluster_plan.py        (after scripts/bench/cluster.py)
 
-A simulation of the parts (drawn slow machines, workers that die) and of the tree of sums (sizes by the measured growth law, the
-network, the memory of the worker that holds a sum), not a measurement.
+A simulation of the parts (drawn slow machines, workers that die) and of the sum by ranges (sizes by the measured growth law,
+the network, the storage), not a measurement.
 """
 
 import heapq
@@ -15,6 +15,8 @@ import numpy as np
 from record import ROOT
 
 ENTRY_BYTES = 12  # an int64 count and an int32 column
+STORED_BYTES = 8  # on the disk, counts below 2^32
+RANGE_BYTES = 1 << 28  # of pplseq.recipes.count_ranges
 
 
 @dataclass(frozen=True)
@@ -61,19 +63,26 @@ def count_parts(costs: Costs, num_parts: int, part_bytes: float, workers: int, s
     return {"seconds": max(free), "lost": lost, "busy": busy / (max(free) * workers)}
 
 
-def add_up(costs: Costs, num_parts: int, tokens: float, workers: int) -> list[dict]:
-    """The levels of the tree: seconds, entries of a sum, and what must move."""
-    levels, count, size = [], num_parts, tokens / num_parts
+def add_up(costs: Costs, num_parts: int, tokens: float, workers: int) -> dict:
+    """The sum by ranges of words: what parts write and ranges read, and the seconds of all that.
+
+    A range is added up as parts come, two of a size first; all ranges take about the same time.
+    """
+    size, pairs = tokens / num_parts, costs.entries(tokens)
+    written = num_parts * costs.entries(size)
+    ranges = math.ceil(min(written, costs.most_entries) * ENTRY_BYTES / RANGE_BYTES)
+    added, count = 0.0, num_parts
     while count > 1:
-        before, size, count = costs.entries(size), size * 2, math.ceil(count / 2)
-        rounds = math.ceil(count / workers)
-        moved = before * ENTRY_BYTES / costs.network
-        added = 2 * before * costs.seconds_per_entry
-        levels.append({
-            "sums": count, "tokens": size, "entries": costs.entries(size), "gigabytes": costs.entries(size) * ENTRY_BYTES / 1e9,
-            "seconds": rounds * (moved + added), "network": moved / (moved + added),
-        })  # fmt: skip
-    return levels
+        count, before, size = count / 2, costs.entries(size), size * 2
+        added += 2 * before * count
+    at_once = min(workers, ranges)
+    link = min(costs.storage, at_once * costs.network)
+    moved = written * STORED_BYTES / min(costs.storage, workers * costs.network) + (written + pairs) * STORED_BYTES / link
+    rounds = math.ceil(ranges / at_once) * at_once / ranges  # the last ranges leave workers idle
+    return {
+        "seconds": moved + added * costs.seconds_per_entry / at_once * rounds, "moved": moved, "ranges": ranges,
+        "terabytes": written * STORED_BYTES / 1e12, "gigabytes": pairs * ENTRY_BYTES / 1e9,
+    }  # fmt: skip
 
 
 def measured(path) -> tuple[Costs, dict]:
@@ -107,27 +116,24 @@ def duration(seconds: float) -> str:
 
 def main():
     costs, found = measured(ROOT / "results" / "bench" / "cluster.json")
-    rows, trees = [], {}
-    for tokens, workers in ((1e9, 10), (1e10, 100), (1e11, 100), (1e11, 1000), (1e12, 1000)):
-        num_parts = math.ceil(tokens * costs.bytes_per_token / 64e6)
-        counted = count_parts(costs, num_parts, 64e6, workers)
-        tree = add_up(costs, num_parts, tokens, workers)
-        trees[tokens] = tree
-        summed = sum(level["seconds"] for level in tree)
-        last = tree[-1]
+    rows = []
+    for tokens, workers, part_bytes in (
+        (1e9, 10, 64e6), (1e10, 100, 64e6), (1e11, 100, 256e6), (1e11, 1000, 256e6), (1e12, 1000, 64e6), (1e12, 1000, 1e9),
+    ):  # fmt: skip
+        num_parts = math.ceil(tokens * costs.bytes_per_token / part_bytes)
+        counted = count_parts(costs, num_parts, part_bytes, workers)
+        added = add_up(costs, num_parts, tokens, workers)
+        seconds = counted["seconds"] + added["seconds"]
         rows.append(
-            f"| {tokens:.0e} | {workers:,} | {num_parts:,} | {duration(counted['seconds'])} | {counted['lost']} | "
-            f"{counted['busy']:.0%} | {duration(summed)} | {last['gigabytes']:,.0f} GB | "
-            f"{(counted['seconds'] * workers / 3600):,.0f} |"
+            f"| {tokens:.0e} | {workers:,} | {num_parts:,} of {part_bytes / 1e6:,.0f} MB | {duration(counted['seconds'])} | "
+            f"{counted['lost']} | {counted['busy']:.0%} | {added['terabytes']:,.2f} TB | {duration(added['seconds'])} | "
+            f"{added['moved'] / added['seconds']:.0%} | {added['gigabytes']:,.0f} GB in {added['ranges']:,} ranges | "
+            f"{seconds * workers / 3600:,.0f} |"
         )
-    tree = "\n".join(
-        f"| {level['sums']:,} | {level['tokens']:.1e} | {level['entries']:.1e} | {level['gigabytes']:,.2f} | "
-        f"{duration(level['seconds'])} | {level['network']:.0%} |"
-        for level in trees[1e12][-12:]
-    )
     text = TEXT.format(
-        rows="\n".join(rows), tree=tree, c=costs, found=found, mb=1e-6 / costs.seconds_per_byte,
-        ns=costs.seconds_per_entry * 1e9, limit=costs.most_entries * ENTRY_BYTES / 1e9, **against_one(found["results"]),
+        rows="\n".join(rows), c=costs, found=found, mb=1e-6 / costs.seconds_per_byte,
+        ns=costs.seconds_per_entry * 1e9, range_mb=RANGE_BYTES / 1e6, limit=costs.most_entries * ENTRY_BYTES / 1e9,
+        **against_one(found["results"]),
     )  # fmt: skip
     (ROOT / "results" / "cluster_plan.md").write_text(text)
     print(text)
@@ -136,41 +142,35 @@ def main():
 TEXT = """# A trillion words on a thousand workers: what to expect
 
 **Reckoned, not measured**: a simulation by `python scripts/bench/cluster_plan.py` from the figures of one machine
-(`results/bench/cluster.json`, commit {found[commit]}, {found[date]}). A worker is one core; parts are of 64 MB.
+(`results/bench/cluster.json`, commit {found[commit]}, {found[date]}). A worker is one core.
 
-What was measured: a core reads and counts {mb:.1f} MB of text a second (both passes: words, then pairs at
-{found[max_lag]} lags); the counts of n tokens have {c.scale:.1f} n^{c.power:.3f} entries; adding two counts up costs
-{ns:.0f} ns an entry. What is assumed: storage gives 20 GB a second to all workers together, a network link 1.25 GB a
+What was measured: a core reads and counts {mb:.1f} MB of text a second (words, then pairs at
+{found[max_lag]} lags, and their sum); the counts of n tokens have {c.scale:.1f} n^{c.power:.3f} entries; adding two counts
+up costs {ns:.0f} ns an entry. What is assumed: storage gives 20 GB a second to all workers together, a network link 1.25 GB a
 second; the logarithm of a part's time has a standard deviation of {c.slowness}; a worker dies once in 100 hours, and
 another comes within a minute.
 
-One process counts the {found[text][tokens]:,} words in {one:.0f} s, one worker in {first:.0f}, two in {second:.0f}: on a
-cluster the text is read twice, and parts are written, read and added up, which costs {factor:.1f} times the processor's time.
-By these figures it pays from about four cores on, or where memory does not hold the text.
+One process counts the {found[text][tokens]:,} words and writes their counts in {one:.0f} s, one worker in {first:.0f}, two in
+{second:.0f}, on a machine whose two cores a training and tests used as well: on a cluster parts are written, read and added
+up, which
+costs {factor:.2f} times the processor's time.
 
 ## Counting (`pplseq count --max-lag {found[max_lag]} --cluster`), vocabulary of {found[text][words]:,} words
 
-| words | workers | parts | counting | parts lost and done again | workers busy | adding up | the sum | core hours |
-|---|---|---|---|---|---|---|---|---|
+| words | workers | parts | counting | parts lost | busy | written | adding up | of it, storage | the sum | core hours |
+|---|---|---|---|---|---|---|---|---|---|---|
 {rows}
 
-The last levels of the tree for a trillion words:
+**Where the bottleneck is.** Parts share nothing: a straggler costs one part's time at the end, a dead worker one part. The sum
+is added up by ranges of words of {range_mb:.0f} MB each, by all workers at once; a worker holds a range, and nobody the
+sum, which grows until every pair of words has been seen ({limit:,.0f} GB at the most). What is left is the storage: the
+parts' counts are written once and read once. Larger parts have fewer pairs (`--part-bytes`), as do a smaller
+`--max-vocabulary` and fewer lags; and they make larger reads, as a range has its share of every part. By a tree with one
+root, as it was before, the same sum took 3.9 hours, and a machine with memory for all of it.
 
-| sums | tokens in each | entries of each | GB of each | time of the level | of it, network |
-|---|---|---|---|---|---|
-{tree}
-
-**Where the bottleneck is.** Not in the parts: they share nothing, a straggler costs one part's time at the end, a
-dead worker one part. It is the root of the tree: the sums grow with the text until every pair of words has been seen
-({limit:,.0f} GB at the most), the last levels have fewer sums than workers, and the last one is held by one worker,
-and by the head after it. As long as the sum fits into one machine's memory (see "the sum"), the tree costs little
-beside the parts. Where it does not: a smaller `--max-vocabulary` (the sum is bounded by its square), fewer lags, or
-counts of shards kept apart (`--shard I/N`). The sum by ranges of words, so that no machine holds it whole, is not
-built.
-
-The vocabulary comes first, by a pass of its own whose sums are dictionaries of the words seen. They are bounded by
-the number of different strings, which in raw text from the web never ends: a vocabulary made from a sample
-(`--vocabulary FILE`) saves that pass.
+The vocabulary comes first, of words that are numbered as the text is read; its sums are dictionaries of the words seen.
+They are bounded by the number of different strings, which in raw text from the web never ends: a vocabulary made from a
+sample (`--vocabulary FILE`) saves that.
 
 ## EM (`fit(..., cluster=)`)
 

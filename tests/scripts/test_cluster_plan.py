@@ -38,11 +38,12 @@ def test_slow_storage_and_workers_that_die_take_longer(plan, even):
     assert found["lost"] > 0 and found["seconds"] > 50
 
 
-def test_the_tree_of_sums(plan, even):
-    levels = plan.add_up(even, 4, 16.0, 1)
-    assert [level["sums"] for level in levels] == [2, 1]
-    assert [level["entries"] for level in levels] == pytest.approx([10 * 8**0.5, 40.0])
-    moved = 20 * plan.ENTRY_BYTES / even.network
-    assert levels[0]["seconds"] == pytest.approx(2 * (moved + 40.0))
-    assert plan.add_up(even, 4, 1e6, 1)[-1]["entries"] == 50.0
-    assert plan.add_up(even, 1, 16.0, 1) == []
+def test_the_sum_by_ranges(plan, even, monkeypatch):
+    monkeypatch.setattr(plan, "RANGE_BYTES", 240)  # of 20 entries
+    costs = replace(even, storage=1e3, network=1e2, most_entries=1e9)
+    found = plan.add_up(costs, 4, 64.0, 3)  # parts of 40 entries, two of 56.6, one of 80
+    assert found["ranges"] == 8 and found["gigabytes"] == pytest.approx(80 * 12e-9)
+    assert found["moved"] == pytest.approx((160 + 160 + 80) * 8 / 300)
+    added = 2 * 2 * 40 + 2 * 10 * 32**0.5
+    assert found["seconds"] == pytest.approx(found["moved"] + added / 3 * 9 / 8)
+    assert plan.add_up(costs, 1, 16.0, 3)["seconds"] == pytest.approx((40 / 300 + 80 / 200) * 8)
