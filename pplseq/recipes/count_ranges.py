@@ -147,4 +147,4 @@ def _entries(folder: Path, name: str, first: int, last: int) -> np.ndarray:
 
 
 def _sums(array: np.ndarray) -> np.ndarray:
-    return np.array([zlib.crc32(array[n : n + BLOCK]) for n in range(0, len(array), BLOCK)], dtype=np.int64)
+    return np.array([zlib.crc32(array[n : n + BLOCK].data) for n in range(0, len(array), BLOCK)], dtype=np.int64)
