@@ -42,6 +42,25 @@ class NextTag(NamedTuple):
     end: np.ndarray
 
 
+class TagEvidence(NamedTuple):
+    """What speaks for a tag of a word, of :meth:`ProbabilisticTagger.explain`; all in nats.
+
+    Attributes:
+        tag: the tag.
+        log_prob: log p(tag | all words).
+        context: log p(tag | words, the score of this word left out): what its neighbours say, and a constraint.
+        lacking: how much more the word would have to speak for this tag, and this tag alone, for the tagger to say it; 0 of the
+            tag that it says, inf where the model rules it out.
+        tags: the best tagging of the sentence with this tag, by the tagger's decoder "viterbi"; None where there is none.
+    """
+
+    tag: str
+    log_prob: float
+    context: float
+    lacking: float
+    tags: tuple[str, ...] | None
+
+
 class ProbabilisticTagger(Tagger):
     """A tagger whose tags are states of a chain, or groups of them: it answers with probabilities.
 
@@ -68,8 +87,8 @@ class ProbabilisticTagger(Tagger):
     # ---------------------------------------------------------------- constraints
     def under(self, constraint: Constraint) -> Self:
         """This tagger, answering about taggings that satisfy a constraint alone, exactly: its tags and :meth:`n_best`,
-        :meth:`smooth`, :meth:`confidence`, :meth:`entropy` and :meth:`sample_states` are given the words, the constraint and
-        those before it. Other questions, and the disk, are for the tagger without constraints.
+        :meth:`smooth`, :meth:`confidence`, :meth:`explain`, :meth:`entropy` and :meth:`sample_states` are given the words, the
+        constraint and those before it. Other questions, and the disk, are for the tagger without constraints.
 
         Args:
             constraint: a :class:`~pplseq.models.constraints.constraint.Constraint` on the sequence of tags of a sentence:
@@ -108,7 +127,7 @@ class ProbabilisticTagger(Tagger):
         if self._constraint is not None:
             raise TypeError(
                 f"{what}: not for a tagger under a constraint ({self._constraint.text}), which answers tag, n_best, smooth, "
-                "confidence, entropy, sample_states and constraint_log_prob; call it of the tagger without"
+                "confidence, explain, entropy, sample_states and constraint_log_prob; call it of the tagger without"
             )
 
     def _answering(self, chain: Chain) -> Chain:
@@ -300,6 +319,42 @@ class ProbabilisticTagger(Tagger):
 
         return self.each([sentence], best, lambda: [((), 0.0)])[0]
 
+    def explain(self, sentence: Words, position: int, *, decoder: str | None = None) -> list[TagEvidence]:
+        """Why a word has its tag: of each tag what speaks for it, the one that is said first, then by what it lacks.
+
+        A word speaks for a tag by its score, log p(word | tag) or the weights of its features. Exact, of the chain's scores.
+
+        Args:
+            position: of the word, from 0. decoder: as in the class; by "posterior" what a tag lacks is in probability.
+
+        Raises:
+            ValueError: a position without a word.
+
+        Cost: a best path for each tag.
+        """
+        self._check_fitted()
+        check_words([sentence])
+        decoder = checks.choice("decoder", self.decoder if decoder is None else decoder, DECODERS)
+        if checks.count("position", position, least=0) >= len(sentence):
+            raise ValueError(f"position: expected a word of the sentence, 0 to {len(sentence) - 1}, got {position}")
+        with torch.no_grad():
+            chain = self._answering(self.chain([sentence]))
+            emit = chain.factors.emit[position]
+            marginals = copy.copy(chain).marginals()  # a chain keeps its answers, and those of other scores are not these
+            states = self.tag_of_state().to(emit.device)
+            states = states if marginals.ids is None else states[marginals.ids[0, position]]
+            alone = _scored(chain, position, emit.masked_fill(states >= 0, 0.0)).marginals()
+            probs, context = (self._of_tags(found)[0, position].log().tolist() for found in (marginals, alone))
+            found = []
+            for k, tag in enumerate(self.tags):
+                path, score = _scored(chain, position, emit.masked_fill(states != k, -torch.inf)).viterbi()
+                tags = self.names_of(path[0].cpu(), len(sentence)) if score > -torch.inf else None
+                evidence = TagEvidence(tag, probs[k], context[k], 0.0, tags)
+                found.append((evidence, probs[k] if decoder == "posterior" else float(score)))
+        best = max(score for _, score in found)
+        lacking = [each._replace(lacking=best - score if score > -math.inf else math.inf) for each, score in found]
+        return sorted(lacking, key=lambda each: (each.lacking, -each.log_prob))
+
     def sample_states(
         self, x: Sequence[Words], num_samples: int = 1, *, seed: int | None = None
     ) -> list[list[tuple[str, ...]]]:
@@ -313,6 +368,15 @@ class ProbabilisticTagger(Tagger):
         with seeded(seed):
             found = self.each(x, draws, lambda: [()] * num_samples)
         return [[taggings[s] for taggings in found] for s in range(num_samples)]
+
+
+def _scored(chain: Chain, position: int, scores: Tensor) -> Chain:
+    """The chain of one sentence with other scores (1, Z) of the states of one word."""
+    found = copy.copy(chain)
+    emit = chain.factors.emit.clone()
+    emit[position] = scores
+    found.factors, found.check = chain.factors._replace(emit=emit), False
+    return found
 
 
 class GenerativeTagger(ProbabilisticTagger):

@@ -135,3 +135,21 @@ def test_what_is_refused():
     with pytest.raises(ValueError, match="no path of states that explains its observations is accepted"):
         tagger.under(Constraint.length(7)).tag([words])
     assert tagger.under(Constraint.length(7)).constraint_log_prob([words, ()]).tolist() == [-math.inf, -math.inf]
+
+
+def test_what_a_tag_lacks_under_a_constraint(tagger):
+    under, words = tagger.under(Constraint.bio(TAGS)), ("the", "rome", "fell")
+    for position in range(3):
+        best = {}
+        for tags, log_prob in under.n_best(words, 27):
+            best.setdefault(tags[position], (tags, log_prob))
+        found = under.explain(words, position)
+        assert found[0].tag == under.tag([words])[0][position]
+        for each in found:
+            marginal = under.smooth([words])[0][position, tagger.tags.index(each.tag)]
+            assert np.exp(each.log_prob) == pytest.approx(marginal, abs=1e-12)
+            if each.tag not in best:  # I behind nothing
+                assert (each.tags, each.lacking, each.context) == (None, math.inf, -math.inf)
+            elif not tagger.has_substates():
+                assert each.tags == best[each.tag][0]
+                assert each.lacking == pytest.approx(best[found[0].tag][1] - best[each.tag][1], abs=1e-9)

@@ -244,6 +244,41 @@ def test_all_paths_of_a_sentence(probabilistic):
         probabilistic.n_best(words, 0)
 
 
+@pytest.mark.parametrize("decoder", ["viterbi", "posterior"])
+def test_what_a_tag_lacks(probabilistic, decoder):
+    """Against all taggings of a sentence; a word whose scores change by what another tag lacks has that tag."""
+    words = ("zebras", "barks")
+    (marginals,), (said,) = probabilistic.smooth([words]), probabilistic.tag([words], decoder=decoder)
+    paths = probabilistic.n_best(words, int((probabilistic.tag_of_state() >= 0).sum()) ** 2 + 1)
+    for position in range(2):
+        found = probabilistic.explain(words, position, decoder=decoder)
+        assert {each.tag for each in found} == set(probabilistic.tags)
+        assert (found[0].tag, found[0].lacking) == (said[position], 0.0)
+        best = {}
+        for tags, log_prob in paths:
+            best.setdefault(tags[position], (tags, log_prob))
+        emit = probabilistic.chain([words]).factors.emit[position, 0].numpy()
+        states = probabilistic.tag_of_state().numpy()
+        for each in found:
+            k = probabilistic.tags.index(each.tag)
+            assert np.exp(each.log_prob) == pytest.approx(marginals[position, k], abs=1e-12)
+            if decoder == "posterior":
+                if np.isfinite(each.log_prob):
+                    assert each.lacking == pytest.approx(found[0].log_prob - each.log_prob, abs=1e-9)
+            elif not probabilistic.has_substates() and each.tag in best:
+                assert each.tags == best[each.tag][0] or each.lacking == pytest.approx(0, abs=1e-9)
+                assert each.lacking == pytest.approx(paths[0][1] - best[each.tag][1], rel=1e-6)
+        if not probabilistic.has_substates():  # p(tag | words) is what the others say times exp(score)
+            scores = np.array([emit[states == k][0] for k in range(len(probabilistic.tags))])
+            total = np.array([each.context for each in sorted(found, key=lambda e: probabilistic.tags.index(e.tag))]) + scores
+            shown = np.exp(total - np.logaddexp.reduce(total))
+            np.testing.assert_allclose(shown, marginals[position], atol=1e-9)
+    with pytest.raises(ValueError, match=r"position: expected a word of the sentence, 0 to 1, got 2"):
+        probabilistic.explain(words, 2)
+    with pytest.raises(ValueError, match="position must be at least 0"):
+        probabilistic.explain(words, -1)
+
+
 def test_draws(probabilistic):
     words = ("zebras", "barks", "here")
     draws = [tags for (tags,) in probabilistic.sample_states([words], 2000, seed=3)]
