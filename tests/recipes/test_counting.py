@@ -218,6 +218,10 @@ def test_parts_without_words_and_texts_without_any(here, tmp_path):
     assert load_counts(count_on(here, tmp_path / "*.txt", 1, tmp_path / "parts")).num_tokens == 2 + 3
     with pytest.raises(ValueError, match="the text is empty"):
         count_on(here, tmp_path / "c.txt", 1, tmp_path / "empty")
+    (tmp_path / "d.txt").write_text("one\ntwo\n")
+    with pytest.raises(ValueError, match=r"d.txt: no two words share a line \(2 tokens in all\)"):
+        count_on(here, tmp_path / "d.txt", 1, tmp_path / "alone", eos=False)
+    assert not (tmp_path / "alone").exists()
 
 
 def test_bad_sources(here, tmp_path, text):
