@@ -21,6 +21,7 @@ import stat
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, TypeVar
 
@@ -92,6 +93,7 @@ class FolderKind:
         tensors: Mapping[str, Tensor] | None = None,
         arrays: Mapping[str, np.ndarray] | None = None,
         more: Fill | None = None,
+        durable: bool = True,
     ) -> Path:
         """Write a folder, whole or not at all.
 
@@ -99,6 +101,7 @@ class FolderKind:
             folder: an existing one of this kind is replaced. header: JSON-able; floats survive bit for bit.
             tensors: on any device. arrays: numpy arrays without objects.
             more: writes further files into the folder it is given; they get checksums, too.
+            durable: wait until the disk has it; else what a power cut spoils fails its checksums, and is made again.
 
         Raises:
             ValueError: the folder holds something else, which is not replaced, or its name is too long or no UTF-8 text.
@@ -111,7 +114,8 @@ class FolderKind:
                 f"{folder}: there is something else than {self.what}, which is not replaced; choose another folder"
             )
 
-        replace_folder(folder, lambda new: self.fill(new, header, tensors=tensors, arrays=arrays, more=more))
+        fill = partial(self.fill, header=header, tensors=tensors, arrays=arrays, more=more)
+        replace_folder(folder, fill, durable)
         return folder
 
     def fill(
@@ -405,12 +409,12 @@ def check_finite(tensors: Mapping[str, Tensor], folder: str | Path) -> None:
             )
 
 
-def replace_folder(folder: str | Path, fill: Fill) -> None:
+def replace_folder(folder: str | Path, fill: Fill, durable: bool = True) -> None:
     """Write a folder beside `folder`, then swap it in.
 
     Args:
         folder: where it has to end up; an existing one is replaced.
-        fill: fills the (new, empty) folder it is given.
+        fill: fills the (new, empty) folder it is given. durable: as of :meth:`FolderKind.write`.
 
     Raises:
         SaveError: writing failed; `folder` is then what it was before.
@@ -425,11 +429,13 @@ def replace_folder(folder: str | Path, fill: Fill) -> None:
                 shutil.rmtree(new, ignore_errors=True)
                 new.mkdir()
                 fill(new)
-                flush_all(new)
+                if durable:
+                    flush_all(new)
                 if place.exists():
                     os.rename(place, old)
                 os.rename(new, place)
-                flush(place.parent)
+                if durable:
+                    flush(place.parent)
             except BaseException:
                 shutil.rmtree(new, ignore_errors=True)
                 _put_back(place)

@@ -291,7 +291,8 @@ def _renumbered(
     spool: Spool, words: Iterable[str], vocabulary: Vocabulary, eos: bool
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     # the last entry, which -1 finds, is the end of a line
-    table = [vocabulary.index.get(word, vocabulary.unknown_id) for word in words]
+    unknown = vocabulary.unknown_id
+    table = [vocabulary.index.get(word, unknown) for word in words]
     table = np.array([*table, vocabulary.eos_id if eos else -1], dtype=np.int32)
     for tokens, starts in spool.read():
         tokens = table[tokens]

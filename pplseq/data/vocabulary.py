@@ -313,7 +313,7 @@ class WordForms:
             raise ValueError(f"digits: expected a word without digits, such as 'NUM', got {self.digits!r}")
 
     def __call__(self, word: str) -> str:
-        if is_shown(word):
+        if not (self.lower or self.digits) or is_shown(word):
             return word
         word, digits = word.lower() if self.lower else word, self.digits
         return word if digits is None else DIGITS.sub(lambda _: digits, word)

@@ -53,7 +53,7 @@ def save_numbered(stream: TextStream, folder: Path, settings: dict[str, Any], **
         (new / "words").write_bytes("\0".join(seen).encode())  # which no text holds
         np.save(new / "counts.npy", np.fromiter(seen.values(), np.int64, len(seen)))
 
-    NUMBERED.write(folder, with_lines, more=fill)
+    NUMBERED.write(folder, with_lines, more=fill, durable=False)
 
 
 def words_of(folder: Path) -> tuple[dict[str, int], int]:
@@ -87,7 +87,7 @@ def save_part(counts: np.ndarray, lags: Sequence, folder: Path, settings: dict[s
                 np.save(new / f"{name}_{lag}_sums.npy", _sums(array))
             np.save(new / f"indptr_{lag}.npy", matrix.indptr)
 
-    PART.write(folder, {"settings": settings, "num_pairs": int(lags[0].data.sum())}, more=fill)
+    PART.write(folder, {"settings": settings, "num_pairs": int(lags[0].data.sum())}, more=fill, durable=False)
 
 
 def sizes_of(folder: Path, max_lag: int) -> tuple[np.ndarray, np.ndarray, int]:

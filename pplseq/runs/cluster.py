@@ -19,7 +19,10 @@ from pplseq import checks
 
 LOCAL = "local:"
 TRIES = 3  # at a part that could not be read; a file system may be away for a moment
-ONE_THREAD = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")  # of a worker
+QUICK = {  # of workers here: no profile; and memory is not given back at once, which costs a sixth of the time of large arrays
+    "distributed.worker.profile.enabled": False,
+    "distributed.nanny.pre-spawn-environ": dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), 1),
+}
 PATIENCE = 30.0  # seconds for a scheduler to answer, and for its first worker
 
 
@@ -101,8 +104,7 @@ def _started(where: Any) -> Iterator[Any]:
     local = distributed()
     import dask.config
 
-    # Dask would also have workers give memory back at once, at a sixth of the time of what is made of large arrays
-    with dask.config.set({"distributed.nanny.pre-spawn-environ": dict.fromkeys(ONE_THREAD, 1)}):
+    with dask.config.set(QUICK):
         cluster = local.LocalCluster(
             n_workers=int(number), threads_per_worker=1, dashboard_address="127.0.0.1:0", silence_logs=50
         )
