@@ -152,8 +152,7 @@ another comes within a minute.
 
 One process counts the {found[text][tokens]:,} words and writes their counts in {one:.0f} s, one worker in {first:.0f}, two in
 {second:.0f}, on a machine whose two cores a training and tests used as well: on a cluster parts are written, read and added
-up, which
-costs {factor:.2f} times the processor's time.
+up, which costs {factor:.2f} times the processor's time.
 
 ## Counting (`pplseq count --max-lag {found[max_lag]} --cluster`), vocabulary of {found[text][words]:,} words
 
