@@ -313,7 +313,8 @@ class PersonalStream:
 
         Args:
             prefix: what was typed of the line so far. Its last word is the beginning of the one that is meant, unless a space
-                stands behind it; words before that are read as words of the stream.
+                stands behind it; words before that are read as words of the stream. Characters and bytes are read as a whole,
+                and the next ones offered.
 
         Returns:
             Words that begin so, the most probable first; words of the stream that the vocabulary lacks among them, where
@@ -330,9 +331,8 @@ class PersonalStream:
         self._check_whole()
         if self.options.lower:
             prefix = prefix.lower()
-        before, beginning = self.vocabulary.split(prefix), ""
-        if before and not prefix[-1].isspace():
-            beginning = before.pop()
+        *before, last = self.vocabulary.split(prefix + "x")  # a letter more shows whether the last word goes on
+        beginning = last[:-1]
         probs = self._next_probs(before)
         special = {self.vocabulary.eos, self.vocabulary.unknown}
         found = [

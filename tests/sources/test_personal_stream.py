@@ -178,6 +178,23 @@ def test_suggestions_are_the_most_probable_words_that_begin_so(general, text, by
         assert read(stream, MINE[6:9]) == read(again, MINE[6:9])  # nothing was learned by asking
 
 
+@pytest.mark.parametrize(
+    ("options", "text", "before", "beginning"),
+    [
+        ({}, "the 1\u00a0", "the", "1\u00a0"), ({}, "the\t", "the", ""), ({"units": "characters"}, "the ca", "t h e ␠ c a", ""),
+        ({"units": "characters"}, "the ", "t h e ␠", ""),
+    ],
+)  # fmt: skip
+def test_a_word_ends_where_the_units_of_the_vocabulary_do(tmp_path, options, text, before, beginning):
+    path = tmp_path / "general.txt"
+    path.write_text("\n".join(["the cat sees 1\u00a0000 birds", "the 1\u00a0000 cats"] * 20))
+    with PersonalStream.open(f"ngram:{path}", **options) as stream:
+        wanted = by_scoring(stream, before.split(), beginning)
+        found = stream.suggest(text, 3)
+        assert {one.word: one.prob for one in found} == pytest.approx({one.word: wanted[one.word] for one in found})
+        assert [one.prob for one in found] == pytest.approx(sorted(wanted.values(), reverse=True)[:3])
+
+
 def test_words_of_ones_own_are_offered_and_kept(general, tmp_path):
     with PersonalStream.open(general, state=tmp_path / "state", min_count=2) as stream:
         assert stream.suggest("zeb") == []
