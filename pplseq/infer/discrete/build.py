@@ -1,4 +1,4 @@
-"""Which kind of chain a transition makes."""
+"""Which kind of chain a transition makes, and chains that see something else."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from pplseq.distributions.variable_order import VariableOrderTransition
 from pplseq.infer.discrete import long
 from pplseq.infer.discrete.block import BlockChain
 from pplseq.infer.discrete.chain import Chain
-from pplseq.infer.discrete.contexts import SecondOrderChain, VariableOrderChain
-from pplseq.infer.discrete.dense import DenseChain
+from pplseq.infer.discrete.contexts import ContextChain, SecondOrderChain, VariableOrderChain
+from pplseq.infer.discrete.dense import DenseChain, FactorChain
 from pplseq.infer.discrete.gap import GapChain
 from pplseq.infer.discrete.hierarchical import HierarchicalChain
 from pplseq.infer.discrete.product import ProductChain
@@ -55,3 +55,19 @@ def build_chain(transition: Transition, emission: Emission, obs: Tensor, **optio
         "transition must be a DenseTransition, StepTransition, ProductTransition, VariableOrderTransition, "
         f"SecondOrderTransition or BlockTransition, got {type(transition).__name__}"
     )
+
+
+def with_evidence(chain: Chain, emit: Tensor) -> Chain:
+    """The chain's paths where what is seen has other log-likelihoods, emit (T, *B, K): another chain, as one keeps its answers.
+    Impossible rows are no error.
+
+    Args:
+        chain: of states that are in memory as a whole, a step at a time.
+    """
+    factors = chain.factors._replace(emit=emit)
+    if not isinstance(chain, ContextChain):  # whose matrix is a table of contexts
+        return FactorChain(factors, chain._ids(), check=False, missing="a chain whose evidence was changed has no specs")
+    masks = {"valid": chain.valid, "seen": chain.seen, "states": chain.states, "start": chain.start}
+    found = type(chain)(chain.transition, chain.emission, chain.obs, check=False, **masks)
+    found.factors = factors
+    return found

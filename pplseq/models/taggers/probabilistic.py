@@ -18,6 +18,7 @@ from pplseq.data.columns import TaggedSentence
 from pplseq.data.vocabulary import Vocabulary
 from pplseq.distributions.drawing import seeded
 from pplseq.distributions.state import Belief
+from pplseq.infer.discrete.build import with_evidence
 from pplseq.infer.discrete.chain import Chain
 from pplseq.infer.discrete.constrained.moves import WordMoves
 from pplseq.infer.discrete.constrained.states import constrain_states
@@ -328,29 +329,40 @@ class ProbabilisticTagger(Tagger):
             position: of the word, from 0. decoder: as in the class; by "posterior" what a tag lacks is in probability.
 
         Raises:
-            ValueError: a position without a word.
+            ValueError: a position without a word; "posterior" under a constraint, by which whole taggings are weighed.
 
-        Cost: a best path for each tag.
+        Cost: a best path and two sums over all for each tag.
         """
         self._check_fitted()
         check_words([sentence])
         decoder = checks.choice("decoder", self.decoder if decoder is None else decoder, DECODERS)
         if checks.count("position", position, least=0) >= len(sentence):
             raise ValueError(f"position: expected a word of the sentence, 0 to {len(sentence) - 1}, got {position}")
+        if decoder == "posterior" and self._constraint is not None:
+            raise ValueError(
+                f"decoder: by 'posterior' a tagger under a constraint ({self._constraint.text}) weighs whole taggings, so that "
+                "no tag lacks something by itself; ask with decoder='viterbi'"
+            )
         with torch.no_grad():
-            chain = self._answering(self.chain([sentence]))
-            emit = chain.factors.emit[position]
-            marginals = copy.copy(chain).marginals()  # a chain keeps its answers, and those of other scores are not these
-            states = self.tag_of_state().to(emit.device)
-            states = states if marginals.ids is None else states[marginals.ids[0, position]]
-            alone = _scored(chain, position, emit.masked_fill(states >= 0, 0.0)).marginals()
-            probs, context = (self._of_tags(found)[0, position].log().tolist() for found in (marginals, alone))
+            chain, moves = self.chain([sentence]), self._moves
+            total = self._answering(chain).log_prob()
+            own, states = chain.factors.emit[position], self.tag_of_state()
+
+            def scored(scores: Tensor, tag: int) -> Chain:
+                """With other scores (1, Z) of the word's states, which are a tag's."""
+                emit = chain.factors.emit.clone()
+                emit[position] = scores.masked_fill(states.to(emit.device) != tag, -torch.inf)
+                found = with_evidence(chain, emit)
+                return found if moves is None else constrain_states(found, moves, check=False)
+
+            alone = torch.cat([scored(torch.zeros_like(own), k).log_prob() for k in range(len(self.tags))])
             found = []
-            for k, tag in enumerate(self.tags):
-                path, score = _scored(chain, position, emit.masked_fill(states != k, -torch.inf)).viterbi()
+            for k, (tag, context) in enumerate(zip(self.tags, (alone - alone.logsumexp(0)).tolist(), strict=True)):
+                given = scored(own, k)
+                log_prob, (path, score) = float(given.log_prob() - total), given.viterbi()
                 tags = self.names_of(path[0].cpu(), len(sentence)) if score > -torch.inf else None
-                evidence = TagEvidence(tag, probs[k], context[k], 0.0, tags)
-                found.append((evidence, probs[k] if decoder == "posterior" else float(score)))
+                evidence = TagEvidence(tag, min(log_prob, 0.0), context, 0.0, tags)
+                found.append((evidence, log_prob if decoder == "posterior" else float(score)))
         best = max(score for _, score in found)
         lacking = [each._replace(lacking=best - score if score > -math.inf else math.inf) for each, score in found]
         return sorted(lacking, key=lambda each: (each.lacking, -each.log_prob))
@@ -368,15 +380,6 @@ class ProbabilisticTagger(Tagger):
         with seeded(seed):
             found = self.each(x, draws, lambda: [()] * num_samples)
         return [[taggings[s] for taggings in found] for s in range(num_samples)]
-
-
-def _scored(chain: Chain, position: int, scores: Tensor) -> Chain:
-    """The chain of one sentence with other scores (1, Z) of the states of one word."""
-    found = copy.copy(chain)
-    emit = chain.factors.emit.clone()
-    emit[position] = scores
-    found.factors, found.check = chain.factors._replace(emit=emit), False
-    return found
 
 
 class GenerativeTagger(ProbabilisticTagger):

@@ -139,12 +139,13 @@ def test_what_is_refused():
 
 def test_what_a_tag_lacks_under_a_constraint(tagger):
     under, words = tagger.under(Constraint.bio(TAGS)), ("the", "rome", "fell")
+    emits, states = tagger.chain([words]).factors.emit[:, 0].numpy(), tagger.tag_of_state().numpy()
     for position in range(3):
         best = {}
         for tags, log_prob in under.n_best(words, 27):
             best.setdefault(tags[position], (tags, log_prob))
-        found = under.explain(words, position)
-        assert found[0].tag == under.tag([words])[0][position]
+        found = under.explain(words, position, decoder="viterbi")
+        assert found[0].tag == under.tag([words], decoder="viterbi")[0][position]
         for each in found:
             marginal = under.smooth([words])[0][position, tagger.tags.index(each.tag)]
             assert np.exp(each.log_prob) == pytest.approx(marginal, abs=1e-12)
@@ -153,3 +154,9 @@ def test_what_a_tag_lacks_under_a_constraint(tagger):
             elif not tagger.has_substates():
                 assert each.tags == best[each.tag][0]
                 assert each.lacking == pytest.approx(best[found[0].tag][1] - best[each.tag][1], abs=1e-9)
+        if not tagger.has_substates():  # p(tag | words, constraint) is what the others and it say times exp(score)
+            of_tag = {tag: emits[position, states == k][0] for k, tag in enumerate(tagger.tags)}
+            scores = np.array([each.context + of_tag[each.tag] for each in found])
+            np.testing.assert_allclose(scores - np.logaddexp.reduce(scores), [each.log_prob for each in found], atol=1e-9)
+    with pytest.raises(ValueError, match="decoder: by 'posterior' a tagger under a constraint .* weighs whole taggings"):
+        under.explain(words, 0, decoder="posterior")
