@@ -310,10 +310,11 @@ class ConlluPlusFormat(ConlluFormat):
             raise LineError(line.number, f"other columns than before, which were {' '.join(self.layout)}: {_shown(line.text)}")
         if not {"id", "form"} <= set(layout) or len(set(layout)) < len(layout):
             raise LineError(line.number, f"expected ID, FORM and further columns, each once, got {_shown(line.text)}")
-        self.layout = layout
+        before, self.layout = self.layout, layout
         try:
             self._settle(self.column)
         except ValueError as error:
+            self.layout = before
             raise LineError(line.number, str(error) + ("; say it by column" if self._asked is None else "")) from None
 
     def _known_layout(self, number: int) -> Sequence[str]:
@@ -375,8 +376,9 @@ class ColumnsFormat(TagFormat):
                 )
             width = width or len(columns)
             if len(columns) != width:
+                hint = "; words that hold spaces are read as format 'tabs'" if " " in self.between and "\t" in text else ""
                 raise LineError(
-                    number, f"expected {width} columns as in the lines before, got {len(columns)}: {_shown(text)}"
+                    number, f"expected {width} columns as in the lines before, got {len(columns)}: {_shown(text)}{hint}"
                 )
             if not columns[self.word_column]:
                 raise LineError(number, f"expected a word in column {self.word_column}, got none: {_shown(text)}")

@@ -114,7 +114,7 @@ def read_tagged(
     separator: str = "_",
     to_tag: bool = False,
     word_columns: Sequence[int] = (),
-    word_column: int = 0,
+    word_column: int | Mapping[str, int] = 0,
 ) -> TaggedFile:
     """Read a file of tagged sentences.
 
@@ -129,7 +129,7 @@ def read_tagged(
         tags: "required", or "optional": words may lack tags (None; written `_` in columns).
         separator: between word and tag of "word_tag".
         word_columns: numbers of further columns that words are read with, as a :class:`~pplseq.data.tag_formats.Word`.
-        word_column: that holds the words, of "columns" and "tabs".
+        word_column: that holds the words, of "columns" and "tabs"; a dictionary as for `column`.
         to_tag: it may be empty, and is taken for words unless it is clearly something else: see `guess_format`.
 
     Returns:
@@ -153,7 +153,8 @@ def read_tagged(
         plain = name.removesuffix(Path(name).suffix) if Path(name).suffix in OPENERS else name
         format = guess_format(plain, sample, separator=separator, tags_optional=optional or not sample, to_tag=to_tag)
     chosen = column.get(format) if isinstance(column, Mapping) else column
-    tag_format = make_format(format, chosen, separator=separator, tags_optional=optional, word_column=word_column)
+    of_words = word_column.get(format, 0) if isinstance(word_column, Mapping) else word_column
+    tag_format = make_format(format, chosen, separator=separator, tags_optional=optional, word_column=of_words)
     if word_columns and tag_format.line_is_sentence:
         raise ValueError(f"{name}: the format {format!r} has no columns {', '.join(map(str, word_columns))} beside the words, "
                          "which the model looks at; give a file of columns")  # fmt: skip

@@ -69,7 +69,7 @@ def test_train(files):
     }  # fmt: skip
     saved = load_tagger(files / "new" / "model")
     assert isinstance(saved.tagger, ToyTagger) and saved.tagger.weight == 0.25
-    assert (saved.system, saved.columns, saved.ambiguous) == ("hmm", {"conllu": 3}, {"barks"})
+    assert (saved.system, saved.column, saved.format, saved.ambiguous) == ("hmm", "upos", "conllu", {"barks"})
 
 
 def test_train_from_any_format_and_column(files):
@@ -83,7 +83,7 @@ def test_train_from_any_format_and_column(files):
         columns = "the x D\ndog x N\nbarks x V\n\nthe x D\nbarks x N\n\na x D\ndog x N\nbarks x V\n"
         pplseq("train", "tagger", *arguments, "--system", "hmm", "--out", files / str(n), input=columns)
         assert load_tagger(files / str(n)).tagger.counts == ToyTagger().fit(TRAIN).counts
-    assert load_tagger(files / "2").columns == {"columns": 2}
+    assert load_tagger(files / "2").columns == {"columns": 2, "tabs": 2}
 
 
 def test_a_tagger_knows_where_its_words_stood(files):
@@ -95,6 +95,34 @@ def test_a_tagger_knows_where_its_words_stood(files):
     assert saved.word_column == 1 and saved.tagger.known_words == {"New York", "sleeps"}
     assert pplseq("tag", "run", files / "model", path, "--format", "tabs").stdout == path.read_text()
     assert "expected another number" in pplseq("tag", "run", files / "model", path, *options[:4], "--column", 1, code=2).stderr
+    (files / "columns.txt").write_text("1 sleeps V\n2 sleeps V\n")  # columns of other files are counted alike
+    found = lines_of(pplseq("tag", "eval", files / "model", files / "columns.txt", "--format", "columns", "--json"))
+    assert (found[0]["known"]["correct"], found[0]["known"]["num"]) == (2, 2)
+    (files / "words.txt").write_text("sleeps\n")  # and others have none
+    assert pplseq("tag", "run", files / "model", files / "words.txt").stdout == "sleeps_V\n"
+    assert pplseq("tag", "run", files / "model", files / "test.conllu").stdout.startswith("1\ta\t_\tN\t")
+
+
+def test_columns_are_known_by_their_names(files):
+    """Of CoNLL-U Plus, which has them in any order, and CoNLL-U alike."""
+    rows = {"ID": "1", "FORM": "rome", "NER": "LOC", "UPOS": "PROPN", "FEATS": "X=1"}
+
+    def plus(*names):
+        return f"# global.columns = {' '.join(names)}\n" + "\t".join(rows[name] for name in names) + "\n\n"
+
+    path = files / "file.conllup"
+    path.write_text(plus("ID", "FORM", "NER", "UPOS") * 2)
+    pplseq("train", "tagger", path, "--system", "hmm", "--column", "ner", "--out", files / "ner")
+    other = plus("ID", "FORM", "UPOS", "NER")
+    path.write_text(other.replace("LOC", "_"))
+    assert pplseq("tag", "run", files / "ner", path).stdout == other
+    refused = pplseq("tag", "run", files / "ner", files / "test.conllu", code=2)
+    assert "column: expected one of lemma, upos" in refused.stderr and "got 'ner'" in refused.stderr
+    path.write_text(plus("ID", "FORM", "FEATS", "UPOS"))
+    pplseq("train", "tagger", path, "--system", "hmm", "--column", "feats", "--out", files / "feats")
+    path.with_suffix(".conllu").write_text("1\trome" + "\t_" * 8 + "\n\n")
+    found = pplseq("tag", "run", files / "feats", path.with_suffix(".conllu")).stdout
+    assert found == "1\trome\t_\t_\t_\tX=1" + "\t_" * 4 + "\n\n"
 
 
 def test_words_without_tags(files):

@@ -445,6 +445,11 @@ def test_what_is_no_conllu_plus(write, text, column, error):
         read_tagged(write(text), "conllup", column)
 
 
+def test_a_column_that_a_file_lacks_is_named_though_sentences_may_be_skipped(write):
+    with pytest.raises(ValueError, match="the first was skipped because of line 1: column: expected one of upos, ner"):
+        read_tagged(write(PLUS), column="xpos", on_error="skip")
+
+
 COLUMNS = "1 the D x\n2 dog N y\n\n1 barks V z\n\n"
 
 

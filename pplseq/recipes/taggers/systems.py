@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from pplseq import checks
 from pplseq.checks import nearest
 from pplseq.data.columns import TaggedSentence
+from pplseq.data.tag_formats import CONLLU_COLUMNS, ConlluFormat
 from pplseq.files import beside, check_name, check_writable
 from pplseq.folder import check_content
 from pplseq.models.taggers import TAGGERS
@@ -86,6 +87,7 @@ LEXICON_SYSTEMS = (
 )  # fmt: skip
 MEMBERS = ("latent-product", "crf")  # of a product, unless others are asked for
 COMPARED = tuple(name for name, system in SYSTEMS.items() if name not in NOT_COMPARED and not system.untagged)
+ALIKE = ("conllu", "conllup"), ("columns", "tabs")  # formats that call columns the same
 
 
 class SavedTagger(NamedTuple):
@@ -108,7 +110,12 @@ class SavedTagger(NamedTuple):
     @property
     def columns(self) -> dict[str, str | int | None]:
         """The column of its tags by the format of a file, as `read_tagged` takes it."""
-        return {} if self.format is None else {self.format: self.column}
+        return dict.fromkeys(self.formats, self.column)
+
+    @property
+    def formats(self) -> tuple[str, ...]:
+        """Formats of files whose columns are called as in the text it was trained on."""
+        return next((alike for alike in ALIKE if self.format in alike), () if self.format is None else (self.format,))
 
     def column_in(self, file_format: str | None) -> str | int | None:
         """The column of its tags in files of a format, where it was trained on one of those."""
@@ -219,10 +226,11 @@ def trained(tagger: Any, system: str, sentences: Sequence[TaggedSentence]) -> Sa
     from pplseq.models.taggers.scores import training_words
 
     tag_format, file_format = getattr(sentences, "tag_format", None), getattr(sentences, "format", None)
+    # by names, where columns have some: another file may have them in another order
+    named = isinstance(tag_format, ConlluFormat)
+    column = ",".join(tag_format.column_names) if named else getattr(tag_format, "column", None)
     word_column = getattr(tag_format, "word_column", 0)
-    return SavedTagger(
-        tagger, system, getattr(tag_format, "column", None), file_format, training_words(sentences).ambiguous, word_column
-    )
+    return SavedTagger(tagger, system, column, file_format, training_words(sentences).ambiguous, word_column)
 
 
 def summary_of(
@@ -389,8 +397,10 @@ def load_tagger(folder: str | Path) -> SavedTagger:
     check_content(training, noted, folder, again, "training")
     words = training["ambiguous_words"]
     known = None if words is None else frozenset(words)
-    column = training["column"], training["file_format"]
-    return SavedTagger(tagger, training["system"], *column, known, training.get("word_column") or 0)
+    column, file_format = training["column"], training["file_format"]
+    if file_format == ConlluFormat.name and column in range(len(CONLLU_COLUMNS)):  # as it was written once
+        column = CONLLU_COLUMNS[column]
+    return SavedTagger(tagger, training["system"], column, file_format, known, training.get("word_column") or 0)
 
 
 def parse_settings(settings: tuple[str, ...]) -> dict[str, Any]:

@@ -32,11 +32,11 @@ SHOWN_ALTERNATIVES = 4  # of a word, on a page
 # ---- files
 
 
-def _word_column(reading: Any, saved: SavedTagger | None) -> int:
+def _word_column(reading: Any, saved: SavedTagger | None) -> int | dict[str, int]:
     """That of the words: what was asked for, or that of the text a tagger learned from, in files of its format."""
     if reading.word_column is not None:
         return checks.count("word_column", reading.word_column, 0)
-    return 0 if saved is None or reading.format not in (None, saved.format) else saved.word_column
+    return {} if saved is None else dict.fromkeys(saved.formats, saved.word_column)
 
 
 def read(
@@ -69,7 +69,7 @@ def read(
         word_columns=word_columns if saved is None else getattr(saved.tagger, "word_columns", ()),
         word_column=_word_column(reading, saved),
     )
-    named = found.name.removesuffix(".gz").removesuffix(".xz").lower().endswith((".conllu", ".conll-u"))
+    named = found.name.removesuffix(".gz").removesuffix(".xz").lower().endswith((".conllu", ".conll-u", ".conllup"))
     if to_tag and reading.format is None and found.format != "words" and not named:
         if path == "-":
             raise ValueError(
