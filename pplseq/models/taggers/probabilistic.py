@@ -49,7 +49,8 @@ class TagEvidence(NamedTuple):
     Attributes:
         tag: the tag.
         log_prob: log p(tag | all words).
-        context: log p(tag | words, the score of this word left out): what its neighbours say, and a constraint.
+        context: log p(tag | words, the score of this word left out): what its neighbours say, and a constraint. Of a MEMM,
+            whose words speak through the moves from tag to tag, nothing is left out.
         lacking: how much more the word would have to speak for this tag, and this tag alone, for the tagger to say it; 0 of the
             tag that it says, inf where the model rules it out.
         tags: the best tagging of the sentence with this tag, by the tagger's decoder "viterbi"; None where there is none.
