@@ -426,7 +426,7 @@ def test_a_model_that_cannot_be_written(folder, table, monkeypatch):
     assert not (folder / "full" / "best" / "iohmm.json").exists()
 
 
-def test_a_sequence_that_fails_has_its_answer(run, folder, monkeypatch):
+def test_a_sequence_that_fails_has_its_answer(run, folder, held_out, monkeypatch):
     rows = two_states(1, 5, 20)
     for name, place, cell in (("s1", 1, "x"), ("s3", 3, "inf")):
         k = next(k for k, row in enumerate(rows) if row[0] == name)
@@ -439,7 +439,7 @@ def test_a_sequence_that_fails_has_its_answer(run, folder, monkeypatch):
         wrong = {"s1", "s5"} if question == "produce" else {"s1", "s3", "s5"}
         assert [answer["id"] for answer in told] == [f"s{n}" for n in range(6)]
         assert {answer["id"] for answer in told if "error" in answer} == wrong
-        whole = {answer["id"]: answer for answer in lines(pplseq("query", run, question, folder / "test.csv"))}
+        whole = {answer["id"]: answer for answer in lines(pplseq("query", run, question, held_out))}
         assert all(answer == whole[answer["id"]] for answer in told if "error" not in answer)
     assert "expected a number, got 'x'" in told[1]["error"] and "3 cells, but the first row names 5" in told[5]["error"]
     score = IOHMM.score
@@ -450,7 +450,7 @@ def test_a_sequence_that_fails_has_its_answer(run, folder, monkeypatch):
         return score(self, x, **known)
 
     monkeypatch.setattr(IOHMM, "score", failing)
-    told = lines(pplseq("query", run, "score", folder / "test.csv", code=1))
+    told = lines(pplseq("query", run, "score", held_out, code=1))
     assert [answer.get("error") for answer in told] == [None, None, "RuntimeError: gone", None, None]
 
 
