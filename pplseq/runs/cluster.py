@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import queue
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -23,7 +24,7 @@ QUICK = {  # of workers here: no profile; and memory is not given back at once, 
     "distributed.worker.profile.enabled": False,
     "distributed.nanny.pre-spawn-environ": dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), 1),
 }
-PATIENCE = 30.0  # seconds for a scheduler to answer, and for its first worker
+PATIENCE = 30.0  # seconds for a scheduler to answer, for its first worker, and for another where all have died
 
 
 class ClusterError(RuntimeError):
@@ -54,7 +55,7 @@ def connected(
             runs, of workers that have this version of the library; or a ``distributed.Client``, or a :class:`Cluster`, which
             stay open.
         say: is told the dashboard's address.
-        patience: seconds for the scheduler to answer and a worker to be there.
+        patience: seconds for the scheduler to answer and a worker to be there, at first and where all have died.
 
     Raises:
         ImportError: Dask is absent. ValueError, TypeError: no address.
@@ -86,7 +87,7 @@ def connected(
             count = Cluster(client).num_workers
             say(f"{count} worker{'s' * (count != 1)}; dashboard: {client.dashboard_link}")
         with client.as_current():
-            yield Cluster(client)
+            yield Cluster(client, patience)
 
 
 @contextlib.contextmanager
@@ -111,8 +112,9 @@ def _started(where: Any) -> Iterator[Any]:
     try:
         yield cluster
     finally:
-        with contextlib.suppress(AssertionError):  # of Dask, where a worker that died is just being started again
-            cluster.close()
+        # Dask's own, where a worker that died is just being started again; what is left then ends with this process
+        with contextlib.suppress(AssertionError, TimeoutError):
+            cluster.close(timeout=PATIENCE)
 
 
 def version_here() -> str:
@@ -143,8 +145,8 @@ class Cluster:
         3
     """
 
-    def __init__(self, client: Any):
-        self.client = client
+    def __init__(self, client: Any, patience: float = PATIENCE):
+        self.client, self.patience = client, patience
 
     @property
     def num_workers(self) -> int:
@@ -173,6 +175,7 @@ class Cluster:
 
         Raises:
             PartFailed: when all others are done; names those that could not be.
+            ClusterError: all workers are gone, and none comes; or the scheduler is.
         """
         names = [f"part {number}" for number in range(1, len(parts) + 1)] if names is None else names
         run, futures = uuid4().hex, []
@@ -182,9 +185,8 @@ class Cluster:
             futures.append(
                 self.client.submit(_do_part, pplseq.__version__, function, name, *arguments, key=key, pure=False)
             )
-        dask = distributed()
         try:
-            for number, _ in enumerate(dask.as_completed(futures), 1):
+            for number, _ in enumerate(self._as_done(futures), 1):
                 if done is not None:
                     done(number, len(futures))
             found, failed = [], []
@@ -217,7 +219,7 @@ class Cluster:
             function, parts, names: as of :meth:`each`. add: the sum of two results.
 
         Raises:
-            PartFailed: names the first part that could not be done.
+            PartFailed: names the first part that could not be done. ClusterError: as of :meth:`each`.
         """
         from dask.delayed import delayed
 
@@ -234,12 +236,36 @@ class Cluster:
             layer = pairs + layer[2 * len(pairs) :]
         future = self.client.compute(layer[0])
         try:
-            return future.result()
+            [done] = self._as_done([future])
+            return done.result()
         except distributed().KilledWorker as error:
             raise PartFailed(_why(str(error.task).rsplit("-", 2)[0], error)) from error
         except BaseException:
             future.cancel()
             raise
+
+    def _as_done(self, futures: Sequence[Any]) -> Iterator[Any]:
+        """Each when it is done, in whichever way. Dask itself waits for ever where there is no worker."""
+        done: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        for future in futures:
+            future.add_done_callback(done.put)
+        for _ in futures:
+            gone = 0  # looks in a row that found no worker, a patience apart: one that is started again is there by the second
+            while gone < 2:
+                try:
+                    found = done.get(timeout=self.patience)
+                    break
+                except queue.Empty:
+                    with contextlib.suppress(OSError):  # a scheduler that is gone: Dask tries for a while, and cancels
+                        gone = 0 if self.num_workers else gone + 1
+            else:
+                raise ClusterError(
+                    f"cluster: all workers of {self.client.scheduler.address} are gone, and none came within "
+                    f"{self.patience:g} s; start some (`dask worker ADDRESS`) and run this again"
+                )
+            if found.cancelled():
+                raise ClusterError("cluster: its work was cancelled; start its scheduler, if that is gone, and run this again")
+            yield found
 
     def expectation_of(self, model: Any, batches: Sequence[Any]) -> Callable[[], tuple[dict, float]]:
         """An E-step of EM over batches, each on a worker: expected statistics and log-likelihood at the model's parameters.

@@ -4,6 +4,7 @@ import copy
 import operator
 import os
 import signal
+import threading
 import time
 from functools import partial
 
@@ -118,6 +119,21 @@ def test_what_a_cluster_cannot_do_is_refused(here, monkeypatch):
     with pytest.raises(ClusterError, match=r"has pplseq 0.0.1, and .* is asking; install the same version everywhere"):
         with connected(here.client):
             pass
+
+
+@pytest.mark.parametrize("ask", [lambda c: c.each(square, [2, 3]), lambda c: c.total(square, [2, 3], operator.add)])
+def test_where_all_workers_are_gone_nobody_waits_for_ever(ask):
+    distributed = pytest.importorskip("distributed")
+    with distributed.Client(processes=False, n_workers=1, dashboard_address=":0", set_as_default=False) as client:
+        with connected(client, patience=0.2) as cluster:
+            assert cluster.each(square, [2]) == [4]
+            client.cluster.scale(0)
+            with pytest.raises(ClusterError, match=r"all workers of .* are gone, and none came within 0.2 s; start some"):
+                ask(cluster)
+            cluster.patience = 10
+            threading.Timer(0.1, lambda: client.cancel([distributed.Future(key, client) for key in client.futures])).start()
+            with pytest.raises(ClusterError, match="its work was cancelled; start its scheduler"):
+                ask(cluster)
 
 
 def dies_once(marker, number):
