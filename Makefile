@@ -10,7 +10,7 @@ INSTALL = $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.
 HASHED ?=
 INSTALL_HASHED = $(BIN)/pip install --quiet --disable-pip-version-check --require-hashes --only-binary :all: -r $(HASHED)
 
-.PHONY: demo test test-slow gpu lint docs release clean
+.PHONY: demo test test-slow gpu browser lint docs release clean
 
 $(VENV)/.core: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -44,6 +44,12 @@ test-slow: $(VENV)/.test
 gpu: $(VENV)/.test
 	$(INSTALL) triton
 	PYTHON=$(BIN)/python bash scripts/gpu.sh
+
+# every page in a real chromium, which the system has; PPLSEQ_AXE names a file of axe-core that is there already
+browser: $(VENV)/.test $(VENV)/.docs
+	$(INSTALL) selenium
+	test -n "$$PPLSEQ_AXE" || npm install --silent --no-save axe-core
+	$(BIN)/python -m pytest -q -rs -m browser
 
 lint: $(VENV)/.test
 	$(BIN)/ruff check .

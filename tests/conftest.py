@@ -82,8 +82,10 @@ def here():
 @pytest.fixture(scope="module")
 def browser():
     """A chromium without a window, of a module marked ``browser``."""
-    from support.browser import Browser
+    from support.browser import Browser, missing
 
+    if told := missing():
+        pytest.skip(told)
     opened = Browser()
     yield opened
     opened.close()

@@ -6,15 +6,15 @@ import time
 from pathlib import Path
 
 import pytest
-from support.browser import DESK, missing
+from support.browser import DESK, PHONE
 
-pytestmark = [pytest.mark.browser, pytest.mark.skipif(bool(missing()), reason=missing() or "all is there")]
+pytestmark = pytest.mark.browser
 ROOT = Path(__file__).parents[1]
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory):
-    pytest.importorskip("mkdocs")
+def site(browser, tmp_path_factory):
+    pytest.importorskip("mkdocs", reason="no mkdocs: pip install -e .[plot,docs]")
     folder = tmp_path_factory.mktemp("site")
     subprocess.run([sys.executable, "-m", "mkdocs", "build", "--quiet", "--site-dir", folder], cwd=ROOT, check=True)
     return folder
@@ -34,14 +34,21 @@ def test_a_word_that_is_searched_is_found(site, browser):
     assert any("chains.html" in link for link in found), found
 
 
+ELSEWHERE = "return performance.getEntriesByType('resource').map(e => e.name).filter(name => !/^(file|data|blob):/.test(name))"
+
+
+@pytest.mark.parametrize("width", [PHONE, DESK])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_nothing_is_wrong_with_any_page(site, browser, scheme):
+def test_nothing_is_wrong_with_any_page(site, browser, scheme, width):
     found = {}
     for page in sorted(set(site.rglob("*.html")) - {site / "404.html"}):  # which only a server shows, with its files
-        browser.show(page, DESK, scheme)
+        browser.show(page, width, scheme)
         browser.driver.execute_script("localStorage.clear()")  # where the theme keeps the colours of the last page
-        browser.show(page, DESK, scheme)
+        browser.show(page, width, scheme)
         time.sleep(0.5)  # the theme makes what scrolls focusable a moment later
-        if wrong := browser.violations():
+        wrong = browser.violations() + browser.driver.execute_script(ELSEWHERE)
+        if (over := browser.overhang()) > 0:
+            wrong.append(f"{over} px wider than the window")
+        if wrong:
             found[str(page.relative_to(site))] = wrong
     assert not found, found

@@ -12,8 +12,13 @@ document.addEventListener("DOMContentLoaded", () => {
   all("th:empty", (part) => part.replaceWith(document.createElement("td")));
   const again = () => {
     all("pre > code:not([tabindex])", (part) => { part.tabIndex = 0; });
+    all(".md-typeset__scrollwrap", (part) => {  // where the window is narrow
+      const stop = part.scrollWidth > part.clientWidth ? 0 : -1;
+      if (part.tabIndex !== stop) part.tabIndex = stop;
+    });
     all(".md-code__nav", (part, place) => name(part, `Code ${place + 1}`));
   };
   again();
   new MutationObserver(again).observe(document.body, { attributeFilter: ["tabindex"], childList: true, subtree: true });
+  window.addEventListener("resize", again);
 });

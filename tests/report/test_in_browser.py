@@ -3,10 +3,10 @@
 import random
 
 import pytest
-from support.browser import missing, wrong_with
+from support.browser import wrong_with
 from support.commands import pplseq
 
-pytestmark = [pytest.mark.browser, pytest.mark.skipif(bool(missing()), reason=missing() or "all is there")]
+pytestmark = pytest.mark.browser
 
 TAGS = {
     "the": "DET", "dog": "NOUN", "runs": "VERB", "saw": "NOUN", "quickly": "ADV", "red": "ADJ", "she": "PRON", "of": "ADP",

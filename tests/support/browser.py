@@ -1,7 +1,7 @@
 """A real browser without a window, and what it finds wrong with a page: axe-core's violations, and sideways scrolling.
 
-Chromium and its driver come from the system (`apt-get install chromium chromium-driver`), selenium from the extra
-`browser`, axe-core from `npm install axe-core` in the repository's root (git ignores it), or PPLSEQ_AXE names its file.
+`make browser` brings what it can: selenium, and axe-core by npm into the repository's root (git ignores it), unless PPLSEQ_AXE
+names its file. Chromium and its driver come from the system (`apt-get install chromium chromium-driver`).
 """
 
 import importlib.util
@@ -29,12 +29,15 @@ return [...document.querySelectorAll('svg text')].map(t => { const s = getComput
 
 
 def missing() -> str:
-    """What is not there; empty where pages can be looked at."""
-    if shutil.which("chromium") is None or shutil.which("chromedriver") is None:
-        return "no chromium with its driver: apt-get install chromium chromium-driver"
-    if importlib.util.find_spec("selenium") is None:
-        return 'no selenium: pip install selenium'
-    return "" if AXE.is_file() else f"no axe-core at {AXE}: npm install axe-core, or set PPLSEQ_AXE"
+    """All that is not there, and how it is had; empty where pages can be looked at."""
+    there = {
+        "chromium with its driver: apt-get install chromium chromium-driver": all(
+            map(shutil.which, ("chromium", "chromedriver"))
+        ),
+        "selenium: pip install selenium": importlib.util.find_spec("selenium"),
+        f"axe-core at {AXE}: npm install axe-core, or set PPLSEQ_AXE": AXE.is_file(),
+    }
+    return "; ".join(f"no {what}" for what, found in there.items() if not found)
 
 
 class Browser:
