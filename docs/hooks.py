@@ -6,6 +6,8 @@ import tempfile
 from pathlib import Path
 
 HERE = Path(__file__).parent
+# what the code of pages writes; gone with this process
+WRITTEN = tempfile.TemporaryDirectory(prefix="pplseq-docs-", ignore_cleanup_errors=True)
 
 
 def on_config(config):
@@ -50,7 +52,7 @@ def on_page_markdown(markdown, page, config, files):
     import torch
 
     pyro.clear_param_store()  # guides of two pages may have parameters of one name
-    os.chdir(tempfile.mkdtemp(prefix="pplseq-docs-"))
+    os.chdir(tempfile.mkdtemp(dir=WRITTEN.name))
     torch.manual_seed(0)
     if files.get_file_from_path(_notebook(page.file)) is not None:
         markdown += f"\n\n[This page as a notebook]({Path(_notebook(page.file)).name})\n"

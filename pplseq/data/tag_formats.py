@@ -384,8 +384,7 @@ class ColumnsFormat(TagFormat):
                 raise LineError(number, f"expected a word in column {self.word_column}, got none: {_shown(text)}")
             rows.append(columns)
             places.append(place)
-        numbered = self.word_column == 0 and not self.words_seen and len(rows) > 1
-        if numbered and [row[0] for row in rows] == [str(i + 1) for i in range(len(rows))]:
+        if self.word_column == 0 and not self.words_seen and _number_words([row[0] for row in rows]):
             raise LineError(
                 lines[places[0]].number,
                 f"the first column numbers the words, as in CoNLL-U, CoNLL-X and CoNLL-2009: {_shown(lines[places[0]].text)}; "
@@ -414,6 +413,13 @@ class ColumnsFormat(TagFormat):
                 columns.append(f"{probabilities[i]:.4f}")
             found[place] = ("\t" if "\t" in found[place] else self.between[0]).join(columns)
         return found
+
+
+def _number_words(names: Sequence[str]) -> bool:
+    """Whether words are called 1, 2, ... (or 0, 1, ...), multiword tokens (3-4) and empty nodes (3.1) among them."""
+    whole = [name for name in names if name.isdecimal()]
+    counted = whole in ([str(i + first) for i in range(len(whole))] for first in (0, 1))
+    return len(whole) > 1 and counted and all(name.isdecimal() or _ID.fullmatch(name) for name in names)
 
 
 class TabsFormat(ColumnsFormat):

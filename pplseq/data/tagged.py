@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple, overload
+from typing import Any, NamedTuple, overload
 
 from pplseq import checks
 from pplseq.data.columns import TaggedSentence, blocks_of, decoded, read_raw_lines
@@ -197,7 +197,7 @@ def make_format(
     """The format of a name.
 
     Raises:
-        ValueError: no such format or column, or words in a column of a format that has its own for them.
+        ValueError: no such format or column, a column of a format that has none, or words in a column of one that has its own.
     """
     for kind in (ColumnsFormat, TabsFormat):
         if format == kind.name:
@@ -207,6 +207,8 @@ def make_format(
     for kind in (ConlluFormat, ConlluPlusFormat):
         if format == kind.name:
             return kind(column)
+    if column is not None and format in (WordTagFormat.name, WordsFormat.name):
+        raise ValueError(f"column: the format {format!r} has none, got {checks.shown(column)}; leave it out, or say the format")
     if format == WordTagFormat.name:
         return WordTagFormat(separator, tags_optional=tags_optional)
     if format == WordsFormat.name:
@@ -223,6 +225,7 @@ def write_tagged(
     source: TaggedFile | None = None,
     probabilities: Sequence[Sequence[float]] | None = None,
     separator: str = "_",
+    word_column: int = 0,
 ) -> None:
     """Write tagged sentences to a file, whole or not at all, or to standard output.
 
@@ -237,12 +240,14 @@ def write_tagged(
             are left out.
         probabilities: of the tags, a sequence a sentence: TagProb=0.9731 in the last column of CoNLL-U, a further
             column of columns, a third part of word_TAG.
+        word_column: that gets the words, of "columns" and "tabs"; with `source` in its own format they stay where they are.
 
     Raises:
         ValueError: sentences that are not those of the source; probabilities that do not fit; a tag that holds the
             separator of word_TAG.
     """
-    lines = render_tagged(sentences, format, column, source=source, probabilities=probabilities, separator=separator)
+    told: Any = {"source": source, "probabilities": probabilities, "separator": separator, "word_column": word_column}
+    lines = render_tagged(sentences, format, column, **told)
     text = "".join(line + "\n" for line in lines)
     steered = str(path) == "-" and sys.stdout.isatty()  # a terminal shows what would steer it; files and pipes get the words
     data = (printable(text) if steered else text).encode("utf-8")
@@ -263,15 +268,17 @@ def render_tagged(
     source: TaggedFile | None = None,
     probabilities: Sequence[Sequence[float]] | None = None,
     separator: str = "_",
+    word_column: int = 0,
 ) -> list[str]:
     """The lines that `write_tagged` writes, of all sentences."""
     sentences = list(sentences)
     _check(sentences, source, probabilities)
     same = source if source is not None and format in (None, source.format) else None
     if same is not None:
-        tag_format = same.tag_format if column is None else make_format(same.format, column, separator=separator)
-    else:
-        tag_format = make_format(format or ConlluFormat.name, column, separator=separator)
+        tag_format, word_column = same.tag_format, getattr(same.tag_format, "word_column", 0)
+    if same is None or column is not None:
+        name = format or (ConlluFormat.name if same is None else same.format)
+        tag_format = make_format(name, column, separator=separator, word_column=word_column)
     found: list[str] = []
     after = _BLANK_LINES[tag_format.line_is_sentence]
     if same is None:

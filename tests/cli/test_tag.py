@@ -103,6 +103,19 @@ def test_a_tagger_knows_where_its_words_stood(files):
     assert pplseq("tag", "run", files / "model", files / "test.conllu").stdout.startswith("1\ta\t_\tN\t")
 
 
+@pytest.mark.parametrize("text", ["-", "words.txt"])
+def test_columns_are_written_where_those_of_the_training_stood(files, text):
+    (files / "first.txt").write_text("V sleeps\nN dogs\n\n")
+    options = ("--format", "columns", "--word-column", 1, "--column", 0)
+    pplseq("train", "tagger", files / "first.txt", "--system", "hmm", *options, "--out", files / "model")
+    (files / "words.txt").write_text("sleeps\n")
+    run = ("tag", "run", files / "model", text if text == "-" else files / text)
+    assert pplseq(*run, "--to", "columns", input="sleeps\n").stdout == "V sleeps\n\n"
+    for chosen in (("--column", 0), ("--word-column", 1)):
+        refused = pplseq(*run, "--format", "words", *chosen, input="sleeps\n", code=2).stderr
+        assert chosen[0].strip("-").replace("-", "_") + ": " in refused and "'words'" in refused
+
+
 def test_columns_are_known_by_their_names(files):
     """Of CoNLL-U Plus, which has them in any order, and CoNLL-U alike."""
     rows = {"ID": "1", "FORM": "rome", "NER": "LOC", "UPOS": "PROPN", "FEATS": "X=1"}

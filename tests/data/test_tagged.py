@@ -358,6 +358,9 @@ def test_columns_that_begin_with_a_number_are_not_learned_by_it(write, width):
     for before in ("", "-DOCSTART- -X- O\n\n" if width == 3 else ""):
         with pytest.raises(ValueError, match="the first column numbers the words.*'conllu'"):
             read_tagged(write(before + text, "x.txt"), "columns")
+    for names in ("0 1", "1-2 1 2", "1 1.1 2"):
+        with pytest.raises(ValueError, match="the first column numbers the words"):
+            read_tagged(write("".join(f"{name} x X\n" for name in names.split()), "x.txt"), "columns")
     assert read_tagged(write("1 CD\n\n3 CD\n2 CD\n", "x.txt"), "columns").num_tokens == 3
     assert read_tagged(write("go VB\nto TO\n\n1 CD\n2 CD\n", "x.txt"), "columns").num_tokens == 4
     if width == 10:
@@ -459,6 +462,10 @@ def test_words_stand_in_a_column_of_choice(write, tmp_path):
         assert [s.words for s in read] == [("the", "dog"), ("barks",)] and [s.tags for s in read] == tags
         write_tagged(tmp_path / "out", read, source=read)
         assert (tmp_path / "out").read_text() == COLUMNS
+    write_tagged(tmp_path / "out", read, "columns", 3, source=read)  # in another column, the words where they are
+    assert (tmp_path / "out").read_text() == "1 the D 1\n2 dog N 2\n\n1 barks V 1\n\n"
+    write_tagged(tmp_path / "out", read, "tabs", 0, word_column=1)
+    assert (tmp_path / "out").read_text() == "1\tthe\n2\tdog\n\n1\tbarks\n\n"
     assert read_tagged(write(COLUMNS), "columns", 2, word_column=1, word_columns=[3])[0].words[1].columns == {3: "y"}
     for options, error in (
         ({}, "the first column numbers the words.*as by word_column=1"),
@@ -468,6 +475,12 @@ def test_words_stand_in_a_column_of_choice(write, tmp_path):
     ):  # fmt: skip
         with pytest.raises(ValueError, match=error):
             read_tagged(write(COLUMNS), **({"format": "columns"} | options))
+
+
+@pytest.mark.parametrize("format", ["words", "word_tag"])
+def test_a_format_without_columns_has_none_to_choose(write, format):
+    with pytest.raises(ValueError, match=f"column: the format '{format}' has none, got 'xpos'; leave it out"):
+        read_tagged(write("the_D\n"), format, "xpos")
 
 
 def test_columns_between_tabs_alone_hold_spaces(write, tmp_path):

@@ -82,6 +82,7 @@ def run(ctx: click.Context, model: Path, text: str, out: str, to: str | None, as
         raise click.UsageError("--to chooses a format of tagged files; this is written as JSON: leave it out")
     to = "conllu" if several and not as_json else to  # the format that has room for them
     plain = (text, out) == ("-", "-") and reading.format in (None, "words") and options["on_error"] is None
+    plain = plain and (reading.column, reading.word_column) == (None, None)
     whole = [options[name] for name in ("splitter", "html", "cluster")] + [getattr(saved.tagger, "word_columns", None)]
     if plain and not any(whole) and holds_words(sys.stdin.buffer):
 
@@ -92,7 +93,7 @@ def run(ctx: click.Context, model: Path, text: str, out: str, to: str | None, as
         separator = reading.separator
         if not as_json and to in (None, "word_tag"):
             separator = written_separator(saved, separator, say)
-        shape = {"to": to, "column": saved.column_in(to), "as_json": as_json, "separator": separator}
+        shape = {"to": to, "as_json": as_json, "separator": separator, "columns": saved.columns_in(to)}
         failed = tag_stream(sys.stdin.buffer, saved, questions, write, say, **shape)
         ctx.exit(1 if failed else 0)
     if options["splitter"] is None:
@@ -128,13 +129,13 @@ def run(ctx: click.Context, model: Path, text: str, out: str, to: str | None, as
         ]
         tagged = [TaggedSentence(s.words, tuple(found["tags"])) for s, found in zip(sentences, told, strict=True)]
         probabilities = [found["probabilities"] for found in told] if questions.probabilities else None
-        column = saved.column_in(to) if to not in (None, sentences.format) else None
+        columns = saved.columns_in(to) if to not in (None, sentences.format) else {}
         separator, source = reading.separator, sentences
         if (to or sentences.format) in ("word_tag", "words"):
             separator = written_separator(saved, separator, say)
             if separator != reading.separator:  # a source is written with the separator it was read with
                 to, source = "word_tag", sentences.written_as(make_format("word_tag", separator=separator))
-        write_tagged(out, tagged, to, column, source=source, probabilities=probabilities, separator=separator)
+        write_tagged(out, tagged, to, **columns, source=source, probabilities=probabilities, separator=separator)
     if options["html"] is not None:
         run_page(saved, sentences, options["html"], options["max_sentences"], questions.decoder)
     if failed:

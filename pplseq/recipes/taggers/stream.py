@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, BinaryIO
 
@@ -35,7 +35,7 @@ def tag_stream(
     say: Callable[[str], None],
     *,
     to: str | None = None,
-    column: str | int | None = None,
+    columns: Mapping[str, Any] | None = None,
     as_json: bool = False,
     separator: str = "_",
 ) -> int:
@@ -43,7 +43,7 @@ def tag_stream(
 
     Args:
         write: takes text for the output, lines with their ends, which are to be seen at once. say: told what failed.
-        to: a format of tagged files; None: word_TAG. column: of the format, that gets the tags.
+        to: a format of tagged files; None: word_TAG. columns: of the format, that get tags and words.
 
     Returns:
         how many sentences could not be read or tagged.
@@ -80,18 +80,18 @@ def tag_stream(
             elif answer is None:
                 text += "\n" if to in (None, "word_tag") else ""
             else:
-                text += _written(answer, to, column, separator, questions.probabilities)
+                text += _written(answer, to, columns or {}, separator, questions.probabilities)
         write(text)
     return failed
 
 
 def _written(
-    answer: dict[str, Any], to: str | None, column: str | int | None, separator: str, with_probabilities: bool
+    answer: dict[str, Any], to: str | None, columns: Mapping[str, Any], separator: str, with_probabilities: bool
 ) -> str:
     """A sentence in a format of tagged files; where it has no tags `_`, in word_TAG the words alone."""
     words = tuple(answer["words"])
     tags = tuple(answer.get("tags", [None] * len(words)))
     probabilities = [answer.get("probabilities", [0.0] * len(words))] if with_probabilities else None
     sentence = TaggedSentence(words, tags)
-    lines = render_tagged([sentence], to or "word_tag", column, probabilities=probabilities, separator=separator)
+    lines = render_tagged([sentence], to or "word_tag", **columns, probabilities=probabilities, separator=separator)
     return "".join(line + "\n" for line in lines)

@@ -117,9 +117,10 @@ class SavedTagger(NamedTuple):
         """Formats of files whose columns are called as in the text it was trained on."""
         return next((alike for alike in ALIKE if self.format in alike), () if self.format is None else (self.format,))
 
-    def column_in(self, file_format: str | None) -> str | int | None:
-        """The column of its tags in files of a format, where it was trained on one of those."""
-        return None if file_format is None else self.columns.get(file_format)
+    def columns_in(self, file_format: str | None) -> dict[str, Any]:
+        """The columns of its tags and words in files of a format, where it was trained on one of those, as `write_tagged`
+        takes them."""
+        return {"column": self.column, "word_column": self.word_column} if file_format in self.formats else {}
 
 
 def make_tagger(name: str, **settings: Any) -> Any:
