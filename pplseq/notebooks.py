@@ -64,11 +64,14 @@ def _numbers(value: Any) -> str:
 def by_steps(caption: str, values: Any, names: Sequence[str] | None = None) -> str | None:
     """Numbers (B, T, K), or a list of (T_i, K), of which the first sequence is told; None where there are too many columns."""
     first = values[0]
-    if len(values) > 1:
-        caption = f"{caption}: the first of {len(values)} sequences"
     size = first.shape[-1]
     if first.dim() != 2 or size > MOST_COLUMNS:
         return None
-    return table(
-        caption, ["step", *(range(size) if names is None else names)], ([t, *row] for t, row in enumerate(first.tolist()))
-    )
+    return first_of(caption, len(values), range(size) if names is None else names, first.tolist())
+
+
+def first_of(caption: str, count: int, names: Iterable[object], rows: Iterable[Sequence[object]]) -> str:
+    """The steps of a sequence, a row each: of several the first."""
+    if count > 1:
+        caption = f"{caption}: the first of {count} sequences"
+    return table(caption, ["step", *names], ([t, *row] for t, row in enumerate(rows)))

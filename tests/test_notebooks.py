@@ -9,6 +9,7 @@ import torch
 from support.model_cases import CASES
 
 from pplseq import HMM, LDS
+from pplseq.data import Vocabulary
 from pplseq.models import compare
 
 EVIL = "<script>alert('1')</script>"
@@ -61,6 +62,42 @@ def test_results_are_tables_whose_text_is_escaped():
     states = LDS(1, 1).fit(x, max_iterations=2).smooth(x)
     assert f"{float(states.covariances[0, 1].sqrt()):.4g}" in told(states)
     assert found._replace(ids=torch.zeros(1, 40, 2).long())._repr_html_() is None
+
+
+def test_fits_paths_draws_and_readers_are_tables():
+    x = [np.sin(np.arange(12.0)).tolist(), [0.0, 1.0]]
+    model = HMM(2, num_features=1, state_names=["<low>", "high"]).fit(x, seed=0, max_iterations=5, tolerance=0.0)
+    cells = told(model.history)
+    assert cells[1] == "em: max_iterations = 5 reached" and "log posterior" not in cells
+    assert [f"{each:.4g}" for each in model.history.log_likelihoods] == cells[-13::3]
+    paths = model.n_best(x, 2)
+    cells = told(paths)
+    assert cells[1] == "Most probable paths: the first of 2 sequences" and f"log p {paths.log_probs[0, 1]:.4g}" in cells
+    assert cells[-3:] == ["11", *(path[11] for path in paths.states[0])] and "<low>" in cells
+    assert told(model.n_best([[0.0]], 3))[-4:] == ["0", *map(str, model.n_best([[0.0]], 3).states[0][:, 0])]
+    drawn = model.sample(4, 2, seed=0)
+    assert told(drawn)[-3:] == ["3", str(int(drawn.states[0, 3])), f"{drawn.x[0, 3, 0]:.4g}"]
+    reader = model.online()
+    reading = reader.step(0.5)
+    assert told(reading)[1] == f"log p {reading.log_prob:.4g}" and told(reading)[-1] == f"{reading.states[1]:.4g}"
+    assert told(reader)[-3:] == ["1", f"{reader.log_prob:.4g}", f"{reader.log_prob:.4g}"]
+    assert told(model.online())[-3:] == ["0", "0", "0"]
+    found = model.predictive_check(x, statistic=lambda data: [float(data[0].mean()), 1.0], num_samples=9, seed=0)
+    assert told(found)[1] == "A statistic beside that of 9 draws" and told(found)[-6:] == ["1", "1", "1", "1", "1", "1"]
+    single = model.predictive_check(x, statistic=lambda data: float(data[0].mean()), num_samples=9, seed=0)
+    assert f"{float(single.observed):.4g}" in told(single) and f"{float(single.drawn.median()):.4g}" in told(single)
+
+
+def test_states_that_are_vectors_and_words_that_are_drawn():
+    states = LDS(2, 1).fit([np.sin(np.arange(20.0)).tolist()], max_iterations=2)
+    drawn = states.sample(3, seed=0)
+    assert {"state0", "state1", "x", f"{drawn.states[0, 2, 1]:.4g}"} <= set(told(drawn))
+    reading = states.online().step(0.5)
+    assert told(reading)[-2:] == [f"{reading.states[1]:.4g}", f"{reading.covariance[1, 1] ** 0.5:.4g}"]
+    words = HMM(2, vocabulary=Vocabulary(["<unk>", "b"]))
+    words.set_parameters(initial=[0.5, 0.5], transition=[[0.5, 0.5]] * 2, emission=[[1.0, 0.0]] * 2)
+    assert told(words.sample(2, seed=0))[-1] == "<unk>"
+    assert told(states.history)[1].startswith("em: ")
 
 
 def test_bars_are_drawn_in_notebooks():

@@ -274,10 +274,11 @@ def render_tagged(
     sentences = list(sentences)
     _check(sentences, source, probabilities)
     same = source if source is not None and format in (None, source.format) else None
-    if same is not None:
-        tag_format, word_column = same.tag_format, getattr(same.tag_format, "word_column", 0)
-    if same is None or column is not None:
+    if same is not None and column is None:
+        tag_format = same.tag_format
+    else:
         name = format or (ConlluFormat.name if same is None else same.format)
+        word_column = word_column if same is None else getattr(same.tag_format, "word_column", 0)
         tag_format = make_format(name, column, separator=separator, word_column=word_column)
     found: list[str] = []
     after = _BLANK_LINES[tag_format.line_is_sentence]

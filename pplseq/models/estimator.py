@@ -69,6 +69,13 @@ class Paths(NamedTuple):
     states: Any
     log_probs: Tensor
 
+    def _repr_html_(self) -> str | None:
+        """For notebooks."""
+        if len(scores := self.log_probs[0].tolist()) > notebooks.MOST_COLUMNS:
+            return None
+        steps = (row for row in self.states[0].T.tolist() if any(state not in (MISSING, None) for state in row))
+        return notebooks.first_of("Most probable paths", len(self.states), [f"log p {each:.4g}" for each in scores], steps)
+
 
 class Sample(NamedTuple):
     """Sequences drawn from a model.
@@ -80,6 +87,18 @@ class Sample(NamedTuple):
     x: Tensor
     states: Tensor
     words: list[list[str]] | None = None
+
+    def _repr_html_(self) -> str | None:
+        """For notebooks."""
+        parts = {"state": self.states[0], "x": self.x[0]}
+        columns = {name: part.unsqueeze(-1) if part.dim() == 1 else part for name, part in parts.items()}
+        names = [f"{name}{k}" if part.shape[-1] > 1 else name for name, part in columns.items() for k in range(part.shape[-1])]
+        if len(names) > notebooks.MOST_COLUMNS:
+            return None
+        rows = (a + b for a, b in zip(*(part.tolist() for part in columns.values()), strict=True))
+        if self.words is not None:
+            rows = ([*row[:-1], word] for row, word in zip(rows, self.words[0], strict=False))  # behind an end nothing
+        return notebooks.first_of("Drawn", len(self.x), names, rows)
 
 
 class Estimator(DiagnosticQueries, StateOrder, HeldParameters, SequenceModel):

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from pplseq import checks
+from pplseq import checks, notebooks
 from pplseq.distributions.drawing import undrawn
 
 Statistics = dict[str, Tensor]  # expected sufficient statistics: sums over tokens, so they add up over batches
@@ -148,6 +148,15 @@ class FitHistory:
     @property
     def num_iterations(self) -> int:
         return max(len(self.log_likelihoods), len(self.losses))
+
+    def _repr_html_(self) -> str:
+        """For notebooks."""
+        told = {"log-likelihood": self.log_likelihoods, "log posterior": self.log_posteriors, "loss": self.losses}
+        if self.log_posteriors == self.log_likelihoods:  # without priors
+            del told["log posterior"]
+        columns = {name: values for name, values in told.items() if values and len(values) == self.num_iterations}
+        rows = zip(range(1, self.num_iterations + 1), *columns.values(), strict=True)
+        return notebooks.table(f"{self.method}: {self.reason or 'not ended'}", ["iteration", *columns], rows)
 
     def note(self, remarks: Sequence[str]) -> None:
         self.notes += [remark for remark in remarks if remark not in self.notes]

@@ -55,6 +55,15 @@ class PredictiveCheck(NamedTuple):
     drawn: Tensor
     p_values: Tensor
 
+    def _repr_html_(self) -> str:
+        """For notebooks."""
+        drawn = self.drawn.reshape(len(self.drawn), -1)
+        spread = drawn.quantile(drawn.new_tensor([0.05, 0.5, 0.95]), 0).T.tolist()
+        found = zip(self.observed.reshape(-1).tolist(), spread, self.p_values.reshape(-1).tolist(), strict=True)
+        rows = [[k, observed, *quantiles, p] for k, (observed, quantiles, p) in enumerate(found)]
+        head = ["number", "observed", "5 % of draws", "median", "95 %", "p"]
+        return notebooks.table(f"A statistic beside that of {len(drawn)} draws", head, rows)
+
 
 def quantile_residuals(model: Estimator, batch: Batch) -> Tensor:
     """(B, T, n) normal quantiles of P(x_t <= the observed number | x_1..x_{t-1}), each column on its own.

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pplseq import checks
+from pplseq import checks, notebooks
 from pplseq.distributions.gaussian_types import GaussianBelief
 from pplseq.distributions.state import MISSING, Belief
 from pplseq.files import write_text
@@ -33,6 +33,14 @@ class Reading(NamedTuple):
     log_prob: float
     states: np.ndarray
     covariance: np.ndarray | None = None
+
+    def _repr_html_(self) -> str:
+        """For notebooks."""
+        caption, columns = f"log p {self.log_prob:.4g}", {"probability": self.states}
+        if self.covariance is not None:
+            columns = {"mean": self.states, "deviation": np.sqrt(np.diag(self.covariance).clip(min=0))}
+        rows = zip(range(len(self.states)), *(column.tolist() for column in columns.values()), strict=True)
+        return notebooks.table(caption, ["state", *columns], rows)
 
 
 class Filter(Protocol):
@@ -69,6 +77,11 @@ class Online:
         self._filter: Filter = model._reader()
         if saved is not None:
             self._resume(Path(saved))
+
+    def _repr_html_(self) -> str:
+        """For notebooks."""
+        told = {"steps": self.num_steps, "log p": self.log_prob, "a step": self.log_prob / max(self.num_steps, 1)}
+        return notebooks.table(f"Reads by {self.model!r}", [*told], [[*told.values()]])
 
     def step(self, x: Any = None, **known) -> Reading:
         """Reads the next observation: a word (as the model's vocabulary has it, or its number), a number, or a vector.
