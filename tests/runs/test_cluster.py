@@ -136,6 +136,24 @@ def test_where_all_workers_are_gone_nobody_waits_for_ever(ask):
                 ask(cluster)
 
 
+def test_a_cluster_that_does_not_close_is_left(monkeypatch):
+    distributed, waited = pytest.importorskip("distributed"), []
+
+    class Stuck(distributed.LocalCluster):
+        def __init__(self, **options):
+            super().__init__(processes=False, **options)
+
+        def close(self, timeout=None):
+            super().close()
+            waited.append(timeout)
+            raise TimeoutError
+
+    monkeypatch.setattr(distributed, "LocalCluster", Stuck)
+    with connected("local:1") as cluster:
+        assert cluster.num_workers == 1
+    assert waited == [clusters.PATIENCE]
+
+
 def dies_once(marker, number):
     if not os.path.exists(marker):
         open(marker, "w").close()
