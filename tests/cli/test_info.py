@@ -77,7 +77,8 @@ def test_runs_without_steps_say_how_they_ended(folder):
 
 
 def test_a_stream(folder):
-    pplseq("personalize", f"ngram:{folder / 'whole.txt'}", "--source", "cache", "--state", folder / "stream", text="a b\na\n")
+    (folder / "words.txt").write_text("a b c\nb c\n")
+    pplseq("personalize", f"ngram:{folder / 'words.txt'}", "--source", "cache", "--state", folder / "stream", text="a b\na\n")
     found = about(folder / "stream")
     assert found["model"] == "personalize" and found["lines"] == {"-": 2} and found["sources"][1] == "cache"
     assert "there is no evaluation of personalize" in pplseq("evaluate", folder / "stream", "x", code=2)

@@ -51,7 +51,7 @@ class LoopAnswers(StateTables):
 
     _has_loops: ClassVar[bool] = False
     priors: Any
-    moves: ProductMoves | None = None
+    factors: ProductMoves | None = None
     rows: Tensor | None
 
     def _shared(self, emission: Emission) -> Emission:
@@ -65,16 +65,16 @@ class LoopAnswers(StateTables):
 
     def _moving(self, initial: Tensor, moves: Sequence[Tensor]) -> DenseTransition | ProductTransition:
         """The transition of log-probabilities of starts and moves."""
-        if self.moves is not None:
-            return ProductTransition(self.moves.sizes, initial, moves)
-        return DenseTransition(initial, moves[0], self._buffers.get("regime_of"))  # of semi-Markov chains
+        if self.factors is not None:
+            return ProductTransition(self.factors.sizes, initial, moves)
+        return DenseTransition(initial, moves[0], getattr(self, "regime_of", None))  # of semi-Markov chains
 
     def _plain(self) -> Remembered[PointSpecs] | None:
         """What a model remembers that is as it is, with no way of its own to a chain; None of another."""
         own = self.__dict__
         if not vars(type(self)).get("_has_loops") or not WAYS.isdisjoint(own) or not self._is_one_chain:
             return None
-        if self.moves is not None:  # which has kernels of its own
+        if self.factors is not None:  # which has kernels of its own
             return None
         if not WAYS.isdisjoint(vars(own["_modules"]["emissions"])):
             return None

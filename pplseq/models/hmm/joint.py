@@ -31,7 +31,7 @@ def check_pair(first: HMM, second: HMM, kind: type) -> None:
 
 def joint_moves(first: HMM, second: HMM) -> ProductMoves:
     """Those of pairs of states, of which the second one's move first."""
-    sizes = [(model.num_states,) if model.moves is None else model.moves.sizes for model in (first, second)]
+    sizes = [(model.num_states,) if model.factors is None else model.factors.sizes for model in (first, second)]
     return ProductMoves(*sizes[0], *sizes[1])
 
 

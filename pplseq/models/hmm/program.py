@@ -159,7 +159,7 @@ class HMM(Constrainable, StateLanguages, LoopAnswers):
             num_levels=num_levels, trials=trials,
         )  # fmt: skip
         self.priors = Priors.of(priors)
-        vars(self)["moves"] = moves
+        vars(self)["factors"] = moves
         if isinstance(graph, str) and graph == "left_right" and start_states is None:
             start_states = [0]
         self.register_buffer("graph", allowed_moves(graph, num_states), persistent=False)
@@ -261,7 +261,7 @@ class HMM(Constrainable, StateLanguages, LoopAnswers):
     @property
     def _move_shapes(self) -> dict[str, tuple[int, ...]]:
         """Of the tables of moves, by the names of ``set_parameters``."""
-        return {"transition": (self.num_states, self.num_states)} if self.moves is None else self.moves.shapes
+        return {"transition": (self.num_states, self.num_states)} if self.factors is None else self.factors.shapes
 
     @property
     def _move_logits(self) -> dict[str, nn.Parameter]:
@@ -274,7 +274,7 @@ class HMM(Constrainable, StateLanguages, LoopAnswers):
         Raises:
             ValueError: where there is no memory for it.
         """
-        if self.moves is None:
+        if self.factors is None:
             return super().transition
         checks.fits("transition", 24.0 * self.num_states**2, "its tables are in estimates()")
         return self._point_specs().transition.rows(torch.arange(self.num_states, device=self.reference.device)).detach().exp()
@@ -298,9 +298,9 @@ class HMM(Constrainable, StateLanguages, LoopAnswers):
                 (Z, M), and the others of its Z * M Gaussians.
         """
         tables = {name: parameters.pop(name) for name in self._move_shapes if name in parameters}
-        if self.moves is not None and transition is not None:
+        if self.factors is not None and transition is not None:
             own = ", ".join(f"{name} {shape}" for name, shape in self._move_shapes.items())
-            raise ValueError(f"transition: {self.moves} has a table for each coordinate; give {own}")
+            raise ValueError(f"transition: {self.factors} has a table for each coordinate; give {own}")
         tables |= {"initial": initial, "transition": transition, "emission": emission}
         self._set_tables(**{name: table for name, table in tables.items() if table is not None})
         for name, allowed in (("initial", self.start_states), ("transition", self.graph)):
@@ -580,7 +580,7 @@ class HMM(Constrainable, StateLanguages, LoopAnswers):
             for _, logits, _ in self._logits():
                 # strongly random transitions would decide early, and mostly wrongly, what the states stand for
                 logits.copy_(EVENNESS * torch.randn(logits.shape, dtype=torch.float64))
-            if batch.states is not None and self.moves is None:  # else the first E-step counts them
+            if batch.states is not None and self.factors is None:  # else the first E-step counts them
                 counts = moves_of_labels(batch.states, self.num_states)
                 for (_, logits, _), count in zip(self._logits(), counts, strict=True):
                     logits.copy_((torch.softmax(logits, -1) + count.to(logits)).log())
@@ -613,7 +613,7 @@ class HMM(Constrainable, StateLanguages, LoopAnswers):
     # ---------------------------------------------------------------- what EM asks for (see pplseq.infer.fit.em)
     def chain_of(self, batch: Batch) -> Any:
         chain = super().chain_of(batch)
-        if self.moves is not None:
+        if self.factors is not None:
             _ = chain.factors  # its likelihood is asked first, and would be had without the messages that counts need
         return chain
 
@@ -628,7 +628,7 @@ class HMM(Constrainable, StateLanguages, LoopAnswers):
         if chain.seen is not None:  # padded steps count as seen and have probability 0
             seen = chain.seen.T.flatten()
             obs, probs, known = obs[seen], probs[seen], None if known is None else known[seen]
-        tables = [counts.start, *([counts.transition] if self.moves is None else counts.transition)]
+        tables = [counts.start, *([counts.transition] if self.factors is None else counts.transition)]
         names = ["initial", *self._move_shapes]
         found = {name: table.double() for name, table in zip(names, tables, strict=True)}
         return found | self.emissions.statistics(obs, probs, known)

@@ -29,12 +29,12 @@ def duration_probs(model, steps):
     """(R, steps) p(D = 1..steps), differentiable."""
     kind = model.config["duration"]
     if kind in ("explicit", "poisson"):
-        probs = torch.softmax(model.duration_logits, -1) if kind == "explicit" else torch.stack(
-            [model.duration_logits.exp() ** more / math.factorial(more) for more in range(3)], -1
+        probs = torch.softmax(model.moves.duration_logits, -1) if kind == "explicit" else torch.stack(
+            [model.moves.duration_logits.exp() ** more / math.factorial(more) for more in range(3)], -1
         )  # fmt: skip
         probs = probs / probs.sum(-1, keepdim=True)
         return torch.cat([probs, probs.new_zeros(len(probs), steps)], -1)[:, :steps]
-    stay, phases = torch.sigmoid(model.duration_logits), 1 if kind == "geometric" else 2
+    stay, phases = torch.sigmoid(model.moves.duration_logits), 1 if kind == "geometric" else 2
     return torch.stack(
         [math.comb(d - 1, phases - 1) * (1 - stay) ** phases * stay ** (d - phases) if d >= phases else 0 * stay
          for d in range(1, steps + 1)], -1
