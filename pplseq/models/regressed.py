@@ -17,6 +17,8 @@ from pplseq.models.base import Given
 from pplseq.models.estimator import Estimator
 from pplseq.models.hmm.tables import DTYPES
 from pplseq.models.lds.arguments import check_inputs, inputs_ahead, one_to_come, to_come, with_inputs
+from pplseq.models.parts.durations import DurationMoves
+from pplseq.models.parts.moves import MarkovMoves
 
 
 class RegressedSteps(Estimator):
@@ -29,6 +31,7 @@ class RegressedSteps(Estimator):
     num_inputs: int
     num_features: int  # pyright: ignore[reportIncompatibleVariableOverride]
     steps_are: str
+    moves: MarkovMoves | DurationMoves
     _config: dict[str, Any]
 
     def regressors(self, past: Tensor, inputs: Tensor | None) -> Tensor:
@@ -53,20 +56,19 @@ class RegressedSteps(Estimator):
         return self._config | {"dtype": next(name for name, value in DTYPES.items() if value == self.reference.dtype)}
 
     def _values_given(self, given: dict[str, Any]) -> dict[str, Tensor]:
-        """All parameters by name, those that are given in the place of their own; nothing is set.
+        """All parameters but those of moves by name, those that are given in the place of their own; moves are set.
 
         Raises:
             ValueError: for other names and shapes, what is not finite, and rows that are no probabilities.
         """
-        values = {name: value.detach().clone() for name, value in self.estimates().items()}
+        values = {name: value.detach().clone() for name, value in self.estimates().items() if name not in self.moves.values()}
+        own = {name: given.pop(name) for name in self.moves.values() if name in given}
+        self.moves.set_values(**own)
         for name, value in given.items():
             if name not in values:
                 raise ValueError(f"{name}: this model has none.{checks.nearest(name, values)}")
             value = checks.shape(name, checks.numbers(name, value).double().to(self.reference), values[name].shape)
-            values[name] = value = checks.finite(name, value)
-            if name in ("transition", "initial"):
-                if not bool(((value >= 0).all(-1) & ((value.sum(-1) - 1).abs() < 1e-4)).all()):
-                    raise ValueError(f"{name}: every row must hold probabilities that sum to 1")
+            values[name] = checks.finite(name, value)
         return values
 
     # ---------------------------------------------------------------- data

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from pplseq.infer.fit.closed_forms import dirichlet_mode
 from pplseq.infer.fit.em import NOTHING, Batch, Statistics, least_variances
 from pplseq.infer.fit.held import held, restored
 from pplseq.models.lds.parameters import RegressionPrior
@@ -40,6 +39,13 @@ def regression_statistics(model: ARHMMParameters, probs: Tensor, batch: Batch) -
 @torch.no_grad()
 def m_step(model: ARHMMParameters, statistics: Statistics) -> list[str]:
     """The most likely parameters given the statistics; says which states are empty or collapsed."""
+    model.moves.maximize(statistics["initial"], statistics["transition"])
+    return regress(model, statistics)
+
+
+@torch.no_grad()
+def regress(model: ARHMMParameters, statistics: Statistics) -> list[str]:
+    """The most likely regressions."""
     count, total, square = (statistics[f"data_{part}"] for part in ("count", "sum", "square"))
     floor = least_variances(count, total, square, FLOOR)
     every = torch.ones(model.weights.shape[-1], dtype=torch.bool, device=floor.device)
@@ -58,11 +64,7 @@ def m_step(model: ARHMMParameters, statistics: Statistics) -> list[str]:
         )
         low += [state] if floored else []
     with restored(model):
-        model.set_parameters(
-            **model.by_name(weights), covariances=covariances,
-            transition=dirichlet_mode(statistics["transition"], None, torch.log_softmax(model.transition_logits, -1)).exp(),
-            initial=dirichlet_mode(statistics["initial"], None, torch.log_softmax(model.initial_logits, -1)).exp(),
-        )  # fmt: skip
+        model.set_parameters(**model.by_name(weights), covariances=covariances)
     notes = [f"states {empty} are empty and keep their parameters"] if empty else []
     return notes + ([f"states {low} collapsed to the smallest variance allowed, {FLOOR:g} of the data's"] if low else [])
 
@@ -71,7 +73,7 @@ def m_step(model: ARHMMParameters, statistics: Statistics) -> list[str]:
 def start(model: ARHMMParameters, batch: Batch) -> None:
     """Regressions of stretches of the data that are dealt out to the states at random, those of known states to theirs."""
     x, seen = model._explained(batch)
-    states, steps = model.num_states, int(seen.sum())
+    states, steps = model.num_regimes, int(seen.sum())
     length = max(1, steps // (SEGMENTS * states))
     owner = torch.cat([torch.randperm(states) for _ in range(steps // length // states + 1)]).repeat_interleave(length)
     probs = torch.zeros(*seen.shape, states, dtype=torch.float64, device=x.device)
@@ -86,6 +88,5 @@ def start(model: ARHMMParameters, batch: Batch) -> None:
     model.scale.zero_()
     spread = x[seen].std(0).log()
     model.scale.diagonal(dim1=-2, dim2=-1).copy_(spread.expand(states, -1))
-    statistics = regression_statistics(model, probs, batch)
-    stay = 10 * torch.eye(states, dtype=torch.float64, device=x.device) + 1
-    m_step(model, statistics | {"transition": stay, "initial": torch.ones(states, dtype=torch.float64, device=x.device)})
+    model.moves.initialize((10 * torch.eye(states, dtype=torch.float64, device=x.device) + 1).log())
+    regress(model, regression_statistics(model, probs, batch))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Self
 
 import torch
@@ -14,9 +15,8 @@ from pplseq.infer.fit.em import Batch
 from pplseq.infer.fit.held import Slot, held
 from pplseq.models.hmm.tables import DTYPES
 from pplseq.models.lds.parameters import scale_of
+from pplseq.models.parts.durations import moves_config, moves_of
 from pplseq.models.regressed import RegressedSteps
-
-PERSISTENCE = 3.0  # first logits of staying
 
 
 class ARHMMParameters(RegressedSteps):
@@ -30,22 +30,23 @@ class ARHMMParameters(RegressedSteps):
     num_words = None
     steps_are = "vectors"
 
-    def __init__(self, num_states: int, num_features: int, order: int, num_inputs: int, dtype: str):
+    def __init__(
+        self, num_states: int, num_features: int, order: int, num_inputs: int, durations: Mapping[str, Any], dtype: str
+    ):
         super().__init__()
-        self.num_states = checks.count("num_states", num_states)
+        self.num_regimes, told = checks.count("num_states", num_states), moves_config(**durations)
         self.num_features = checks.count("num_features", num_features)  # pyright: ignore[reportIncompatibleVariableOverride]
         self.order, self.num_inputs = checks.count("order", order, 0), checks.count("num_inputs", num_inputs, 0)
         real, size = DTYPES[checks.choice("dtype", dtype, DTYPES)], 1 + self.order * num_features + self.num_inputs
         checks.fits("order", float(num_states * size**2), "choose a smaller order, or fewer states")
-        stay = PERSISTENCE * torch.eye(num_states, dtype=real)
-        self.transition_logits = nn.Parameter(stay + 0.1 * torch.randn(stay.shape, dtype=real))
-        self.initial_logits = nn.Parameter(torch.zeros(num_states, dtype=real))
+        self.moves = moves_of(num_states, told, "learned", real)
+        self.num_states = self.moves.num_states
         self.weights = nn.Parameter(0.1 * torch.randn(num_states, num_features, size, dtype=real))  # of (1, lags, inputs)
         self.scale = nn.Parameter(torch.zeros(num_states, num_features, num_features, dtype=real))  # logs on the diagonal
         self.register_buffer("centre", torch.zeros(num_features, dtype=real))  # of the data fitted
         self._config: dict[str, Any] = dict(
-            num_states=self.num_states, num_features=self.num_features, order=self.order, num_inputs=self.num_inputs
-        )
+            num_states=self.num_regimes, num_features=self.num_features, order=self.order, num_inputs=self.num_inputs
+        ) | told
         self.drawn()
 
     # ---------------------------------------------------------------- values
@@ -63,9 +64,7 @@ class ARHMMParameters(RegressedSteps):
     def estimates(self) -> dict[str, Tensor]:
         """Parameters by name, differentiable: transition (Z, Z), initial (Z,), constants (Z, D), lags (Z, p, D, D), of which
         [z, l - 1, i, j] is the weight of x_j l steps before in x_i, inputs (Z, D, U), covariances (Z, D, D)."""
-        moves = {"transition": self.transition_logits, "initial": self.initial_logits}
-        moves = {name: torch.softmax(logits, -1) for name, logits in moves.items()}
-        return moves | self.by_name(self.weights) | {"covariances": self.covariances}
+        return self.moves.values() | self.by_name(self.weights) | {"covariances": self.covariances}
 
     def by_name(self, weights: Tensor) -> dict[str, Tensor]:
         """Weights (Z, D, K) of all regressors as constants, lags and inputs."""
@@ -88,8 +87,6 @@ class ARHMMParameters(RegressedSteps):
         factors = [scale_of(f"covariances[{z}]", value) for z, value in enumerate(values["covariances"])]
         if not all(bool((factor.diagonal() > 0).all()) for factor in factors):
             raise ValueError("covariances must be positive definite, got a singular one")
-        self.transition_logits.copy_(values["transition"].log())
-        self.initial_logits.copy_(values["initial"].log())
         constants = values["constants"] - self.centre
         if self.order:
             constants = constants + values["lags"].sum(1) @ self.centre
@@ -110,14 +107,14 @@ class ARHMMParameters(RegressedSteps):
 
     @property
     def num_free_parameters(self) -> int:
-        states, size = self.num_states, self.num_features
-        return states**2 - 1 + self.weights.numel() + states * size * (size + 1) // 2 - self._num_held
+        size = self.num_features
+        own = self.weights.numel() + self.num_regimes * size * (size + 1) // 2
+        return self.moves.num_free + own - self._num_held
 
     @property
     def slots(self) -> dict[str, Slot]:
         """``weights`` are those of all regressors: the constant, lags and inputs, (Z, D, 1 + p D + U)."""
-        return {
-            "transition": Slot(self.transition_logits, True), "initial": Slot(self.initial_logits, True),
+        return self.moves.slots | {
             "weights": Slot(self.weights, raw_of=Tensor.clone, clips=False), "covariances": Slot(self.scale, triangle=True),
         }  # fmt: skip
 
@@ -151,6 +148,11 @@ class ARHMMParameters(RegressedSteps):
         self.weights[..., 0] = values["constants"] - self.centre + about
 
     # ---------------------------------------------------------------- distributions
+    @property
+    def regime_of(self) -> Tensor:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """(N,) the regime of each state of the chain."""
+        return self.moves.regime_of
+
     def level(self) -> Tensor:
         return self.centre
 
@@ -164,16 +166,21 @@ class ARHMMParameters(RegressedSteps):
             constant = level - about.unsqueeze(1)
             if before is not None:
                 constant = constant + (inputs @ before[:, order + step, None, :, None]).squeeze(-1)
-            found.append(torch.cat([constant.unsqueeze(-1), lags.expand(len(about), -1, -1, -1)], -1))
-        return found, self.covariances
+            row = torch.cat([constant.unsqueeze(-1), lags.expand(len(about), -1, -1, -1)], -1)
+            found.append(row[:, self.regime_of])
+        return found, self.covariances[self.regime_of]
 
     def specs(self) -> tuple[DenseTransition, ConditionalEmission]:
         """Transition of states, and emission given regressors (B, K)."""
         weights, factor, centre = self.weights, self.scale_tril, self.centre
+        has_durations = self.num_states > self.num_regimes
+        if has_durations:
+            weights, factor = weights[self.regime_of], factor[self.regime_of]
 
         def build(regressors: Tensor) -> GaussianEmission:
             loc = (weights @ regressors[..., None, :, None]).squeeze(-1) + centre
             return GaussianEmission(loc, scale_tril=factor.expand(*loc.shape, loc.shape[-1]))
 
-        moves = torch.log_softmax(self.initial_logits, -1), torch.log_softmax(self.transition_logits, -1)
-        return DenseTransition(*moves), ConditionalEmission(build, self.num_states, event_shape=(self.num_features,))
+        moves = self.moves.initial_logits, torch.log_softmax(self.moves.transition_logits, -1)
+        emission = ConditionalEmission(build, self.num_states, event_shape=(self.num_features,))
+        return DenseTransition(*moves, self.regime_of if has_durations else None), emission

@@ -15,9 +15,10 @@ from pplseq.infer.programs.markov import markov
 from pplseq.models.arhmm.fit import m_step, regression_statistics, start
 from pplseq.models.arhmm.parameters import ARHMMParameters
 from pplseq.models.base import Sizes, one_chain
+from pplseq.models.regimes import RegimeQueries
 
 
-class ARHMM(ARHMMParameters):
+class ARHMM(RegimeQueries, ARHMMParameters):
     """States z_t move as a Markov chain, and vectors follow the autoregression of their state, exactly:
 
         x_t ~ N(constants[z_t] + sum_l lags[z_t, l] x_{t-l} + inputs[z_t] u_t, covariances[z_t])
@@ -28,6 +29,8 @@ class ARHMM(ARHMMParameters):
 
     Args:
         num_states: Z. num_features: D. order: p, or 0 for regressions on inputs alone. num_inputs: U, of exogenous regressors.
+        duration, max_duration, num_phases: how long a state lasts, as of
+            :class:`~pplseq.models.hmm.durations.SemiMarkovHMM`; None: as a Markov chain has it.
         dtype: "float64" or "float32".
 
     Raises:
@@ -45,11 +48,14 @@ class ARHMM(ARHMMParameters):
 
     name = "arhmm"
     methods = ("em", "lbfgs", "sgd")
+    _of_states = RegimeQueries.regimes  # pyright: ignore[reportAssignmentType]
 
     def __init__(
-        self, num_states: int, num_features: int, *, order: int = 1, num_inputs: int = 0, dtype: str = "float64"
-    ):
-        super().__init__(num_states, num_features, order, num_inputs, dtype)
+        self, num_states: int, num_features: int, *, order: int = 1, num_inputs: int = 0, duration: str | None = None,
+        max_duration: int | None = None, num_phases: int | None = None, dtype: str = "float64",
+    ):  # fmt: skip
+        durations = dict(duration=duration, max_duration=max_duration, num_phases=num_phases)
+        super().__init__(num_states, num_features, order, num_inputs, durations, dtype)
 
     @one_chain
     def model(
@@ -83,7 +89,8 @@ class ARHMM(ARHMMParameters):
         return x
 
     def _state_axes(self) -> Mapping[str, Sequence[int]]:
-        return {"initial_logits": (0,), "transition_logits": (0, 1), "weights": (0,), "scale": (0,)}
+        moves = {f"moves.{name}": axes for name, axes in self.moves.state_axes().items()}
+        return moves | {"weights": (0,), "scale": (0,)}
 
     # ---------------------------------------------------------------- what EM asks for (see pplseq.infer.fit.em)
     def initialize(self, batch: Batch, how: str = "") -> None:
@@ -92,7 +99,7 @@ class ARHMM(ARHMMParameters):
 
     def expected_statistics(self, chain: Chain, batch: Batch) -> Statistics:
         counts = chain.expected_counts()
-        found = regression_statistics(self, counts.marginals.probs, batch)
+        found = regression_statistics(self, self.regimes(counts.marginals.probs), batch)
         return found | {"initial": counts.start.double(), "transition": counts.transition.double()}
 
     def maximize(self, statistics: Statistics) -> list[str]:

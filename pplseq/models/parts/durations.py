@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,7 @@ from pplseq import checks
 from pplseq.distributions.stationary import stationary_log_probs
 from pplseq.infer.fit.closed_forms import dirichlet_mode
 from pplseq.infer.fit.held import Slot, kept
+from pplseq.models.parts.moves import MarkovMoves
 
 DURATIONS = ("explicit", "poisson", "negative_binomial", "geometric")
 WIDEST = 30.0  # of the logarithm of a rate
@@ -38,6 +39,24 @@ def duration_size(duration: str, max_duration: int | None, num_phases: int | Non
             f"{name}: {checks.shown(duration)} durations need it, and nothing else; got {max_duration=}, {num_phases=}"
         )
     return {name: checks.count(name, size)}
+
+
+def moves_config(duration: str | None, max_duration: int | None, num_phases: int | None) -> dict[str, Any]:
+    """What a config says of moves whose regimes may have durations; nothing where a Markov chain has them."""
+    if duration is None:
+        for name, value in (("max_duration", max_duration), ("num_phases", num_phases)):
+            if value is not None:
+                raise ValueError(f"{name}: it is of durations; say which, as duration='poisson', or leave it out; got {value}")
+        return {}
+    return {"duration": duration, **duration_size(duration, max_duration, num_phases)}
+
+
+def moves_of(num_regimes: int, told: Mapping[str, Any], initial: str, dtype: torch.dtype) -> MarkovMoves | DurationMoves:
+    """Moves as :func:`moves_config` told them."""
+    if not told:
+        return MarkovMoves(num_regimes, dtype, initial)
+    duration, size = told.values()
+    return DurationMoves(checks.count("num_regimes", num_regimes, 2), duration, size, dtype, initial)
 
 
 class DurationMoves(nn.Module):
@@ -180,10 +199,14 @@ class DurationMoves(nn.Module):
         axes: dict[str, Sequence[int]] = {"start_logits": (0,), "move_logits": (0, 1), "duration_logits": (0,)}
         return {name: axes[name] for name, _ in self.named_parameters()}
 
+    def units(self) -> dict[str, Tensor]:
+        """How much a logit of a move may vary, by name: the rarer the move, the more, as counts of it tell less."""
+        return {"move_logits": self._log_moves().detach().exp().clamp_min(1e-6).rsqrt()}
+
     # ---------------------------------------------------------------- EM
     @torch.no_grad()
     def initialize(self, matrix: Tensor | None = None) -> None:
-        """Nearly even moves and durations, or those of a Markov chain of regimes of logits (R, R), as near as they come."""
+        """Nearly even moves and durations, or, as near as they come, those of a Markov chain with logits (R, R)."""
         for logits in self.parameters():
             logits.copy_(0.1 * torch.randn(logits.shape, dtype=torch.float64))
         if matrix is None:

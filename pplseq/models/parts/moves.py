@@ -83,21 +83,27 @@ class MarkovMoves(nn.Module):
         axes: dict[str, Sequence[int]] = {"start_logits": (0,), "transition_logits": (0, 1)}
         return {name: axes[name] for name, _ in self.named_parameters()}
 
+    def units(self) -> dict[str, Tensor]:
+        """How much a logit of a move may vary, by name: the rarer the move, the more, as counts of it tell less."""
+        return {"transition_logits": torch.softmax(self.transition_logits.detach(), -1).clamp_min(1e-6).rsqrt()}
+
     @torch.no_grad()
     def initialize(self, matrix: Tensor) -> None:
-        """Moves of logits (Z, Z)."""
+        """Moves of logits (Z, Z), and any first state."""
         self.transition_logits.copy_(matrix)
+        if not self.is_stationary:
+            self.start_logits.zero_()
 
     @torch.no_grad()
     def maximize(self, start: Tensor, counts: Tensor) -> None:
         """The likeliest parameters of expected first states (Z,) and moves (Z, Z) [from, to]; rows of which nothing is known
         keep theirs."""
-        self.transition_logits.copy_(kept(self.transition_logits, _shares(counts, self.transition_logits)))
+        self.transition_logits.copy_(kept(self.transition_logits, shares(counts, self.transition_logits)))
         if not self.is_stationary:
-            self.start_logits.copy_(kept(self.start_logits, _shares(start, self.start_logits)))
+            self.start_logits.copy_(kept(self.start_logits, shares(start, self.start_logits)))
 
 
-def _shares(counts: Tensor, before: Tensor) -> Tensor:
+def shares(counts: Tensor, before: Tensor) -> Tensor:
     """Logarithms of the shares (..., Z) of counts; none is impossible, so that gradients reach it."""
     return dirichlet_mode(counts, None, torch.log_softmax(before, -1)).clamp_min(math.log(RARE))
 

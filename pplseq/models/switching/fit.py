@@ -13,12 +13,12 @@ from torch import Tensor
 
 from pplseq.infer.fit.em import Batch, Statistics
 from pplseq.infer.fit.held import any_held, held, settle
+from pplseq.models.parts.moves import RARE
 
 if TYPE_CHECKING:
     from pplseq.models.switching.parameters import SwitchingParameters
 
 STEPS = 8  # of L-BFGS an M-step, on sums alone: the data are not read again
-RARE = 1e-10  # the smallest probability of a move that a count gives: gradients still reach it
 ENOUGH = 1e-2  # nats that shares of counts have to gain: they are not the best moves where these say how a row begins
 LEVEL = 1e-12  # of the steepest direction: where the expected log-likelihood says nothing of coefficients, they stay
 FLOOR = 1e-6  # the smallest variance of a regime, of that of the data
@@ -43,7 +43,7 @@ def moments_of(model: SwitchingParameters, counts: Any, x: Tensor, seen: Tensor,
 
 def expected_log_likelihood(model: SwitchingParameters, statistics: Statistics) -> Tensor:
     """E[log p(x, regimes)] up to a constant, nats; differentiable."""
-    initial, matrix = model.moves()
+    initial, matrix = model.history_moves()
     total = torch.where(statistics["initial"] > 0, statistics["initial"] * initial, 0.0).sum()
     possible = ~matrix.isinf()
     total = total + (statistics["transition"] * matrix.where(possible, 0.0)).sum()
@@ -96,8 +96,9 @@ def climb(model: SwitchingParameters, parameters: list[Tensor], statistics: Stat
 @torch.no_grad()
 def solve_regressions(model: SwitchingParameters, statistics: Statistics) -> None:
     """The best coefficients at the variances that are, by one weighted regression, then the best variances at those."""
-    moments, weight = statistics["moments"].double(), statistics["weight"].double()
-    before, scale = (value.double() for value in model.coefficients(raw=True))
+    each = model.num_states // model.num_regimes  # states of a regime, which have its coefficients
+    moments, weight = (statistics[name].double().unflatten(0, (-1, each)).sum(1) for name in ("moments", "weight"))
+    before, scale = (value[::each].double() for value in model.coefficients(raw=True))
     weights = best_weights(moments, before, scale, model.places())
     variance = left_variances(moments, weight, weights, shared=len(model.log_scale) == 1)
     model.put(weights, torch.where(variance.isnan(), scale, variance.clamp_min(1e-300).sqrt()))
@@ -141,23 +142,18 @@ def left_variances(moments: Tensor, weight: Tensor, weights: Tensor, *, shared: 
 
 
 def solve_moves(model: SwitchingParameters, statistics: Statistics) -> None:
-    """Moves in the shares of their counts; where rows begin in the long run, only as long as that gains, then by climbing."""
-    logits, counts = model.transition_logits, statistics["transition"]
+    """Moves of the likeliest counts; where rows begin in the long run, only as long as that gains, then by climbing."""
+    moves = model.moves
     with torch.no_grad():
         before = float(expected_log_likelihood(model, statistics))
-        old = logits.detach().clone()
-        logits.copy_(torch.where(counts.sum(-1, keepdim=True) > RARE, shares(counts).to(old), old))
-        if model.start == "learned":
-            model.initial_logits.copy_(shares(statistics["initial"]))
+        old = [raw.detach().clone() for raw in moves.parameters()]
+        moves.maximize(statistics["initial"], statistics["transition"])
+        if not moves.is_stationary:
             return
         gain = float(expected_log_likelihood(model, statistics)) - before
         if gain > ENOUGH:
             return
         if not gain > 0:
-            logits.copy_(old)
-    climb(model, [logits], statistics)
-
-
-def shares(counts: Tensor) -> Tensor:
-    """Logarithms of the shares (..., R) of counts; none is impossible, so that gradients reach it."""
-    return (counts / counts.sum(-1, keepdim=True).clamp_min(RARE)).clamp_min(RARE).log()
+            for raw, value in zip(moves.parameters(), old, strict=True):
+                raw.copy_(value)
+    climb(model, [*moves.parameters()], statistics)

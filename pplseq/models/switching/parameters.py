@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -14,16 +14,16 @@ from pplseq import checks
 from pplseq.distributions.conditional import ConditionalEmission
 from pplseq.distributions.dense import DenseTransition, GaussianEmission
 from pplseq.distributions.state import Emission, Transition
-from pplseq.distributions.stationary import stationary_log_probs
 from pplseq.infer.fit.em import Batch
 from pplseq.infer.fit.held import Slot
 from pplseq.models.hmm.tables import DTYPES
+from pplseq.models.parts.durations import moves_config, moves_of
+from pplseq.models.parts.moves import persistent
 from pplseq.models.regressed import RegressedSteps
 from pplseq.models.switching.start import num_drawn, race, regressions_of_segments
 
 PARTS = ("mean", "inputs", "lags", "variance")
 MAX_HISTORIES = 4096
-PERSISTENCE = 3.0  # first logits of staying: regimes that do not last are rarely what is looked for
 
 
 class SwitchingParameters(RegressedSteps):
@@ -46,7 +46,7 @@ class SwitchingParameters(RegressedSteps):
 
     def __init__(
         self, num_regimes: int, order: int, num_inputs: int, lags_of: str, switching: Sequence[str] | str, initial: str,
-        dtype: str,
+        durations: Mapping[str, Any], dtype: str,
     ):  # fmt: skip
         super().__init__()
         self.num_regimes = checks.count("num_regimes", num_regimes)
@@ -63,12 +63,18 @@ class SwitchingParameters(RegressedSteps):
                 f"order: deviations from the mean of each lag's own regime need {self.num_regimes}^{depth} states, more than "
                 f"{MAX_HISTORIES}; use a smaller order, or lags_of='values'"
             )
-        histories = torch.tensor(list(itertools.product(range(self.num_regimes), repeat=depth)))
+        real = DTYPES[checks.choice("dtype", dtype, DTYPES)]
+        told = moves_config(**durations)
+        if told and depth > 1:
+            raise ValueError("duration: deviations from the mean of each lag's own regime have none; use lags_of='values'")
+        self.moves = moves_of(self.num_regimes, told, initial, real)
+        histories = self.moves.regime_of.unsqueeze(-1)
+        if depth > 1:
+            histories = torch.tensor(list(itertools.product(range(self.num_regimes), repeat=depth)))
         self.register_buffer("histories", histories, persistent=False)  # (N, depth): the regime of the step, and those before
         self.register_buffer("regime_of", histories[:, 0].clone(), persistent=False)
         self.num_states = len(histories)
         self.num_features, self.num_words = 1, None
-        real = DTYPES[checks.choice("dtype", dtype, DTYPES)]
         rows = {part: self.num_regimes if part in self.switching else 1 for part in PARTS}
         shapes = {"mean": (), "inputs": (self.num_inputs,), "lags": (self.order,), "variance": ()}
         for part, shape in shapes.items():
@@ -80,21 +86,17 @@ class SwitchingParameters(RegressedSteps):
         self.register_buffer("input_units", torch.ones(self.num_inputs, dtype=real))
         # what one mean of all regimes stands for would depend on the regime, were it that of centred numbers
         self.can_centre = lags_of == "deviations" or not self.order or rows["mean"] == self.num_regimes or rows["lags"] == 1
-        stay = PERSISTENCE * torch.eye(self.num_regimes, dtype=real)
-        self.transition_logits = nn.Parameter(stay + 0.1 * torch.randn(stay.shape, dtype=real))
-        if initial == "learned":
-            self.initial_logits = nn.Parameter(torch.zeros(self.num_regimes, dtype=real))
         self._config: dict[str, Any] = dict(
             num_regimes=self.num_regimes, order=self.order, num_inputs=self.num_inputs, lags_of=lags_of,
             switching=switching if isinstance(switching, list) else list(self.switching), initial=initial,
-        )  # fmt: skip
+        ) | told  # fmt: skip
         self.drawn()
 
     # ---------------------------------------------------------------- values
     @property
     def transition(self) -> Tensor:
-        """(R, R) p(regime | regime before), [from, to]."""
-        return torch.softmax(self.transition_logits.detach(), -1)
+        """(R, R) p(regime | regime before), [from, to]; with durations, p(next regime | regime that ends)."""
+        return self.moves.values()["transition"].detach()
 
     @property
     def mean(self) -> Tensor:
@@ -108,24 +110,27 @@ class SwitchingParameters(RegressedSteps):
 
     def estimates(self) -> dict[str, Tensor]:
         """Parameters by name, differentiable; (R, ...) where they switch, (1, ...) where not."""
-        found = {"transition": torch.softmax(self.transition_logits, -1), "mean": self.mean}
+        moves = self.moves.values()
+        initial = {name: moves.pop(name) for name in ("initial",) if name in moves}
+        found = moves | {"mean": self.mean}
         if self.num_inputs:
             found["inputs"] = self.inputs_weights * self.unit / self.input_units
         if self.order:
             found["lags"] = self.lags_weights
         found["variance"] = (self.unit * self.log_scale.exp()).square()
-        return found if self.start == "stationary" else found | {"initial": torch.softmax(self.initial_logits, -1)}
+        return found | initial
 
     @torch.no_grad()
-    def set_parameters(self, *, transition=None, initial=None, mean=None, inputs=None, lags=None, variance=None):
+    def set_parameters(
+        self, *, transition=None, initial=None, duration=None, mean=None, inputs=None, lags=None, variance=None
+    ):
         """Sets parameters, of the shapes that ``estimates`` has; returns the model."""
-        given = dict(transition=transition, initial=initial, mean=mean, inputs=inputs, lags=lags, variance=variance)
+        given = dict(
+            transition=transition, initial=initial, duration=duration, mean=mean, inputs=inputs, lags=lags, variance=variance
+        )
         values = self._values_given({name: value for name, value in given.items() if value is not None})
         if not bool((values["variance"] > 0).all()):
             raise ValueError(f"variance must be positive, got {checks.shown(values['variance'].tolist())}")
-        for name in ("transition", "initial"):
-            if given[name] is not None:
-                (self.transition_logits if name == "transition" else self.initial_logits).copy_(values[name].log())
         self._write(values)
         return self
 
@@ -141,16 +146,15 @@ class SwitchingParameters(RegressedSteps):
 
     @property
     def num_free_parameters(self) -> int:
-        total = sum(parameter.numel() for parameter in self.parameters())
-        return total - self.num_regimes - (self.start == "learned") - self._num_held
+        own = sum(raw.numel() for name, raw in self.named_parameters() if not name.startswith("moves."))
+        return own + self.moves.num_free - self._num_held
 
     @property
     def slots(self) -> dict[str, Slot]:
         names = {"mean": "raw_mean", "inputs": "inputs_weights", "lags": "lags_weights", "variance": "log_scale"}
         own = dict(self.named_parameters())
         found = {name: Slot(own[raw]) for name, raw in names.items() if raw in own}
-        rows = {"transition": "transition_logits", "initial": "initial_logits"}
-        return found | {name: Slot(own[raw], True, clips=False) for name, raw in rows.items() if raw in own}
+        return found | self.moves.slots
 
     # ---------------------------------------------------------------- data
     @torch.no_grad()
@@ -258,11 +262,12 @@ class SwitchingParameters(RegressedSteps):
         tables += [(self.lags_weights, self.order)] if self.order else []
         return tables + ([(self.inputs_weights, self.num_inputs)] if self.num_inputs else [])
 
-    def moves(self) -> tuple[Tensor, Tensor]:
+    def history_moves(self) -> tuple[Tensor, Tensor]:
         """log p (N,) of the first history and (N, N) of the next, [from, to]."""
-        matrix, past = torch.log_softmax(self.transition_logits, -1), self.histories
-        first = stationary_log_probs(matrix) if self.start == "stationary" else torch.log_softmax(self.initial_logits, -1)
+        first, matrix, past = self.moves.initial_logits, torch.log_softmax(self.moves.transition_logits, -1), self.histories
         depth = past.shape[1]
+        if depth == 1:
+            return first, matrix
         if self.start == "learned":  # of the first step; nothing is known of regimes before it
             initial = first[past[:, 0]] - (depth - 1) * math.log(self.num_regimes)
         else:
@@ -281,7 +286,8 @@ class SwitchingParameters(RegressedSteps):
             loc = (regressors @ weights.T).unsqueeze(-1)
             return GaussianEmission(loc, scale=scale.expand(loc.shape))
 
-        return DenseTransition(*self.moves(), self.regime_of), ConditionalEmission(build, self.num_states, event_shape=(1,))
+        transition = DenseTransition(*self.history_moves(), self.regime_of)
+        return transition, ConditionalEmission(build, self.num_states, event_shape=(1,))
 
     # ---------------------------------------------------------------- a start
     @torch.no_grad()
@@ -303,15 +309,16 @@ class SwitchingParameters(RegressedSteps):
                 self._split_residuals(given, target)
             else:
                 self._split_segments(given, target, labels)
-            stay = PERSISTENCE * torch.eye(self.num_regimes).to(x)
-            self.transition_logits.copy_(stay + 0.5 * torch.randn(stay.shape).to(x))
+            moves = persistent(self.num_regimes, 0.5, x.dtype).to(x)
+            self.moves.initialize(moves)
             if self.lags_of == "values":
-                drawn.append((*self.coefficients(raw=True), torch.log_softmax(self.transition_logits, -1)))
+                each = len(self.histories) // self.num_regimes  # states of a regime, which have its coefficients
+                drawn.append((*(part[::each] for part in self.coefficients(raw=True)), torch.log_softmax(moves, -1)))
         if len(drawn) > 1:
             lengths = torch.full((len(x),), x.shape[1]).to(seen.device) if batch.lengths is None else batch.lengths
             found = race(drawn, rows, x, seen, lengths, self.places(), shared=len(self.log_scale) == 1)
             self.put(*found[:2])
-            self.transition_logits.copy_(found[2])
+            self.moves.initialize(found[2])
 
     def _split_residuals(self, rows: Tensor, target: Tensor) -> None:
         scale = rows.square().mean(0).sqrt().clamp_min(1e-12)
@@ -347,4 +354,4 @@ class SwitchingParameters(RegressedSteps):
 
     def _parameter_units(self) -> dict[str, Tensor]:
         """How much a logit of a move may vary: the rarer the move, the more, as counts of it tell less."""
-        return {"transition_logits": self.transition.clamp_min(1e-6).rsqrt()}
+        return {f"moves.{name}": unit for name, unit in self.moves.units().items()}

@@ -34,6 +34,8 @@ class SwitchingRegression(RegimeQueries, SwitchingParameters):
         lags_of: see above.
         switching: which of "mean", "inputs", "lags" and "variance" differ between regimes; the others are shared.
         initial: "stationary" (as statsmodels) or "learned".
+        duration, max_duration, num_phases: how long regimes last, as of
+            :class:`~pplseq.models.hmm.durations.SemiMarkovHMM`; None: as a Markov chain has it. With lags of values.
         dtype: "float64" or "float32".
 
     Raises:
@@ -64,9 +66,13 @@ class SwitchingRegression(RegimeQueries, SwitchingParameters):
         lags_of: str = "values",
         switching: Sequence[str] | str = ("mean", "inputs", "lags", "variance"),
         initial: str = "stationary",
+        duration: str | None = None,
+        max_duration: int | None = None,
+        num_phases: int | None = None,
         dtype: str = "float64",
     ):
-        super().__init__(num_regimes, order, num_inputs, lags_of, switching, initial, dtype)
+        durations = dict(duration=duration, max_duration=max_duration, num_phases=num_phases)
+        super().__init__(num_regimes, order, num_inputs, lags_of, switching, initial, durations, dtype)
 
     @one_chain
     def model(
@@ -108,7 +114,7 @@ class SwitchingRegression(RegimeQueries, SwitchingParameters):
     def _state_axes(self) -> Mapping[str, Sequence[int]]:
         parts = {"mean": "raw_mean", "inputs": "inputs_weights", "lags": "lags_weights", "variance": "log_scale"}
         own: dict[str, Sequence[int]] = {parts[part]: (0,) for part in self.switching}
-        return own | {"initial_logits": (0,), "transition_logits": (0, 1)}
+        return own | {f"moves.{name}": axes for name, axes in self.moves.state_axes().items()}
 
     # ---------------------------------------------------------------- what EM asks for (see pplseq.infer.fit.em)
     def expected_statistics(self, chain: Chain, batch: Batch) -> Statistics:

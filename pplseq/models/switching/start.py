@@ -15,7 +15,8 @@ from torch import Tensor
 from pplseq.distributions.drawing import undrawn
 from pplseq.distributions.stationary import stationary_log_probs
 from pplseq.kernels.restart_scan import Lattice, expectation
-from pplseq.models.switching.fit import best_weights, left_variances, shares
+from pplseq.models.parts.moves import shares
+from pplseq.models.switching.fit import best_weights, left_variances
 
 SHRINKAGE = 0.1  # what the regression of all data weighs, as a share of a regime's own data
 DRAWN, ITERATIONS = 16, 20  # starts that race for one place, and iterations of EM that they have
@@ -78,7 +79,7 @@ def race(
         weight = weight.sum(-1, keepdim=True).expand(weight.shape) if shared else weight
         scale = held_variances(variance, weight, prior).sqrt()
         counts = found.pair[:, :, 0].movedim(-1, 0)
-        moves = torch.where(counts.sum(-1, keepdim=True) > 0, shares(counts).log_softmax(-1), moves)
+        moves = shares(counts, moves).log_softmax(-1)
     own = scale[:, :1] if shared else scale
     values = found.log_prob.sum(0) - prior[0] * (own.log() + prior[1] / own.square() / 2).sum(-1)
     values = values.nan_to_num(-torch.inf)

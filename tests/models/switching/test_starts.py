@@ -8,13 +8,13 @@ import torch
 from support.grids import grid
 
 from pplseq import SwitchingRegression
+from pplseq.models.parts.moves import shares
 from pplseq.models.switching import start
 from pplseq.models.switching.fit import (
     climb,
     expected_log_likelihood,
     left_variances,
     m_step,
-    shares,
     solve_regressions,
 )
 
@@ -85,15 +85,15 @@ def test_a_race_is_em_of_each_start(switching, num_regimes, monkeypatch):
     for _ in range(3):
         with torch.no_grad():
             model.put(0.5 * torch.randn(num_regimes, 4).double(), 0.5 + torch.rand(num_regimes).double())
-            model.transition_logits.copy_(torch.randn(num_regimes, num_regimes))
-        drawn.append((*(v.detach().clone() for v in model.coefficients(raw=True)), model.moves()[1].detach().clone()))
+            model.moves.transition_logits.copy_(torch.randn(num_regimes, num_regimes))
+        drawn.append((*(v.detach().clone() for v in model.coefficients(raw=True)), model.history_moves()[1].detach().clone()))
     shared, scores = "variance" not in switching, []
     given, wanted = rows[seen], x[seen]
     whole = (wanted - given @ torch.linalg.lstsq(given, wanted[:, None]).solution[:, 0]).square().mean()
     prior = 6.0, float(whole) / num_regimes**2
     for weights, scale, moves in drawn:
         model.put(weights, scale)
-        model.transition_logits.data.copy_(moves)
+        model.moves.transition_logits.data.copy_(moves)
         for _ in range(4):
             statistics = paths(model, x, rows, seen, batch.lengths)[1]
             solve_regressions(model, statistics)
@@ -102,9 +102,9 @@ def test_a_race_is_em_of_each_start(switching, num_regimes, monkeypatch):
             left = left_variances(statistics["moments"], weight, weights, shared=shared)
             steps = weight.sum().expand(num_regimes) if shared else weight
             model.put(weights, start.held_variances(left, steps, prior).sqrt())
-            model.transition_logits.data.copy_(shares(statistics["transition"]))
+            model.moves.transition_logits.data.copy_(shares(statistics["transition"], model.moves.transition_logits.detach()))
         values.append(paths(model, x, rows, seen, batch.lengths)[0])
-        found.append([v.detach().clone() for v in (*model.coefficients(raw=True), model.moves()[1])])
+        found.append([v.detach().clone() for v in (*model.coefficients(raw=True), model.history_moves()[1])])
     for value, (_, scale, _) in zip(values, found, strict=True):
         held = prior[0] * (scale.log() + prior[1] / scale.square() / 2)
         scores.append(value - (held[0] if shared else held.sum()))
@@ -115,7 +115,7 @@ def test_a_race_is_em_of_each_start(switching, num_regimes, monkeypatch):
 
 def paths(model, x, rows, seen, lengths):
     """log p(x), and EM's statistics, step by step in logarithms."""
-    (weights, scale), (first, matrix) = model.coefficients(raw=True), model.moves()
+    (weights, scale), (first, matrix) = model.coefficients(raw=True), model.history_moves()
     total, joint = 0.0, torch.cat([x.unsqueeze(-1), rows], -1)
     size, num_regimes = joint.shape[-1], len(scale)
     statistics = {
