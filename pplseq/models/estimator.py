@@ -577,12 +577,19 @@ class Estimator(DiagnosticQueries, StateOrder, HeldParameters, SequenceModel):
 
         Args:
             num_steps, num_sequences: T and B. seed: makes the draw repeatable; None draws from torch's generator.
+            **known: what the program takes besides; inputs are (B, T, U), or (T, U) or a frame for all sequences.
         """
         self._check_fitted()
+        if known.get("inputs") is not None:
+            known["inputs"] = self._inputs_to_draw(known["inputs"], num_sequences, num_steps)
         with seeded(seed):
             states, x = self.draws(num_sequences=num_sequences, num_steps=num_steps, **known)
         known = None if self.vocabulary is None else self.vocabulary.words
         return Sample(x, states, None if known is None else [[known[word] for word in row] for row in x.tolist()])
+
+    def _inputs_to_draw(self, inputs: Any, num_sequences: int, num_steps: int) -> Any:
+        """Inputs of sequences that are drawn, in the form that the program takes."""
+        return inputs
 
     def draws(self, **known) -> tuple[Tensor, Tensor]:
         """States and observations (B, T, ...), as :meth:`_direct_draw`; by running the program where that has to be."""

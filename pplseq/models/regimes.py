@@ -11,6 +11,7 @@ from pplseq import checks
 from pplseq.infer.discrete.results import StateMarginals
 from pplseq.models.batch import as_given
 from pplseq.models.estimator import Estimator, Sample
+from pplseq.models.parts.protocols import Moves
 from pplseq.models.state_labels import named
 
 
@@ -18,11 +19,17 @@ class RegimeQueries(Estimator):
     """Answers about R regimes instead of the N states of the chain.
 
     Attributes:
-        num_regimes: R. regime_of: (N,) the regime of each state.
+        num_regimes: R. regime_of: (N,) the regime of each state. moves: of the chain.
     """
 
     num_regimes: int
     regime_of: Tensor
+    moves: Moves
+
+    @property
+    def durations(self) -> Tensor:
+        """How long regimes last: (R, M) p(D = 1..M) of "explicit" and "poisson" durations; (R,) means of others."""
+        return self.moves.durations
 
     @property
     def _num_observable_states(self) -> int:

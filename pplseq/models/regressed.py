@@ -16,9 +16,8 @@ from pplseq.infer.forecasts import Forecast
 from pplseq.models.base import Given
 from pplseq.models.estimator import Estimator
 from pplseq.models.hmm.tables import DTYPES
-from pplseq.models.lds.arguments import check_inputs, inputs_ahead, one_to_come, to_come, with_inputs
-from pplseq.models.parts.durations import DurationMoves
-from pplseq.models.parts.moves import MarkovMoves
+from pplseq.models.lds.arguments import check_inputs, inputs_ahead, inputs_to_draw, one_to_come, to_come, with_inputs
+from pplseq.models.parts.protocols import Moves
 
 
 class RegressedSteps(Estimator):
@@ -31,7 +30,7 @@ class RegressedSteps(Estimator):
     num_inputs: int
     num_features: int  # pyright: ignore[reportIncompatibleVariableOverride]
     steps_are: str
-    moves: MarkovMoves | DurationMoves
+    moves: Moves
     _config: dict[str, Any]
 
     def regressors(self, past: Tensor, inputs: Tensor | None) -> Tensor:
@@ -140,6 +139,9 @@ class RegressedSteps(Estimator):
             return emission(z, inputs=see(t))
 
         return given.draw(lambda z, t, x: transition(z), emit, start)
+
+    def _inputs_to_draw(self, inputs: Any, num_sequences: int, num_steps: int) -> Tensor | None:
+        return inputs_to_draw(self, inputs, num_sequences, num_steps)
 
     # ---------------------------------------------------------------- what comes next
     def predict_next(self, x, lengths=None, *, inputs=None, next_inputs=None) -> Forecast:  # pyright: ignore

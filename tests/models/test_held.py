@@ -58,6 +58,9 @@ CASES = {
     "autoregressions": (lambda: ARHMM(2, 1), NUMBERS[:, None], ["transition"], 7, 9),
     "regressors": (lambda: ARHMM(2, 1), NUMBERS[:, None], {"weights": [[[False, True]], [[False, False]]]}, 8, 9),
     "switching": (lambda: SwitchingRegression(2), NUMBERS, ["mean"], 4, 6),
+    "durations of a regression": (
+        lambda: SwitchingRegression(2, duration="explicit", max_duration=4, initial="learned"), NUMBERS, ["duration"], 5, 11
+    ),
     "one variance": (lambda: SwitchingRegression(2), NUMBERS, {"variance": [True, False]}, 5, 6),
     "lds": (lambda: LDS(1, 2), VECTORS, ["emission_offset"], 9, 10),
 }  # fmt: skip

@@ -22,6 +22,7 @@ MODELS = {
     "switching, deviations": lambda: SwitchingRegression(2, order=1, lags_of="deviations", switching=("mean", "variance")),
     "iohmm, symbols": lambda: IOHMM(3, num_symbols=3, num_outputs=6, initial="transition"),
     "switching, learned start": lambda: SwitchingRegression(3, initial="learned"),
+    "switching, durations": lambda: SwitchingRegression(3, duration="poisson", max_duration=3),
 }  # fmt: skip
 IOHMMS = ["iohmm", "iohmm, hidden layers", "iohmm, bits"]
 

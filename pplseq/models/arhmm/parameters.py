@@ -27,6 +27,7 @@ class ARHMMParameters(RegressedSteps):
     """
 
     centre: Tensor
+    regime_of: Tensor
     num_words = None
     steps_are = "vectors"
 
@@ -41,6 +42,7 @@ class ARHMMParameters(RegressedSteps):
         checks.fits("order", float(num_states * size**2), "choose a smaller order, or fewer states")
         self.moves = moves_of(num_states, told, "learned", real)
         self.num_states = self.moves.num_states
+        self.register_buffer("regime_of", self.moves.regime_of.clone(), persistent=False)
         self.weights = nn.Parameter(0.1 * torch.randn(num_states, num_features, size, dtype=real))  # of (1, lags, inputs)
         self.scale = nn.Parameter(torch.zeros(num_states, num_features, num_features, dtype=real))  # logs on the diagonal
         self.register_buffer("centre", torch.zeros(num_features, dtype=real))  # of the data fitted
@@ -148,11 +150,6 @@ class ARHMMParameters(RegressedSteps):
         self.weights[..., 0] = values["constants"] - self.centre + about
 
     # ---------------------------------------------------------------- distributions
-    @property
-    def regime_of(self) -> Tensor:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """(N,) the regime of each state of the chain."""
-        return self.moves.regime_of
-
     def level(self) -> Tensor:
         return self.centre
 

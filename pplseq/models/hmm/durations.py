@@ -82,11 +82,6 @@ class SemiMarkovHMM(RegimeQueries, HMM):
         """(N, N) log p of the next state, [from, to]."""
         return self.moves.transition_logits
 
-    @property
-    def durations(self) -> Tensor:
-        """(R, M) p(D = 1..M) of "explicit" and "poisson" durations; (R,) means of others."""
-        return self.moves.durations
-
     def estimates(self) -> dict[str, Tensor]:
         return self.moves.values() | self.emissions.values()
 

@@ -67,32 +67,34 @@ def with_inputs(batch: Batch, inputs, x, num_inputs: int) -> Batch:
     return batch._replace(inputs=check_inputs(inputs, (batch.x.shape[0], batch.x.shape[1]), num_inputs, batch.lengths))
 
 
-def inputs_ahead(model: Any, x: Any, num_steps: int | None, inputs: Any, lengths: Any = None) -> tuple[Any, int]:
+def inputs_ahead(
+    model: Any, x: Any, num_steps: int | None, inputs: Any, lengths: Any = None, name: str = "future_inputs"
+) -> tuple[Any, int]:
     """Inputs of the steps behind x as they came, of all rows or of each, for :func:`to_come`; and how many steps these are.
 
     Args:
         x, lengths: the past as it came. num_steps: K, or None for as many as the inputs have.
-        inputs: (B, K, U), (K, U), (K,) where U is 1, a frame, or None.
+        inputs: (B, K, U), (K, U), (K,) where U is 1, a frame, or None. name: of the argument.
 
     Raises:
         ValueError, TypeError: where nothing says how many steps, or both do and disagree; and for inputs of another shape,
             or of other steps than those behind x.
     """
     size, given = model.num_inputs, inputs
-    inputs = model._inputs_by_name(inputs, "future_inputs")
+    inputs = model._inputs_by_name(inputs, name)
     if inputs is None or not size:
-        check_inputs(inputs, (0, 0), 0, None, "future_inputs")  # of a model that takes none
+        check_inputs(inputs, (0, 0), 0, None, name)  # of a model that takes none
         if size and num_steps is None:
-            raise ValueError(f"future_inputs must be given, (B, K, {size}), or (K, {size}) for all rows; got None")
+            raise ValueError(f"{name} must be given, (B, K, {size}), or (K, {size}) for all rows; got None")
         return None, checks.steps_ahead(x, num_steps)
     inputs = as_tensor(inputs)
     inputs = inputs.unsqueeze(-1) if inputs.dim() == 1 and size == 1 else inputs
     if inputs.dim() not in (2, 3) or not inputs.shape[-2]:
         shapes = f"(B, K, {size}), or (K, {size}) for all rows, of K > 0 steps"
-        raise ValueError(f"future_inputs must have shape {shapes}; got {tuple(inputs.shape)}")
+        raise ValueError(f"{name} must have shape {shapes}; got {tuple(inputs.shape)}")
     told = inputs.shape[-2]
     if num_steps is not None and told != checks.steps_ahead(x, num_steps):
-        raise ValueError(f"future_inputs must be of num_steps = {num_steps} steps, got {told}; leave num_steps out")
+        raise ValueError(f"{name} must be of num_steps = {num_steps} steps, got {told}; leave num_steps out")
     check_rows_ahead(x, given, told, lengths=lengths)
     return inputs, told
 
@@ -107,12 +109,20 @@ def one_to_come(model: Any, inputs: Any) -> Tensor | None:
     return found.unsqueeze(-2)
 
 
-def to_come(inputs: Any, rows: int, num_steps: int, num_inputs: int, reference: Tensor) -> Tensor | None:
+def to_come(
+    inputs: Any, rows: int, num_steps: int, num_inputs: int, reference: Tensor, name: str = "future_inputs"
+) -> Tensor | None:
     """(B, K, U) inputs of the steps to come, checked, from :func:`inputs_ahead`."""
     if inputs is not None:
-        inputs = checks.dense("future_inputs", inputs).to(reference)
+        inputs = checks.dense(name, inputs).to(reference)
         inputs = inputs.expand(rows, *inputs.shape) if inputs.dim() == 2 else inputs
-    return check_inputs(inputs, (rows, num_steps), num_inputs, None, "future_inputs")
+    return check_inputs(inputs, (rows, num_steps), num_inputs, None, name)
+
+
+def inputs_to_draw(model: Any, inputs: Any, rows: int, num_steps: int) -> Tensor | None:
+    """(B, K, U) inputs of sequences that are drawn, from what :func:`inputs_ahead` takes."""
+    told, _ = inputs_ahead(model, None, num_steps, inputs, name="inputs")
+    return to_come(told, rows, num_steps, model.num_inputs, model.reference, "inputs")
 
 
 def for_empty_rows(inputs, x, num_inputs: int):

@@ -22,6 +22,7 @@ from pplseq.models.lds.arguments import (
     controlled,
     for_empty_rows,
     inputs_ahead,
+    inputs_to_draw,
     one_to_come,
     step_sizes,
     to_come,
@@ -119,6 +120,9 @@ class LDSQueries(LDSTensors):
         if noisy:
             covariances = covariances + _sum(self.emission_noise, batch.emission_noises)
         return StateMoments(as_given(means, like), as_given(covariances, like))
+
+    def _inputs_to_draw(self, inputs: Any, num_sequences: int, num_steps: int) -> Tensor | None:
+        return inputs_to_draw(self, inputs, num_sequences, num_steps)
 
     def predict_next(  # pyright: ignore[reportIncompatibleMethodOverride]
         self, x, lengths=None, *, inputs=None, next_inputs=None, **known

@@ -15,6 +15,7 @@ from pplseq.distributions.stationary import stationary_log_probs
 from pplseq.infer.fit.closed_forms import dirichlet_mode
 from pplseq.infer.fit.held import Slot, kept
 from pplseq.models.parts.moves import MarkovMoves
+from pplseq.models.parts.protocols import Moves
 
 DURATIONS = ("explicit", "poisson", "negative_binomial", "geometric")
 WIDEST = 30.0  # of the logarithm of a rate
@@ -51,7 +52,7 @@ def moves_config(duration: str | None, max_duration: int | None, num_phases: int
     return {"duration": duration, **duration_size(duration, max_duration, num_phases)}
 
 
-def moves_of(num_regimes: int, told: Mapping[str, Any], initial: str, dtype: torch.dtype) -> MarkovMoves | DurationMoves:
+def moves_of(num_regimes: int, told: Mapping[str, Any], initial: str, dtype: torch.dtype) -> Moves:
     """Moves as :func:`moves_config` told them."""
     if not told:
         return MarkovMoves(num_regimes, dtype, initial)
@@ -139,7 +140,6 @@ class DurationMoves(nn.Module):
         return self.size * (1 + self.duration_logits.detach().exp())
 
     def values(self) -> dict[str, Tensor]:
-        """Parameters as users know them, by name; differentiable."""
         found = {} if self.is_stationary else {"initial": torch.softmax(self.start_logits, -1)}
         value = {"explicit": lambda logits: torch.softmax(logits, -1), "poisson": torch.exp}.get(self.duration, torch.sigmoid)
         return found | {"transition": self._log_moves().exp(), "duration": value(self.duration_logits)}
@@ -175,14 +175,12 @@ class DurationMoves(nn.Module):
 
     @property
     def num_free(self) -> int:
-        """Numbers that are learned."""
         regimes, size = self.num_regimes, self.size
         each = 1 if not self.is_listed else size - 1 if self.duration == "explicit" else min(size - 1, 1)
         return (0 if self.is_stationary else regimes - 1) + regimes * (regimes - 2) + regimes * each
 
     @property
     def slots(self) -> dict[str, Slot]:
-        """What can be held in a fit, by the names of :meth:`values`."""
         others = ~torch.eye(self.num_regimes, dtype=torch.bool, device=self.move_logits.device)
         # where rows begin says what moves and durations are, too, so that those within bounds are not the best ones, moved
         clips = not self.is_stationary
@@ -195,12 +193,10 @@ class DurationMoves(nn.Module):
         return found | {"transition": Slot(self.move_logits, True, others, clips=clips), "duration": held}
 
     def state_axes(self) -> dict[str, Sequence[int]]:
-        """Axes of each parameter along which regimes lie."""
         axes: dict[str, Sequence[int]] = {"start_logits": (0,), "move_logits": (0, 1), "duration_logits": (0,)}
         return {name: axes[name] for name, _ in self.named_parameters()}
 
     def units(self) -> dict[str, Tensor]:
-        """How much a logit of a move may vary, by name: the rarer the move, the more, as counts of it tell less."""
         return {"move_logits": self._log_moves().detach().exp().clamp_min(1e-6).rsqrt()}
 
     # ---------------------------------------------------------------- EM

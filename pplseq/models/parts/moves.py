@@ -45,7 +45,6 @@ class MarkovMoves(nn.Module):
         return torch.log_softmax(self.start_logits, -1)
 
     def values(self) -> dict[str, Tensor]:
-        """Parameters as users know them, by name; differentiable."""
         found = {} if self.is_stationary else {"initial": torch.softmax(self.start_logits, -1)}
         return found | {"transition": torch.softmax(self.transition_logits, -1)}
 
@@ -67,24 +66,25 @@ class MarkovMoves(nn.Module):
             logits.copy_(value.log())
 
     @property
+    def durations(self) -> Tensor:
+        """(Z,) means of how long a state lasts."""
+        return 1 / (1 - torch.softmax(self.transition_logits.detach(), -1).diagonal())
+
+    @property
     def num_free(self) -> int:
-        """Numbers that are learned."""
         return self.num_states * (self.num_states - 1) + (0 if self.is_stationary else self.num_states - 1)
 
     @property
     def slots(self) -> dict[str, Slot]:
-        """What can be held in a fit, by the names of :meth:`values`."""
         # where rows begin says what moves are, too, so that those within bounds are not the best ones, moved
         found = {} if self.is_stationary else {"initial": Slot(self.start_logits, True)}
         return found | {"transition": Slot(self.transition_logits, True, clips=not self.is_stationary)}
 
     def state_axes(self) -> dict[str, Sequence[int]]:
-        """Axes of each parameter along which states lie."""
         axes: dict[str, Sequence[int]] = {"start_logits": (0,), "transition_logits": (0, 1)}
         return {name: axes[name] for name, _ in self.named_parameters()}
 
     def units(self) -> dict[str, Tensor]:
-        """How much a logit of a move may vary, by name: the rarer the move, the more, as counts of it tell less."""
         return {"transition_logits": torch.softmax(self.transition_logits.detach(), -1).clamp_min(1e-6).rsqrt()}
 
     @torch.no_grad()

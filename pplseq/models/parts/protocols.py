@@ -2,14 +2,81 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from pplseq.distributions.state import Emission
 from pplseq.infer.fit.em import Statistics
 from pplseq.infer.fit.held import Slot
 from pplseq.models.parts.priors import Priors
+
+
+class Moves(Protocol):
+    """How R regimes begin and follow each other, as it is learned: parameters, and the chain of N states that they make."""
+
+    num_regimes: int
+    num_states: int
+    is_stationary: bool  # whether rows begin in the long run, and no start is learned
+    regime_of: Tensor  # (N,) the regime of each state
+
+    # ---------------------------------------------------------------- the chain
+    @property
+    def initial_logits(self) -> Tensor:
+        """(N,) log p of the first state; differentiable."""
+        ...
+
+    @property
+    def transition_logits(self) -> Tensor:
+        """(N, N) logits of the next state, [from, to]; differentiable."""
+        ...
+
+    # ---------------------------------------------------------------- parameters
+    def parameters(self) -> Iterator[nn.Parameter]:
+        """The unconstrained tensors that are learned."""
+        ...
+
+    def values(self) -> dict[str, Tensor]:
+        """Parameters as users know them, "transition" (R, R) among them; differentiable."""
+        ...
+
+    def set_values(self, *args: Any, **values: Any) -> None:
+        """Sets parameters by the names of :meth:`values`; raises ValueError for other shapes, and what is no probability."""
+        ...
+
+    @property
+    def durations(self) -> Tensor:
+        """(R, M) p(D = 1..M), or (R,) means, of how long a regime lasts."""
+        ...
+
+    @property
+    def num_free(self) -> int:
+        """Numbers that are learned."""
+        ...
+
+    @property
+    def slots(self) -> dict[str, Slot]:
+        """What can be held in a fit, by the names of :meth:`values`."""
+        ...
+
+    def state_axes(self) -> dict[str, Sequence[int]]:
+        """Axes of each parameter along which regimes lie."""
+        ...
+
+    def units(self) -> dict[str, Tensor]:
+        """How much a logit of a move may vary, by name: the rarer the move, the more, as counts of it tell less."""
+        ...
+
+    # ---------------------------------------------------------------- EM
+    def initialize(self, matrix: Tensor) -> None:
+        """Moves, as near as they come, of a Markov chain of regimes with logits (R, R), and any first regime."""
+        ...
+
+    def maximize(self, start: Tensor, counts: Tensor) -> None:
+        """The likeliest parameters of expected first states (N,) and moves (N, N) [from, to]; those that nothing is known of
+        stay."""
+        ...
 
 
 class Emissions(Protocol):

@@ -1,10 +1,9 @@
 """Semi-Markov models against sums over all segmentations, EM, what they answer, and folders."""
 
-import math
-
 import numpy as np
 import pytest
 import torch
+from support.segmentations import duration_probs, sum_over_segmentations
 
 from pplseq import HMM, SemiMarkovHMM
 from pplseq.models import SequenceModel
@@ -25,55 +24,25 @@ def make(kind, regimes=3, seed=0, **options):
     return model
 
 
-def duration_probs(model, steps):
-    """(R, steps) p(D = 1..steps), differentiable."""
-    kind = model.config["duration"]
-    if kind in ("explicit", "poisson"):
-        probs = torch.softmax(model.moves.duration_logits, -1) if kind == "explicit" else torch.stack(
-            [model.moves.duration_logits.exp() ** more / math.factorial(more) for more in range(3)], -1
-        )  # fmt: skip
-        probs = probs / probs.sum(-1, keepdim=True)
-        return torch.cat([probs, probs.new_zeros(len(probs), steps)], -1)[:, :steps]
-    stay, phases = torch.sigmoid(model.moves.duration_logits), 1 if kind == "geometric" else 2
-    return torch.stack(
-        [math.comb(d - 1, phases - 1) * (1 - stay) ** phases * stay ** (d - phases) if d >= phases else 0 * stay
-         for d in range(1, steps + 1)], -1
-    )  # fmt: skip
-
-
-def sum_over_segmentations(model, x, states=None):
-    """log p(x), with regimes where these are known: every way to cut x into segments, of which the last may go on."""
+def likelihood(model, x, states=None):
+    """log p(x), with regimes where these are known."""
     found = model.estimates()
-    start, move, probs = found["initial"], found["transition"], duration_probs(model, len(x))
     density = model.emissions.spec().log_likelihood(x).exp()  # (T, R)
     if states is not None:
-        density = torch.where((states[:, None] < 0) | (states[:, None] == torch.arange(len(start))), density, 0.0)
-
-    def rest(regime, first):
-        """p(x[first:]) of a regime that begins at first."""
-        total = 0.0
-        for length in range(1, len(x) - first + 1):
-            seen = density[first : first + length, regime].prod()
-            if first + length == len(x):
-                longer = 1 - probs[regime, : length - 1].sum()
-                total = total + seen * longer
-            else:
-                after = sum(move[regime, k] * rest(k, first + length) for k in range(len(start)) if k != regime)
-                total = total + seen * probs[regime, length - 1] * after
-        return total
-
-    return sum(start[k] * rest(k, 0) for k in range(len(start))).log()
+        density = torch.where((states[:, None] < 0) | (states[:, None] == torch.arange(density.shape[1])), density, 0.0)
+    probs = duration_probs(model.config["duration"], found["duration"], len(x))
+    return sum_over_segmentations(found["initial"], found["transition"], probs, density)
 
 
 @every_kind
 def test_values_and_gradients_are_those_of_all_segmentations(kind):
     model, x, lengths = make(kind), torch.tensor([[0, 3, 3, 1, 2], [2, 2, 1, 0, 0]]), torch.tensor([5, 3])
-    wanted = sum_over_segmentations(model, x[0]) + sum_over_segmentations(model, x[1, :3])
+    wanted = likelihood(model, x[0]) + likelihood(model, x[1, :3])
     value = model.log_joint(x, lengths)
     close(value, wanted)
     assert model.score(x, lengths) == pytest.approx(wanted.item(), abs=1e-9)
     states = torch.tensor([[-1, 2, 2, -1, 1], [0, -1, 1, -1, -1]])
-    known = sum_over_segmentations(model, x[0], states[0]) + sum_over_segmentations(model, x[1, :3], states[1, :3])
+    known = likelihood(model, x[0], states[0]) + likelihood(model, x[1, :3], states[1, :3])
     assert model.score(x, lengths, states=states) == pytest.approx(known.item(), abs=1e-9)
     parameters = list(model.parameters())
     for ours, theirs in zip(torch.autograd.grad(value, parameters), torch.autograd.grad(wanted, parameters), strict=True):
