@@ -12,8 +12,8 @@ from collections.abc import Iterator
 CLASSES = {
     "Models": {
         "HMM": "models.hmm.program", "SemiMarkovHMM": "models.hmm.durations", "MixtureHMM": "models.hmm.mixture",
-        "VLHMM": "models.vlhmm.program",
-        "LDS": "models.lds.program", "ConstrainedLDS": "models.lds.constrained", "StructuralModel": "models.structural.program",
+        "MixtureIOHMM": "models.iohmm.mixture", "VLHMM": "models.vlhmm.program", "LDS": "models.lds.program",
+        "ConstrainedLDS": "models.lds.constrained", "StructuralModel": "models.structural.program",
         "TextLDS": "models.text_lds.program", "IOHMM": "models.iohmm.program", "ARHMM": "models.arhmm.program",
         "SwitchingRegression": "models.switching.program", "AutomatonLearner": "models.automata.learner",
     },
@@ -39,6 +39,7 @@ FORMULAS = {  # class -> what it says of data x and hidden states z, and of inpu
 \prod_{t \in \text{segment } s} p(x_t \mid z_s), \qquad A_{k k} = 0, \quad \sum_s d_s \ge T""",
     "MixtureHMM": r"""p(x) = \sum_{c=1}^{C} w_c \, p_c(x), \qquad p(c \mid x) = \frac{w_c \, p_c(x)}{p(x)}, \qquad p_c \text{
 an HMM}""",
+    "MixtureIOHMM": r"""p(x \mid u) = \sum_{c=1}^{C} p(c \mid u_1) \, p_c(x \mid u), \qquad p_c \text{ an IOHMM}""",
     "VLHMM": r"""p(x, z) = p(z_1) \prod_{t=2}^{T} p(z_t \mid z_{t-1}) \prod_{t=1}^{T} p(x_t \mid z_t)
 
 p(z' \mid z) \propto \exp(f(z)^\top g(z')), \qquad p(x \mid z) \propto \exp(h(z)^\top w_x) \text{ for words of the block of }
@@ -80,6 +81,10 @@ BEGIN = {  # class -> its data and how it is made
     "HMM": (SERIES, "HMM(2, num_features=1).fit(x, num_restarts=3, seed=0)"),
     "SemiMarkovHMM": (SERIES, "SemiMarkovHMM(2, num_features=1, max_duration=4).fit(x, seed=0)"),
     "MixtureHMM": (SERIES, "MixtureHMM(2, 1, num_features=1, priors=True).fit(x, seed=0)"),
+    "MixtureIOHMM": (
+        f"{SERIES}\n{INPUTS}",
+        'MixtureIOHMM(2, 1, num_inputs=1, outputs="normal", mealy=True).fit(x, inputs=inputs, num_restarts=4, seed=0)',
+    ),
     "VLHMM": (WORDS, "VLHMM(num_words=4, num_states=8, blocks=[0, 0, 1, 1], hidden_size=4).fit(x, epochs=20, seed=0)"),
     "LDS": (SERIES, "LDS(2, num_features=1).fit(x, max_iterations=5, seed=0)"),
     "ConstrainedLDS": (SERIES, 'ConstrainedLDS(1, 1, {"transition": [["a"]]}).fit(x, max_iterations=5, seed=0)'),

@@ -11,6 +11,7 @@ MODELS = Registry(
         "hmm": "hmm.program:HMM",
         "semi_markov_hmm": "hmm.durations:SemiMarkovHMM",
         "mixture_hmm": "hmm.mixture:MixtureHMM",
+        "mixture_iohmm": "iohmm.mixture:MixtureIOHMM",
         "lds": "lds.program:LDS",
         "constrained_lds": "lds.constrained:ConstrainedLDS",
         "structural": "structural.program:StructuralModel",

@@ -13,6 +13,7 @@ from .hmm.durations import SemiMarkovHMM as SemiMarkovHMM
 from .hmm.mixture import MixtureHMM as MixtureHMM
 from .hmm.program import HMM as HMM
 from .inference_data import to_arviz as to_arviz
+from .iohmm.mixture import MixtureIOHMM as MixtureIOHMM
 from .iohmm.program import IOHMM as IOHMM
 from .lds.constrained import ConstrainedLDS as ConstrainedLDS
 from .lds.program import LDS as LDS

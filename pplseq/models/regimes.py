@@ -1,7 +1,9 @@
-"""Queries of models whose chain has several states for one regime: its history, or how long it still lasts."""
+"""Queries of models whose chain has several states for one regime, its history or how long it still lasts; and of models whose
+states never leave their cluster."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -72,3 +74,64 @@ class RegimeQueries(Estimator):
         """Sequences drawn from the model, with their regimes; see :meth:`~pplseq.models.estimator.Estimator.sample`."""
         drawn: Sample = super().sample(num_steps, num_sequences, seed=seed, **known)  # pyright: ignore[reportArgumentType]
         return drawn._replace(states=self._regime(drawn.states))
+
+
+class ClusterQueries(Estimator):
+    """A mixture of C models of Z states each, as one model of C Z states whose moves stay within a cluster: state s of cluster
+    c has the number c Z + s.
+
+    Attributes:
+        num_clusters: C.
+    """
+
+    num_clusters: int
+    config: dict[str, Any]
+
+    @classmethod
+    def _graph(cls, num_clusters: int, num_states: int, options: dict[str, Any], made: Sequence[str]) -> Tensor | None:
+        """(C Z, C Z) bool, which moves there are, None for all; and takes what the clusters make from the options.
+
+        Raises:
+            ValueError: for sizes that are none, and options that clusters make.
+        """
+        clusters, states = checks.count("num_clusters", num_clusters), checks.count("num_states", num_states)
+        for name in made:
+            if options.pop(name, None) is not None:
+                raise ValueError(f"{name}: what moves there are makes the clusters of a {cls.__name__}; leave it out")
+        checks.fits("num_clusters", 4.0 * (clusters * states) ** 2, "choose fewer clusters, or states")
+        of = torch.arange(clusters * states) // states
+        return None if clusters == 1 else of.unsqueeze(1) == of
+
+    def predict_proba(self, x, lengths=None, **known) -> Tensor:
+        """(B, C) p(cluster | sequence), exactly."""
+        chain = self._posterior(x, lengths, **known)[1]
+        return self._by_cluster(chain.marginals().probs[:, 0]).sum(-1)
+
+    def predict(self, x, lengths=None, **known) -> Tensor:
+        """(B,) the most probable cluster of each sequence; states are told by ``decode`` and ``smooth``."""
+        return self.predict_proba(x, lengths, **known).argmax(-1)
+
+    def _by_cluster(self, probs: Tensor) -> Tensor:
+        return probs.unflatten(-1, (self.num_clusters, -1))
+
+    def _component(self, cluster: int, kind: type[Any]) -> Any:
+        """The model of one cluster, a copy."""
+        if isinstance(cluster, bool) or not isinstance(cluster, int) or not 0 <= cluster < self.num_clusters:
+            raise ValueError(f"cluster must be in 0..{self.num_clusters - 1}, got {checks.shown(cluster)}")
+        config = {name: value for name, value in self.config.items() if name != "num_clusters"}
+        size = config["num_states"]
+        if config.get("state_names") is not None:
+            config["state_names"] = config["state_names"][cluster * size : (cluster + 1) * size]
+        if config.get("ties") is not None:
+            raise ValueError("component: states of several clusters share emissions (ties); ask memberships of the mixture")
+        found = kind(**config).to(self.reference)
+        kept = found.state_dict()
+        for name, value in self.state_dict().items():
+            for dim, many in enumerate(kept[name].shape):
+                if value.shape[dim] != many:  # else it is shared by all states
+                    value = value.narrow(dim, cluster * many, many)
+            kept[name] = value
+        found.load_state_dict(kept)
+        found._take_names(self)
+        found.is_fitted = self.is_fitted
+        return found

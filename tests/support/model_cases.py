@@ -16,6 +16,7 @@ from pplseq.models import (
     VLHMM,
     ConstrainedLDS,
     MixtureHMM,
+    MixtureIOHMM,
     ProductMoves,
     SemiMarkovHMM,
     StreamingHMM,
@@ -139,6 +140,9 @@ DISCRETE = {
     "hmm, mixture": Case(lambda: HMM(2, num_features=2, emission="mixture"), vectors, fit=EM),
     "iohmm": Case(
         lambda: IOHMM(3, num_inputs=2, outputs="gaussian", num_outputs=2, mealy=True), vectors, NUMBERS, fit=EM
+    ),
+    "mixture of iohmms": Case(
+        lambda: MixtureIOHMM(2, 1, num_inputs=2, outputs="gaussian", num_outputs=2, mealy=True), vectors, NUMBERS, fit=EM
     ),
     "iohmm, symbols": Case(
         lambda: IOHMM(3, num_symbols=3, num_outputs=6, initial="transition", graph="left_right"), words, SYMBOLS, fit=EM

@@ -31,7 +31,7 @@ TRAINED = {  # name of a small run -> the data that it is evaluated on
 STREAMS = {"personalize": ["ngram:text.txt", "cache"], "streaming-hmm": ["words:text.txt"]}  # their sources
 NAMES = {  # of models -> of their cases
     "semi_markov_hmm": "semi-markov hmm", "arhmm": "autoregressive hmm", "switching_regression": "switching regression",
-    "mixture_hmm": "mixture of hmms",
+    "mixture_hmm": "mixture of hmms", "mixture_iohmm": "mixture of iohmms",
 }  # fmt: skip
 
 

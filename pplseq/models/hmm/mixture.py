@@ -7,13 +7,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pplseq import checks
 from pplseq.infer.fit.em import Batch
 from pplseq.models.hmm.program import HMM
 from pplseq.models.parts.emissions import kmeans
+from pplseq.models.regimes import ClusterQueries
 
 
-class MixtureHMM(HMM):
+class MixtureHMM(ClusterQueries, HMM):
     """Sequences of several kinds, each kind an HMM: p(x) = sum_c weights[c] p(x | cluster c).
 
     The clusters' states are those of one HMM whose moves stay within a cluster, so that memberships are exact and everything
@@ -39,18 +39,11 @@ class MixtureHMM(HMM):
     _has_loops = True
 
     def __init__(self, num_clusters: int, num_states: int, num_words: int | None = None, **options: Any):
-        clusters, states = checks.count("num_clusters", num_clusters), checks.count("num_states", num_states)
-        for name in ("graph", "start_states", "transition"):
-            if options.get(name) is not None:
-                raise ValueError(f"{name}: what moves there are makes the clusters of a MixtureHMM; leave it out")
-        options = {name: value for name, value in options.items() if name not in ("graph", "start_states", "transition")}
-        checks.fits("num_clusters", 4.0 * (clusters * states) ** 2, "choose fewer clusters, or states")
-        of = torch.arange(clusters * states) // states
-        graph = None if clusters == 1 else of.unsqueeze(1) == of
-        super().__init__(clusters * states, num_words, graph=graph, **options)
-        self.num_clusters = clusters
+        graph = self._graph(num_clusters, num_states, options, ("graph", "start_states", "transition"))
+        super().__init__(num_clusters * num_states, num_words, graph=graph, **options)
+        self.num_clusters = num_clusters
         own = {name: value for name, value in self._config.items() if name != "graph"}
-        self._config = {"num_clusters": clusters} | own | {"num_states": states}
+        self._config = {"num_clusters": num_clusters} | own | {"num_states": num_states}
 
     # ---------------------------------------------------------------- clusters
     @property
@@ -60,38 +53,7 @@ class MixtureHMM(HMM):
 
     def component(self, cluster: int) -> HMM:
         """The HMM of one cluster, a copy."""
-        if isinstance(cluster, bool) or not isinstance(cluster, int) or not 0 <= cluster < self.num_clusters:
-            raise ValueError(f"cluster must be in 0..{self.num_clusters - 1}, got {checks.shown(cluster)}")
-        config = {name: value for name, value in self.config.items() if name != "num_clusters"}
-        size = self._config["num_states"]
-        if config.get("state_names") is not None:
-            config["state_names"] = config["state_names"][cluster * size : (cluster + 1) * size]
-        if config.get("ties") is not None:
-            raise ValueError("component: states of several clusters share emissions (ties); ask memberships of the mixture")
-        found = HMM(**config).to(self.reference)
-        kept = found.state_dict()
-        for name, value in self.state_dict().items():
-            many = len(kept[name])
-            if value.shape != kept[name].shape:  # else it is shared by all states
-                value = value[cluster * many : (cluster + 1) * many]
-            kept[name] = value[:, cluster * size : (cluster + 1) * size] if name == "transition_logits" else value
-        kept["initial_logits"] = kept["initial_logits"].log_softmax(0)
-        found.load_state_dict(kept)
-        found._take_names(self)
-        found.is_fitted = self.is_fitted
-        return found
-
-    def _by_cluster(self, probs: Tensor) -> Tensor:
-        return probs.unflatten(-1, (self.num_clusters, -1))
-
-    def predict_proba(self, x, lengths=None, **known) -> Tensor:
-        """(B, C) p(cluster | sequence), exactly."""
-        chain = self._posterior(x, lengths, **known)[1]
-        return self._by_cluster(chain.marginals().probs[:, 0]).sum(-1)
-
-    def predict(self, x, lengths=None, **known) -> Tensor:
-        """(B,) the most probable cluster of each sequence; states are told by ``decode`` and ``smooth``."""
-        return self.predict_proba(x, lengths, **known).argmax(-1)
+        return self._component(cluster, HMM)
 
     # ---------------------------------------------------------------- fit
     def initialize(self, batch: Batch, how: str = "") -> None:
