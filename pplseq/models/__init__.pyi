@@ -3,6 +3,7 @@ from pplseq._lazy import Registry
 from .arhmm.program import ARHMM as ARHMM
 from .automata.automaton import Automaton as Automaton
 from .automata.learner import AutomatonLearner as AutomatonLearner
+from .automata.mealy import MealyMachine as MealyMachine
 from .automata.of_iohmm import extract_automaton as extract_automaton
 from .automata.state_merging import merge_states as merge_states
 from .base import SequenceModel as SequenceModel

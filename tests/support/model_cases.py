@@ -142,7 +142,7 @@ DISCRETE = {
         lambda: IOHMM(3, num_inputs=2, outputs="gaussian", num_outputs=2, mealy=True), vectors, NUMBERS, fit=EM
     ),
     "mixture of iohmms": Case(
-        lambda: MixtureIOHMM(2, 1, num_inputs=2, outputs="gaussian", num_outputs=2, mealy=True), vectors, NUMBERS, fit=EM
+        lambda: MixtureIOHMM(2, 1, num_inputs=2, outputs="gaussian", num_outputs=2, covariance="tied"), vectors, NUMBERS, fit=EM
     ),
     "iohmm, symbols": Case(
         lambda: IOHMM(3, num_symbols=3, num_outputs=6, initial="transition", graph="left_right"), words, SYMBOLS, fit=EM

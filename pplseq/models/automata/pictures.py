@@ -20,6 +20,34 @@ NO_CIRCLE = ("none", "point", "plaintext", "plain")
 def read_dot(text: str, labels: Sequence[str]) -> tuple[tuple[str, ...], np.ndarray, np.ndarray, int, tuple[str, ...]]:
     """Symbols, transitions, outputs, start and labels of :meth:`~pplseq.models.automata.automaton.Automaton.from_dot`, which
     says what is read and raised."""
+    nodes, starts, arrows, first = _graph(text)
+    return _automaton(nodes, starts, arrows, first, tuple(labels))
+
+
+def machine_of_dot(text: str) -> tuple[tuple[str, ...], np.ndarray, np.ndarray, tuple[str, ...], int]:
+    """Symbols, transitions, outputs, labels and start of :meth:`~pplseq.models.automata.mealy.MealyMachine.from_dot`."""
+    nodes, starts, arrows, first = _graph(text)
+    names = [name for name in nodes if name not in starts]
+    moves: dict[tuple[str, str], tuple[str, str]] = {}
+    for source, target, label in arrows:
+        for part in (label or "").split(","):
+            symbol, slash, output = (piece.strip() for piece in part.partition("/"))
+            if not (slash and symbol and output):
+                raise ValueError(f"text: expected input/output on the arrow from {source!r} to {target!r}, got {label!r}")
+            if moves.setdefault((source, symbol), (target, output)) != (target, output):
+                raise ValueError(f"text: state {source!r} has two moves with {symbol!r}; make the machine deterministic")
+    symbols, labels = sorted({symbol for _, symbol in moves}), sorted({output for _, output in moves.values()})
+    for name in names:
+        for symbol in symbols:
+            if (name, symbol) not in moves:
+                raise ValueError(f"text: state {name!r} has no move with {symbol!r}; draw all moves")
+    table = np.array([[names.index(moves[name, symbol][0]) for symbol in symbols] for name in names])
+    said = np.array([[labels.index(moves[name, symbol][1]) for symbol in symbols] for name in names])
+    return tuple(symbols), table, said, tuple(labels), names.index(first)
+
+
+def _graph(text: str) -> tuple[dict[str, dict[str, str]], list[str], list[tuple[str, str, str | None]], str]:
+    """Nodes with their attributes, those that only mark the start, arrows (from, to, label) between the others, the start."""
     if not isinstance(text, str):
         raise TypeError(f"text: expected a graph in Graphviz's language, digraph {{ ... }}, got {checks.shown(text)}")
     body = re.fullmatch(rf"\s*(?:strict\s+)?digraph\s*({_WORD})?\s*\{{(.*)\}}\s*", _COMMENT.sub(r"\1", text), re.S)
@@ -55,7 +83,7 @@ def read_dot(text: str, labels: Sequence[str]) -> tuple[tuple[str, ...], np.ndar
     first = [target for source, target, _ in arrows if source in starts]
     if len(first) != 1:
         raise ValueError(f"text: one arrow from a node without a circle marks the start, got {len(first)} of them")
-    return _automaton(nodes, starts, [arrow for arrow in arrows if arrow[0] not in starts], first[0], tuple(labels))
+    return nodes, starts, [arrow for arrow in arrows if arrow[0] not in starts], first[0]
 
 
 def _automaton(nodes, starts, arrows, first, labels):
@@ -69,8 +97,8 @@ def _automaton(nodes, starts, arrows, first, labels):
                 raise ValueError(f"text: the arrow from {source!r} to {target!r} has an empty symbol in its label {label!r}")
             if "/" in symbol and len(symbol) > 1:
                 raise ValueError(
-                    f"text: {symbol!r} on the arrow from {source!r} is an input and an output, as of a Mealy machine; an "
-                    "Automaton has outputs of states: draw a state for each output with which it is entered"
+                    f"text: {symbol!r} on the arrow from {source!r} is an input and an output, as of a Mealy machine; "
+                    "read it with MealyMachine.from_dot, of which to_moore() is an Automaton"
                 )
             if moves.setdefault((source, symbol), target) != target:
                 raise ValueError(f"text: state {source!r} has two moves with {symbol!r}; make the automaton deterministic")
