@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -54,18 +55,22 @@ class RegressedSteps(Estimator):
     def config(self) -> dict[str, Any]:
         return self._config | {"dtype": next(name for name, value in DTYPES.items() if value == self.reference.dtype)}
 
-    def _values_given(self, given: dict[str, Any]) -> dict[str, Tensor]:
-        """All parameters but those of moves by name, those that are given in the place of their own; moves are set.
+    def _values_given(self, given: Mapping[str, Any]) -> dict[str, Tensor]:
+        """All parameters but those of moves by name, those that are given, not None, in the place of their own; moves are set.
 
         Raises:
             ValueError: for other names and shapes, what is not finite, and rows that are no probabilities.
         """
-        values = {name: value.detach().clone() for name, value in self.estimates().items() if name not in self.moves.values()}
-        own = {name: given.pop(name) for name in self.moves.values() if name in given}
-        self.moves.set_values(**own)
+        given = {name: value for name, value in given.items() if value is not None}
+        known, of_moves = self.estimates(), self.moves.values()
+        for name in given:
+            if name not in known:
+                raise ValueError(f"{name}: this model has none.{checks.nearest(name, known)}")
+        self.moves.set_values(**{name: value for name, value in given.items() if name in of_moves})
+        values = {name: value.detach().clone() for name, value in known.items() if name not in of_moves}
         for name, value in given.items():
-            if name not in values:
-                raise ValueError(f"{name}: this model has none.{checks.nearest(name, values)}")
+            if name in of_moves:
+                continue
             value = checks.shape(name, checks.numbers(name, value).double().to(self.reference), values[name].shape)
             values[name] = checks.finite(name, value)
         return values

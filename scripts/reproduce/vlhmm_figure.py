@@ -13,7 +13,7 @@ from pathlib import Path
 RESULTS = Path(__file__).resolve().parents[2] / "results"
 PAPER = {1 << 14: 136.0, 1 << 15: 125.0}  # validation, carried; 2^15 has 115.8 on test
 FIVE_GRAM = 148.0
-SHAPES = {"softmax": "s", "hierarchical": "o"}
+SHAPES = {"softmax": "s", "hierarchical": "o", "hierarchical, topics": "*"}
 
 
 def points() -> list[tuple[int, float, str, str]]:
@@ -27,6 +27,7 @@ def points() -> list[tuple[int, float, str, str]]:
             transition = words[words.index("--transition") + 1]
         else:  # what goes on with another run is hierarchical
             transition = "softmax" if words[0] == "pplseq" else "hierarchical"
+        transition += ", topics" * ("--num-topics" in words)
         found.append((states, entry["results"]["valid_carried"], transition, path.stem.removeprefix("vlhmm_ptb_")))
     return found
 

@@ -8,7 +8,19 @@ import pplseq
 from pplseq.baselines import LSTM
 from pplseq.data.lag_counts import LagCounts
 from pplseq.data.text import Corpus, Text
-from pplseq.models import HMM, IOHMM, LDS, PROPS, VLHMM, ProductMoves, SemiMarkovHMM, StreamingHMM, TextLDS
+from pplseq.models import (
+    ARHMM,
+    HMM,
+    IOHMM,
+    LDS,
+    PROPS,
+    VLHMM,
+    ConstrainedLDS,
+    ProductMoves,
+    SemiMarkovHMM,
+    StreamingHMM,
+    TextLDS,
+)
 from pplseq.models.texts import as_texts
 
 MISSPELT = [
@@ -118,6 +130,9 @@ def test_scores_are_numbers_without_a_warning():
         (lambda: HMM(2, num_features=1).set_parameters(emission=1), "emission: this HMM has emissions of numbers"),
         (lambda: HMM(num_words=3, transition=ProductMoves(2, 2)).set_parameters(transition_3=1), "Did you mean 'transition_2'"),
         (lambda: SemiMarkovHMM(2, 3, max_duration=2).set_parameters(emision=1), "SemiMarkovHMM has no parameter 'emision'"),
+        (lambda: SemiMarkovHMM(2, 3, max_duration=2).set_parameters(lasts=1), "initial, transition, duration, emission"),
+        (lambda: ARHMM(2, 1).set_parameters(lag=1), "ARHMM has no parameter 'lag'. Did you mean 'lags'"),
+        (lambda: ConstrainedLDS(1, 1, {}).set_parameters(emision=1), "ConstrainedLDS has no parameter 'emision'. Did you mean"),
         (lambda: IOHMM(2, num_symbols=2, num_outputs=3).set_parameters(logits=1), "IOHMM has no parameter 'logits'"),
         (lambda: LDS(2, 1).set_parameters(emision=1), "LDS has no parameter 'emision'. Did you mean 'emission'"),
         (lambda: StreamingHMM(2, 3).set_parameters(trans=1), "StreamingHMM has no parameter 'trans'. Did you mean"),

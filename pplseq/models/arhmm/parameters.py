@@ -79,12 +79,16 @@ class ARHMMParameters(RegressedSteps):
         return found | ({"inputs": inputs} if self.num_inputs else {})
 
     @torch.no_grad()
-    def set_parameters(self, **given) -> Self:
-        """Sets parameters by the names, and in the shapes, that :meth:`estimates` has; those that are not given stay.
+    def set_parameters(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self, *, transition=None, initial=None, duration=None, constants=None, lags=None, inputs=None, covariances=None
+    ) -> Self:  # fmt: skip
+        """Sets parameters in the shapes that :meth:`estimates` has; those that are not given stay.
 
         Raises:
-            ValueError: for other names and shapes, rows that are no probabilities, and matrices that are no covariances.
+            ValueError: for what this model has not, other shapes, rows that are no probabilities, and matrices that are no covariances.
         """
+        given = dict(transition=transition, initial=initial, duration=duration, constants=constants, lags=lags, inputs=inputs)
+        given["covariances"] = covariances
         values = self._values_given(given)
         factors = [scale_of(f"covariances[{z}]", value) for z, value in enumerate(values["covariances"])]
         if not all(bool((factor.diagonal() > 0).all()) for factor in factors):

@@ -85,6 +85,10 @@ class SemiMarkovHMM(RegimeQueries, HMM):
     def estimates(self) -> dict[str, Tensor]:
         return self.moves.values() | self.emissions.values()
 
+    @property
+    def _own_values(self) -> list[str]:
+        return [*self.moves.values()]
+
     @torch.no_grad()
     def set_parameters(self, *, initial=None, transition=None, duration=None, **parameters):
         """Sets p(first regime) (R,), p(next regime) (R, R) with a diagonal of zeros, duration (R, M), of "poisson" ones the

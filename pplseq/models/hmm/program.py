@@ -259,6 +259,11 @@ class HMM(Constrainable, StateLanguages, LoopAnswers):
             setattr(self, f"{name}_logits", nn.Parameter(EVENNESS * torch.randn(shape, dtype=dtype)))
 
     @property
+    def _own_values(self) -> list[str]:
+        """Names of what ``set_parameters`` takes beside those of emissions."""
+        return ["initial", *self._move_shapes]
+
+    @property
     def _move_shapes(self) -> dict[str, tuple[int, ...]]:
         """Of the tables of moves, by the names of ``set_parameters``."""
         return {"transition": (self.num_states, self.num_states)} if self.factors is None else self.factors.shapes
@@ -312,7 +317,7 @@ class HMM(Constrainable, StateLanguages, LoopAnswers):
             return self
         if parameters and (self.num_words is not None or isinstance(self.emissions, GaussianTable)):
             own = ["emission"] if self.num_words is not None else ["loc", "covariance", "precision"]
-            name, known = next(iter(parameters)), ["initial", *self._move_shapes, *own]
+            name, known = next(iter(parameters)), [*self._own_values, *own]
             raise TypeError(f"{type(self).__name__} has no parameter {name!r}.{checks.nearest(name, known)}")
         if self.num_words is not None:
             raise TypeError(f"{next(iter(values))}: this {type(self).__name__} has other emissions; see emission")

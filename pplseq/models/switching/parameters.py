@@ -128,7 +128,7 @@ class SwitchingParameters(RegressedSteps):
         given = dict(
             transition=transition, initial=initial, duration=duration, mean=mean, inputs=inputs, lags=lags, variance=variance
         )
-        values = self._values_given({name: value for name, value in given.items() if value is not None})
+        values = self._values_given(given)
         if not bool((values["variance"] > 0).all()):
             raise ValueError(f"variance must be positive, got {checks.shown(values['variance'].tolist())}")
         self._write(values)

@@ -183,7 +183,7 @@ def test_known_states_folders_and_draws(tmp_path):
         (lambda m, x: m.forecast(x, 2, [5, 1, 3]), "goes on from the last 2 vectors; the shortest row has 1"),
         (lambda m, x: m.set_parameters(lags=[[1.0]]), "lags must"),
         (lambda m, x: m.set_parameters(covariances=torch.zeros(2, 2, 2)), "covariances must be positive definite"),
-        (lambda m, x: m.set_parameters(mean=[1.0]), "mean: this model has none"),
+        (lambda m, x: m.set_parameters(inputs=[1.0]), "inputs: this model has none"),
         (lambda m, x: m.set_parameters(transition=[[0.5, 0.4], [0.5, 0.5]]), "transition: every row"),
         (lambda m, x: m.fit(torch.ones(3, 9, 2)), r"columns \[0, 1\] \(from 0\) hold one value only"),
         (lambda m, x: m.fit(x[:1, :4]), "5 weights of every number need more than 2 vectors"),
