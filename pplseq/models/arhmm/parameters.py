@@ -85,7 +85,8 @@ class ARHMMParameters(RegressedSteps):
         """Sets parameters in the shapes that :meth:`estimates` has; those that are not given stay.
 
         Raises:
-            ValueError: for what this model has not, other shapes, rows that are no probabilities, and matrices that are no covariances.
+            ValueError: for what this model has not, other shapes, rows that are no probabilities, and matrices that are no
+                covariances.
         """
         given = dict(transition=transition, initial=initial, duration=duration, constants=constants, lags=lags, inputs=inputs)
         given["covariances"] = covariances
