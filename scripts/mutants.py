@@ -250,8 +250,9 @@ MUTANTS = [
         (WAYS,),
     ),
     Mutant(
-        "semi-markov: the first regime's duration is not counted", "pplseq/models/hmm/durations.py",
-        "            lasted = start + entered.sum(0)\n", "            lasted = entered.sum(0)\n",
+        "semi-markov: the first regime's duration is not counted", "pplseq/models/parts/durations.py",
+        "            lasted = entered.sum(0) if self.is_stationary else start + entered.sum(0)\n",
+        "            lasted = entered.sum(0)\n",
         ("tests/models/hmm/test_durations.py",),
     ),
     Mutant(

@@ -259,5 +259,5 @@ def test_a_model_may_need_more_memory_than_its_folder(tmp_path, monkeypatch):
     for model in (SemiMarkovHMM(10, 3, max_duration=50), StructuralModel(seasonal=200, num_inputs=1)):
         pplseq.load(model.save(tmp_path / model.name))
     rewrite(tmp_path / "semi_markov_hmm", config={**SemiMarkovHMM(10, 3, max_duration=50).config, "num_states": 40})
-    with pytest.raises(FolderError, match=r"moves.move_logits: none of shape \(40, 40\) is stored"):
+    with pytest.raises(FolderError, match=r"move_logits: none of shape \(40, 40\) is stored"):
         pplseq.load(tmp_path / "semi_markov_hmm")

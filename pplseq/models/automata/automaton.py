@@ -146,7 +146,7 @@ class Automaton:
         position = np.full(self.num_states, -1)
         position[order] = np.arange(len(order))
         transitions = position[self.transitions[order]]
-        group = _refined(transitions, np.unique(self.outputs[order], return_inverse=True)[1].reshape(-1))
+        group = refined(transitions, np.unique(self.outputs[order], return_inverse=True)[1].reshape(-1))
         # `order` begins at the start, so the first state of each group, in that order, gives the groups' order
         _, first = np.unique(group, return_index=True)
         rank = np.argsort(np.argsort(first))
@@ -286,7 +286,7 @@ class Automaton:
         return cls(symbols, moves, outputs, entries["start"], labels, entries.get("pos_label"))
 
 
-def _refined(transitions: np.ndarray, group: np.ndarray) -> np.ndarray:
+def refined(transitions: np.ndarray, group: np.ndarray) -> np.ndarray:
     """Groups of states (Z,) of one label and one future each, from those of one label; transitions (Z, L).
 
     Only states that lead to one whose group has another number are looked at again; they differ from all that do not.

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from pplseq import checks
-from pplseq.models.automata.automaton import Automaton, String, _refined
+from pplseq.models.automata.automaton import Automaton, String, refined
 from pplseq.models.automata.pictures import machine_of_dot
 from pplseq.models.automata.state_merging import merge_states
 
@@ -143,7 +143,7 @@ class MealyMachine:
         position = np.full(self.num_states, -1)
         position[order] = np.arange(len(order))
         moves, said = position[self.transitions[order]], self.outputs[order]
-        group = _refined(moves, np.unique(said, axis=0, return_inverse=True)[1].reshape(-1))
+        group = refined(moves, np.unique(said, axis=0, return_inverse=True)[1].reshape(-1))
         _, first = np.unique(group, return_index=True)
         rank, first = np.argsort(np.argsort(first)), np.sort(first)
         return MealyMachine(self.symbols, rank[group[moves[first]]], said[first], self.labels)
