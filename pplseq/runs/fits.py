@@ -169,6 +169,7 @@ class DescentTraining(FitTraining):
     def ended(self) -> str:
         if not self.history.reason and len(self.history.losses) >= self.descent.num_steps:
             self.history.reason = f"num_steps = {self.descent.num_steps} done"
+            self.history.note(self.descent.remarks())
         return self.history.reason
 
     def step(self) -> Step:

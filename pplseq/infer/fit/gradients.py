@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -14,10 +16,11 @@ from torch import Tensor
 from pplseq import checks
 from pplseq.distributions.drawing import undrawn
 from pplseq.infer.fit.em import Batch, FitHistory
-from pplseq.infer.fit.held import settle
+from pplseq.infer.fit.held import Entries, Slot, above, entries_of, held, holding, settle
 from pplseq.infer.fit.points import Points
 from pplseq.threads import alone
 
+NEAR = 0.05  # of a logarithm: what L-BFGS keeps from an end
 GUIDES = {"normal": AutoNormal, "delta": AutoDelta}
 
 
@@ -45,6 +48,8 @@ class Descent:
         self.whose: Any = loss
         self.num_steps, self.order = checks.count("num_steps", num_steps), list[int]()
         self.parameters = list(parameters)
+        self.moved: dict[str, Tensor] = {}
+        self.least: dict[str, Tensor] = {}
         self.points = Points(dict(enumerate(self.parameters)))
         self.optimizer = torch.optim.Adam(self.points.leaves, lr=checks.positive("lr", lr))
         self.schedule = torch.optim.lr_scheduler.ExponentialLR(self.optimizer, 0.1 ** (1 / num_steps))
@@ -67,6 +72,9 @@ class Descent:
             raise ValueError("fixed: every parameter is held, so there is nothing to fit")
         found = cls(loss, parameters, batches, history, num_steps, lr)
         found.whose = model
+        found.moved = {name: raw for name, raw in model.named_parameters() if raw.requires_grad}
+        told = {name for name, raw in found.moved.items() if (own := entries_of(raw)) is not None and own.bounded}
+        found.least = {name: end for name, end in least_numbers(model, batches).items() if name not in told}
         return found
 
     def step(self) -> float:
@@ -84,14 +92,24 @@ class Descent:
             self.optimizer.step()
             self.points.put()
             settle(self.parameters)
+            for name, end in self.least.items():
+                raw = self.moved[name]
+                raw.data.copy_(torch.where(_free(raw), raw.maximum(end), raw))
             self.schedule.step()
             self.history.losses.append(float(loss.detach()))
         return self.history.losses[-1]
+
+    def remarks(self) -> list[str]:
+        """What is to be said of the parameters as they are."""
+        return collapsed(self.moved, self.least)
 
     def run(self) -> FitHistory:
         """All steps."""
         for _ in range(self.num_steps):
             self.step()
+        self.history.note(self.remarks())
+        for note in self.history.notes:
+            warnings.warn(note, RuntimeWarning, stacklevel=3)
         self.history.reason = f"num_steps = {self.num_steps} done"
         return self.history
 
@@ -120,7 +138,7 @@ def maximize_by_lbfgs(
     Args:
         model: offers ``log_joint(x, lengths, share=..., **batch.known)``, differentiable; and may offer ``_parameter_units()``,
             by name how much each number of a parameter varies: steps are taken in these, so that a fit does not depend on
-            what the data are measured in.
+            what the data are measured in; and ``_least(batches)``, see :func:`least_numbers`.
         num_steps: iterations at most, of up to 25 evaluations each. lr: length of the first trial step.
         tolerance: stop when an iteration gains at most this, nats per token, and so does one along the gradient alone.
 
@@ -180,20 +198,70 @@ def maximize_by_lbfgs(
             tolerance_change=0.0, tolerance_grad=0.0,
         )  # fmt: skip
 
-    optimizer, along_gradient = anew(), False
-    for step in range(num_steps):
-        with undrawn(model):
-            history.losses.append(float(optimizer.step(closure)))  # before the step
-        put()
-        gain = history.losses[-2] - history.losses[-1] if step else math.inf
-        if gain <= tolerance and along_gradient:
-            history.converged, history.reason = True, f"gain of at most {tolerance:.3g} nats per token"
-            return history
-        along_gradient = optimizer.state[parameters[0]]["n_iter"] <= 1
-        if gain <= tolerance:  # perhaps for a curvature that is out of date: the gradient has the last word
-            optimizer = anew()
-    history.reason = f"num_steps = {num_steps} done without convergence"
+    least, optimizer, along_gradient, is_kept = least_numbers(model, batches), anew(), False, False
+    with ExitStack() as kept:
+        for _ in range(num_steps):
+            with undrawn(model):
+                history.losses.append(float(optimizer.step(closure)))  # before the step
+            put()
+            if not is_kept and below(moved, least):  # on the way to where there is no maximum
+                is_kept = True
+                kept.enter_context(holding([(Slot(moved[name]), above(moved[name], end)) for name, end in least.items()]))
+                points = Points(moved, units)
+                parameters, optimizer, along_gradient = points.leaves, anew(), False
+                history.losses.clear()
+                continue
+            gain = history.losses[-2] - history.losses[-1] if len(history.losses) > 1 else math.inf
+            if gain <= tolerance and along_gradient:
+                history.converged, history.reason = True, f"gain of at most {tolerance:.3g} nats per token"
+                break
+            along_gradient = optimizer.state[parameters[0]].get("n_iter", 0) <= 1
+            if gain <= tolerance:  # perhaps for a curvature that is out of date: the gradient has the last word
+                optimizer = anew()
+        else:
+            history.reason = f"num_steps = {num_steps} done without convergence"
+    history.note(collapsed(moved, least))
+    for note in history.notes:
+        warnings.warn(note, RuntimeWarning, stacklevel=3)
     return history
+
+
+def least_numbers(model: Any, batches: Sequence[Batch]) -> dict[str, Tensor]:
+    """By name of a parameter the smallest numbers that a fit to these data may come to, -inf for any, in its shape: logarithms
+    of scales, whose likelihood would have no maximum where a state sees the same number again and again. EM has such floors in
+    its M-steps. None of what is held whole."""
+    found = model._least(batches) if hasattr(model, "_least") else {}
+    own = {name: raw for name, raw in model.named_parameters() if raw.requires_grad}
+    found = {name: end.to(own[name]).expand(own[name].shape) for name, end in found.items() if name in own}
+    for name, end in found.items():  # smaller ones may be asked for
+        if isinstance(told := entries_of(own[name]), Entries):
+            found[name] = torch.where(told.high > end, end, -torch.inf)
+    return found
+
+
+def below(moved: Mapping[str, Tensor], least: Mapping[str, Tensor]) -> bool:
+    """Whether a number that is not held is smaller than it may be."""
+    return any(bool(((moved[name] < end) & _free(moved[name])).any()) for name, end in least.items())
+
+
+def _free(raw: Tensor) -> Tensor:
+    mask = held(raw)
+    return torch.ones_like(raw, dtype=torch.bool) if mask is None else ~mask
+
+
+def collapsed(moved: Mapping[str, Tensor], least: Mapping[str, Tensor]) -> list[str]:
+    """What is to be said of parameters that have come to their smallest numbers."""
+    found = []
+    for name, end in least.items():
+        at = (moved[name] <= end + NEAR) & _free(moved[name]) & end.isfinite()
+        if bool(at.any()):
+            states = at.flatten(1).any(1) if at.dim() > 1 else at
+            which = f"states {states.nonzero().flatten().tolist()}" if len(states) > 1 else "the states"
+            found.append(
+                f"{which} collapsed to the smallest scale allowed, as numbers repeat and the likelihood has no maximum; give "
+                "priors or fewer states"
+            )
+    return found
 
 
 def fit_variationally(

@@ -334,12 +334,30 @@ def holding(slots: Iterable[tuple[Slot, Entries | Together | Tensor | None]]) ->
                 undo.append(lambda raw=raw: (raw.requires_grad_(True), vars(raw).pop("held_whole", None)))
                 continue
             entries: Any = slot.held_at(what) if isinstance(what, Tensor) else what
+            before = vars(raw).get("held_entries")
             raw.held_entries = entries  # pyright: ignore[reportAttributeAccessIssue]
             hook = raw.register_hook(lambda gradient, raw=raw, entries=entries: entries.slope(raw, gradient))
-            undo.append(lambda raw=raw, hook=hook: (hook.remove(), vars(raw).pop("held_entries", None)))
+            undo.append(lambda raw=raw, hook=hook, before=before: (hook.remove(), _set_entries(raw, before)))
             if entries.bounded:
                 settle([raw])
         yield
     finally:
         for back in undo:
             back()
+
+
+def _set_entries(raw: Tensor, entries: Any) -> None:
+    if entries is None:
+        vars(raw).pop("held_entries", None)
+    else:
+        raw.held_entries = entries  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def above(raw: nn.Parameter, least: Tensor) -> Entries | Together:
+    """Where numbers of a parameter may lie as it is told, and none of those that are not held below ``least``."""
+    own = entries_of(raw)
+    if isinstance(own, Together):
+        return own
+    if own is None:
+        own = Entries(torch.full_like(raw, -torch.inf), torch.full_like(raw, torch.inf), False, torch.zeros_like(raw).bool())
+    return own._replace(low=torch.where(own.mask, own.low, own.low.maximum(least.to(own.low))))

@@ -9,13 +9,13 @@ from torch import Tensor
 
 from pplseq.infer.fit.em import NOTHING, Batch, Statistics, least_variances
 from pplseq.infer.fit.held import held, restored
+from pplseq.models.arhmm.parameters import FLOOR
 from pplseq.models.lds.parameters import RegressionPrior
 from pplseq.models.lds.statistics import Regression, regression_mode
 
 if TYPE_CHECKING:
     from pplseq.models.arhmm.parameters import ARHMMParameters
 
-FLOOR = 1e-6  # the smallest variance of a state, of that of the data
 SEGMENTS = 4  # stretches a state that a start gives to it
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
 import torch
@@ -16,7 +16,10 @@ from pplseq.infer.fit.held import Slot, held
 from pplseq.models.hmm.tables import DTYPES
 from pplseq.models.lds.parameters import scale_of
 from pplseq.models.parts.durations import moves_config, moves_of
+from pplseq.models.parts.emissions import smallest_variances
 from pplseq.models.regressed import RegressedSteps
+
+FLOOR = 1e-6  # the smallest variance of a state, of that of the data
 
 
 class ARHMMParameters(RegressedSteps):
@@ -153,6 +156,13 @@ class ARHMMParameters(RegressedSteps):
         self.centre.copy_(rows.mean(0))
         about = values["lags"].sum(1) @ self.centre if self.order else 0.0
         self.weights[..., 0] = values["constants"] - self.centre + about
+
+    def _least(self, batches: Sequence[Batch]) -> dict[str, Tensor]:
+        """The smallest logarithms of the scales of what regressions leave; see
+        :func:`~pplseq.infer.fit.gradients.least_numbers`."""
+        rows = torch.cat([x[seen] for x, seen in map(self._explained, batches)])
+        ends = smallest_variances(rows, FLOOR).log() / 2
+        return {"scale": torch.full_like(self.scale[0].double(), -torch.inf).diagonal_scatter(ends)}
 
     # ---------------------------------------------------------------- distributions
     def level(self) -> Tensor:

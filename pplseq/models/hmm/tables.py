@@ -160,6 +160,18 @@ class StateTables(Estimator):
         """How much locations may vary, so that a fit does not depend on what the data are measured in."""
         return {f"emissions.{name}": unit for name, unit in self.emissions.units().items()}
 
+    def _least(self, batches: Sequence[Batch]) -> dict[str, Tensor]:
+        """The smallest numbers of emissions, see :func:`~pplseq.infer.fit.gradients.least_numbers`; priors have none."""
+        if self.num_features is None or getattr(self, "priors", None) is not None:
+            return {}
+        rows = []
+        for batch in batches:
+            x, seen = self.emissions.observed(batch.x)
+            if batch.lengths is not None:
+                seen = seen & (torch.arange(x.shape[1], device=x.device) < batch.lengths.unsqueeze(-1))
+            rows.append(x[seen])
+        return {f"emissions.{name}": end for name, end in self.emissions.least(torch.cat(rows)).items()}
+
     def _check_held(self, method: str) -> None:
         super()._check_held(method)
         self.emissions._check_held(method)

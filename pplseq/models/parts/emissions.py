@@ -48,6 +48,14 @@ def random_rows(*shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
     return torch.empty(shape, dtype=torch.float64).exponential_().clamp_min(1e-6).log().log_softmax(-1).to(dtype)
 
 
+def smallest_variances(rows: Tensor, share: float = FLOOR) -> Tensor:
+    """(D,) the smallest variances of a state, of those of vectors (N, D), in which coordinates may be missing."""
+    rows = rows.double()
+    about, count = rows.nanmean(0).nan_to_num(0.0), (~rows.isnan()).sum(0).double()
+    rows = (rows - about).nan_to_num(0.0)
+    return least_variances(count, rows.sum(0), rows.square().sum(0), share, about)
+
+
 class Table(PyroModule):
     """Emissions whose parameters are declared once: see :class:`~pplseq.models.parts.protocols.Emissions`.
 
@@ -60,6 +68,11 @@ class Table(PyroModule):
 
     def raw(self, name: str) -> nn.Parameter:
         return getattr(self, f"raw_{name}")
+
+    def least(self, rows: Tensor) -> dict[str, Tensor]:
+        """By raw name the smallest numbers that a fit by gradients to vectors (N, D) may come to: see
+        :func:`~pplseq.infer.fit.gradients.least_numbers`."""
+        return {}
 
     @property
     def slots(self) -> dict[str, Slot]:
@@ -331,6 +344,14 @@ class GaussianTable(Table):
     def set_origin(self, x: Tensor, seen: Tensor) -> None:
         """Moments are taken about the means of vectors x (B, T, D), at steps (B, T) that were seen, from now on."""
         self.origin = x[seen].double().nanmean(0).nan_to_num(0.0)
+
+    def least(self, rows: Tensor) -> dict[str, Tensor]:
+        floor = smallest_variances(rows)
+        floor = floor if self.floor is None else torch.full_like(floor, self.floor)
+        if self.covariance in ("diag", "spherical"):
+            return {"log_scale": (floor if self.covariance == "diag" else floor.mean(0, keepdim=True)).log() / 2}
+        off = torch.full((len(floor), len(floor)), -torch.inf, dtype=floor.dtype, device=floor.device)
+        return {"scale_tril": off.diagonal_scatter(floor.log() / 2)}
 
     def lowest(self, count: Tensor, first: Tensor, second: Tensor, about: Tensor) -> Tensor:
         """(D,) smallest variances, from the number of all vectors, their sum (D,) and that of squares (D,) about a point."""

@@ -29,6 +29,7 @@ from pplseq.models.parts.emissions import (
     like,
     mixture_moments,
     safe_log,
+    smallest_variances,
 )
 from pplseq.models.parts.families import (
     Family,
@@ -165,6 +166,17 @@ class FamilyTable(Table):
                 scale = values[f"{prefix}scale"].detach()
                 real = [name for name, own in family.parameters.items() if own.constraint is constraints.real and own.prior]
                 found |= {f"raw_{prefix}{name}": scale for name in real}
+        return found
+
+    def least(self, rows: Tensor) -> dict[str, Tensor]:
+        found = {}
+        for prefix, family, columns in self.parts:
+            if {"loc", "scale"} <= family.parameters.keys():
+                own = rows[:, columns].double()
+                if family.holds is not None and not bool(family.holds[0](own.new_full((1,), -1.0)).all()):
+                    own = own.log().where(own > 0, torch.nan)  # whose scale is that of logarithms
+                least = smallest_variances(own).sqrt()
+                found[f"raw_{prefix}scale"] = family.parameters["scale"].unconstrained(least)
         return found
 
     def _make(self, values: Mapping[str, Tensor]) -> Columns:
@@ -415,6 +427,9 @@ class MixtureTable(Table):
 
     def units(self) -> dict[str, Tensor]:
         return {f"gaussians.{name}": unit for name, unit in self.gaussians.units().items()}
+
+    def least(self, rows: Tensor) -> dict[str, Tensor]:
+        return {f"gaussians.{name}": end for name, end in self.gaussians.least(rows).items()}
 
     def spec(self, known: Tensor | None = None) -> MixtureEmission:
         return MixtureEmission(self.log_weights, self.gaussians.spec())

@@ -20,6 +20,7 @@ from pplseq.models.hmm.tables import DTYPES
 from pplseq.models.parts.durations import moves_config, moves_of
 from pplseq.models.parts.moves import persistent
 from pplseq.models.regressed import RegressedSteps
+from pplseq.models.switching.fit import FLOOR
 from pplseq.models.switching.start import num_drawn, race, regressions_of_segments
 
 PARTS = ("mean", "inputs", "lags", "variance")
@@ -175,6 +176,11 @@ class SwitchingParameters(RegressedSteps):
             self.input_units.copy_(size.where(size > 0, 1.0))
         if not all(map(torch.equal, before, (self.unit, self.centre, self.input_units))):
             self._write(values)  # else they would be what they are but for rounding
+
+    def _least(self, batches: Sequence[Batch]) -> dict[str, Tensor]:
+        """The smallest logarithm of a scale, in the units of the data; see
+        :func:`~pplseq.infer.fit.gradients.least_numbers`."""
+        return {"log_scale": torch.full_like(self.log_scale, math.log(FLOOR) / 2)}
 
     def in_units(self, x: Tensor, inputs: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """Numbers and inputs as the parameters see them."""

@@ -1,0 +1,69 @@
+"""Data in which a number repeats: a likelihood without a maximum, which fits by gradients do not run after."""
+
+import numpy as np
+import pytest
+import torch
+
+from pplseq import ARHMM, HMM, SemiMarkovHMM, SwitchingRegression
+
+RNG = np.random.default_rng(0)
+X = np.where(RNG.random(200) < 0.3, 0.0, RNG.normal(2, 1, 200))
+MODELS = {  # how it is made, and how small variances may be
+    "gaussian": (lambda: HMM(2, num_features=1), 1e-3),
+    "full": (lambda: HMM(2, num_features=1, covariance="full"), 1e-3),
+    "mixture": (lambda: HMM(2, num_features=1, emission="mixture"), 1e-3),
+    "normal": (lambda: HMM(2, emission="normal"), 1e-3),
+    "laplace": (lambda: HMM(2, emission="Laplace"), 1e-3),
+    "logarithms": (lambda: HMM(2, emission="LogNormal"), 1e-3),
+    "semi-markov": (lambda: SemiMarkovHMM(2, emission="student_t", max_duration=3), 1e-3),
+    "switching": (lambda: SwitchingRegression(2), 1e-6),
+    "autoregressive": (lambda: ARHMM(2, 1), 1e-6),
+}
+
+
+def smallest(model):
+    """The smallest variance that a state has."""
+    found = model.estimates()
+    if "precision" in found:
+        return float(1 / found["precision"].detach().max())
+    for name in ("scale", "variance", "covariances"):
+        if name in found:
+            return float(found[name].detach().min()) ** (2 if name == "scale" else 1)
+    raise AssertionError
+
+
+@pytest.mark.filterwarnings("ignore:.*collapsed")
+@pytest.mark.parametrize("method", ["lbfgs", "sgd"])
+@pytest.mark.parametrize("name", MODELS)
+def test_scales_have_the_floor_of_em(name, method):
+    make, share = MODELS[name]
+    x = np.exp(X) if name == "logarithms" else X[:, None] if name == "autoregressive" else X
+    model = make()
+    model.fit(x, method=method, seed=0, num_restarts=2, **({"num_steps": 150} if method == "sgd" else {}))
+    assert smallest(model) > 0.9 * share * X.var() / (2 if name == "laplace" else 1)
+    assert model.score(x) < (100 if share == 1e-3 else 400)
+
+
+@pytest.mark.parametrize("method", ["lbfgs", "sgd"])
+def test_they_end_where_em_ends_and_say_so(method):
+    best = HMM(2, num_features=1)
+    with pytest.warns(RuntimeWarning, match="collapsed to the smallest variance"):
+        best.fit(X, seed=0, max_iterations=300, tolerance=1e-10)
+    model = HMM(2, num_features=1)
+    with pytest.warns(RuntimeWarning, match="states .* collapsed to the smallest scale allowed"):
+        model.fit(X, method=method, seed=0)
+    assert model.score(X) == pytest.approx(best.score(X), abs=0.05)
+
+
+def test_what_is_held_or_bounded_is_as_it_was_told():
+    model = HMM(2, num_features=1).set_parameters(loc=[[0.0], [2.0]], covariance=[[1e-8], [1.0]])
+    model.fit(X, method="lbfgs", warm_start=True, fixed=["precision"])
+    assert float(model.covariances.min()) == pytest.approx(1e-8)
+    model.fit(X, method="lbfgs", warm_start=True, bounds={"covariance": (None, 1e-5)})
+    assert float(model.covariances.max()) <= 1e-5 * (1 + 1e-9)
+
+
+def test_priors_have_a_maximum_of_their_own():
+    model = HMM(2, num_features=1, priors=True).fit(X, method="lbfgs", seed=0)
+    other = HMM(2, num_features=1, priors=True).fit(X, seed=0, tolerance=1e-10)
+    assert torch.isfinite(model.covariances).all() and model.score(X) == pytest.approx(other.score(X), abs=1.0)
