@@ -85,7 +85,6 @@ class ClusterQueries(Estimator):
     """
 
     num_clusters: int
-    config: dict[str, Any]
 
     @classmethod
     def _graph(cls, num_clusters: int, num_states: int, options: dict[str, Any], made: Sequence[str]) -> Tensor | None:

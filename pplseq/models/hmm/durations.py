@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -111,7 +111,7 @@ class SemiMarkovHMM(RegimeQueries, HMM):
     @torch.no_grad()
     def initialize(self, batch: Batch, how: str = "") -> None:
         """Emissions around what the data hold, nearly even moves and durations."""
-        self.moves.initialize()
+        cast(DurationMoves, self.moves).initialize()
         self._initialize_emissions(batch, how)
 
     @torch.no_grad()

@@ -158,6 +158,10 @@ class Emissions(Protocol):
         """By name of a raw parameter how much it varies, in the units of the data; none of those without units."""
         ...
 
+    def least(self, rows: Tensor) -> dict[str, Tensor]:
+        """By raw name the smallest numbers that a fit by gradients to vectors (N, D) may come to."""
+        ...
+
     # ---------------------------------------------------------------- answers
     def moments(self) -> tuple[Tensor, Tensor]:
         """(Z, D) means and (Z, D, D) covariances of vectors; ValueError where there are none."""
