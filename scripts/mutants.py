@@ -256,6 +256,16 @@ MUTANTS = [
         ("tests/models/hmm/test_durations.py",),
     ),
     Mutant(
+        "gradients: scales have no floor", "pplseq/infer/fit/gradients.py",
+        "if not is_kept and below(moved, least):", "if False:", ("tests/models/test_repeated_numbers.py",),
+    ),
+    Mutant(
+        "switching: regimes that last are not pooled", "pplseq/models/switching/fit.py",
+        "moments, weight = (statistics[name].double().unflatten(0, (-1, each)).sum(1) for name in",
+        "moments, weight = (statistics[name].double().unflatten(0, (-1, each))[:, 0] for name in",
+        ("tests/models/switching/test_durations.py",),
+    ),
+    Mutant(
         "lds: a score by token is one by row", "pplseq/models/lds/by_loops.py",
         "return value / (asked[1].num_steps if per_token else 1)", "return value / (x.shape[0] if per_token else 1)", (WAYS,),
     ),
