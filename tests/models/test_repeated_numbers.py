@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from pplseq import ARHMM, HMM, SemiMarkovHMM, SwitchingRegression
+from pplseq import ARHMM, HMM, IOHMM, SemiMarkovHMM, SwitchingRegression
 
 RNG = np.random.default_rng(0)
 X = np.where(RNG.random(200) < 0.3, 0.0, RNG.normal(2, 1, 200))
@@ -67,3 +67,17 @@ def test_priors_have_a_maximum_of_their_own():
     model = HMM(2, num_features=1, priors=True).fit(X, method="lbfgs", seed=0)
     other = HMM(2, num_features=1, priors=True).fit(X, seed=0, tolerance=1e-10)
     assert torch.isfinite(model.covariances).all() and model.score(X) == pytest.approx(other.score(X), abs=1.0)
+
+
+@pytest.mark.parametrize(
+    "options", [{"outputs": "normal"}, {"outputs": "gaussian"}, {"outputs": "gaussian", "covariance": "full"}], ids=str
+)
+def test_outputs_that_inputs_drive(options):
+    x, inputs = torch.tensor(X).reshape(1, -1, 1), torch.tensor(RNG.normal(size=(1, 200, 1)))
+    scores = []
+    for method in ("em", "sgd"):
+        model = IOHMM(2, num_inputs={"emission": 1}, num_outputs=1, mealy=True, **options)
+        with pytest.warns(RuntimeWarning, match="a variance met its floor"):
+            model.fit(x, inputs=inputs, method=method, num_restarts=2, seed=0)
+        scores.append(model.score(x, inputs=inputs))
+    assert scores[1] == pytest.approx(scores[0], abs=3)

@@ -132,7 +132,10 @@ class GaussianOutputs(NoisyOutputs):
             lowest = torch.as_tensor(self.floor).to(value).log().reshape(-1, 1) / 2
             lowest = lowest.mean(0) if value.shape[1] == 1 else lowest
             return weights | {"noise.log_scale": value.maximum(lowest)}
-        return weights
+        raw = weights["noise.scale_tril"]  # ([Z,] D, D, R)
+        lowest = torch.as_tensor(self.floor).to(raw).log().expand(raw.shape[-2]) / 2
+        off = raw.new_full(raw.shape[-3:-1], -torch.inf).diagonal_scatter(lowest)
+        return weights | {"noise.scale_tril": raw.maximum(off.unsqueeze(-1))}
 
 
 def _log_density(residual: Tensor, tril: Tensor) -> Tensor:

@@ -15,6 +15,8 @@ from pplseq.models.iohmm.restarts.history import RestartBlock, RestartRun, Resta
 from pplseq.models.iohmm.restarts.outputs import Parameters
 from pplseq.models.iohmm.restarts.problem import RestartProblem
 
+NEAR = 1e-6  # of a logarithm
+
 
 class SGDRun(RestartRun):
     """Adam on the log-likelihood (plus log prior) of R starts as one batch, a mini-batch of sequences a step, in random order.
@@ -59,10 +61,20 @@ class SGDRun(RestartRun):
             uphill = (grad - share * precision * value if precision else grad) / problem.num_steps
             value.grad = -uphill.nan_to_num(0.0)  # a restart that broke stays as it is; it is dropped in the end
         self.optimizer.step()
+        for name, value in self._above_floors(0.0).items():
+            self.parameters["noise"][name].copy_(value)
         self.schedule.step()
         self.trace.append(log_likelihood.cpu() / share)
         self.iteration += 1
         return log_likelihood
+
+    def _above_floors(self, shift: float) -> dict[str, Tensor]:
+        """Noises, moved by ``shift``, where no variance is below its floor: numbers that repeat have no likeliest one."""
+        noise = {} if "noise" in self.problems[0].held else self.parameters.get("noise", {})
+        weights = {f"noise.{name}": value + shift for name, value in noise.items() if value.numel()}
+        if not weights:
+            return {}
+        return {name.removeprefix("noise."): value for name, value in self.problems[0].outputs.inside(weights).items()}
 
     def best(self) -> tuple[Parameters, int] | None:
         return (self.parameters, int(self.trace[-1].nan_to_num(-torch.inf).argmax())) if self.trace else None
@@ -86,6 +98,8 @@ class SGDRun(RestartRun):
         penalties = priors.at(0, torch.arange(num_restarts))
         result.log_posteriors = (log_likelihood + self.problems[0].log_prior(self.parameters, penalties)).cpu()
         result.parameters = self.parameters
+        low = [self.parameters["noise"][name] - NEAR < value for name, value in self._above_floors(-NEAR).items()]
+        result.floored = sorted({one for part in low for one in part.flatten(0, -2).any(0).nonzero().flatten().tolist()})
         visits = functools.reduce(operator.add, (value.emit.sum(1, keepdim=True) for value in expected))
         result.note_collapses(torch.arange(num_restarts), ~torch.isfinite(log_likelihood), log_likelihood, visits)
         return result
