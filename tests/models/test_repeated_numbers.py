@@ -73,11 +73,11 @@ def test_priors_have_a_maximum_of_their_own():
     "options", [{"outputs": "normal"}, {"outputs": "gaussian"}, {"outputs": "gaussian", "covariance": "full"}], ids=str
 )
 def test_outputs_that_inputs_drive(options):
-    x, inputs = torch.tensor(X).reshape(1, -1, 1), torch.tensor(RNG.normal(size=(1, 200, 1)))
+    x, inputs = torch.tensor(X[:60]).reshape(1, -1, 1), torch.tensor(RNG.normal(size=(1, 60, 1)))
     scores = []
     for method in ("em", "sgd"):
         model = IOHMM(2, num_inputs={"emission": 1}, num_outputs=1, mealy=True, **options)
         with pytest.warns(RuntimeWarning, match="a variance met its floor"):
-            model.fit(x, inputs=inputs, method=method, num_restarts=2, seed=0)
+            model.fit(x, inputs=inputs, method=method, seed=1, **({"num_steps": 200, "lr": 0.2} if method == "sgd" else {}))
         scores.append(model.score(x, inputs=inputs))
     assert scores[1] == pytest.approx(scores[0], abs=3)
