@@ -367,7 +367,15 @@ class FamilyTable(Table):
                         RuntimeWarning, stacklevel=2,
                     )  # fmt: skip
                 if family.start is not None:
-                    for name, value in family.start(own, len(states)).items():
+                    values = family.start(own, len(states))
+                    if {"loc", "scale"} <= set(family.parameters):
+                        self._put(f"{prefix}loc", states, place, values["loc"])
+                        loc = self.raw(f"{prefix}loc")
+                        beyond = (loc - kept(loc, loc))[states, place].double()
+                        if bool(beyond.any()):  # states at one bound differ by how far what they stand for is from it
+                            within = (own.unsqueeze(-1) - values["loc"]).abs().amin(-1).square().mean().sqrt()
+                            values["scale"] = torch.hypot(within.clamp_min(0.1 * values["scale"].min()), beyond)
+                    for name, value in values.items():
                         self._put(f"{prefix}{name}", states, place, value)
                     continue
                 if cluster is None:
@@ -405,6 +413,10 @@ class MixtureTable(Table):
 
     def raw(self, name: str) -> nn.Parameter:
         return self.weight_logits
+
+    @property
+    def settable(self) -> list[str]:
+        return [*super().settable, *self.gaussians.settable]
 
     @property
     def num_free(self) -> int:
@@ -452,8 +464,6 @@ class MixtureTable(Table):
     def set_values(self, weights: Tensor | None = None, **rest: Tensor) -> None:
         if weights is not None:
             super().set_values(weights=weights)
-        if unknown := [name for name in rest if name not in ("loc", "covariance", "precision")]:
-            raise ValueError(f"no parameter {unknown[0]!r} of these emissions; there are: weights, loc, covariance, precision")
         if rest:
             self.gaussians.set_values(**({"loc": self.gaussians.loc} | rest))
 
