@@ -168,7 +168,7 @@ def test_starts_and_what_is_held_beside():
         (lambda: IOHMM(2, num_inputs=0, outputs="gaussian", num_outputs=2), VECTORS, {"noise": (0, 1)},
          "bounds: IOHMM.fit takes none, as .* weights .*; forbid moves by graph="),
         (lambda: VLHMM(4, num_words=3, hidden_size=4), WORDS, {"transition": (0.1, None)}, "VLHMM.fit takes none, .* an HMM"),
-        (lambda: TextLDS(3, 1), WORDS, {"transition": (0.1, None)}, "bounds: TextLDS.fit takes none, .* an LDS"),
+        (lambda: TextLDS(num_words=3, num_states=1), WORDS, {"transition": (0.1, None)}, "TextLDS.fit takes none, .* an LDS"),
         (lambda: StructuralModel(), NUMBERS, {"trend": (0, 1)}, "no parameter 'trend'"),
         (lambda: StructuralModel(cycle=True), NUMBERS, {"damping": (0, 1)}, "'damping' is not learned"),
         (lambda: StructuralModel(), NUMBERS, {"noise": (-2, -1)}, "no value of 'noise', which lie between 0 and inf"),

@@ -67,3 +67,14 @@ def test_priors_have_a_maximum_of_their_own():
     model = HMM(2, num_features=1, priors=True).fit(X, method="lbfgs", seed=0)
     other = HMM(2, num_features=1, priors=True).fit(X, seed=0, tolerance=1e-10)
     assert torch.isfinite(model.covariances).all() and model.score(X) == pytest.approx(other.score(X), abs=1.0)
+
+
+@pytest.mark.parametrize("method", ["lbfgs", "sgd"])
+@pytest.mark.parametrize("name", ["hurdle_normal", "hurdle_student_t", "zero_inflated_laplace", "Cauchy"])
+def test_a_floor_is_of_what_has_the_scale(name, method):
+    """Zeros of a gate, and the far ones of heavy tails, make no floor: scales come out as they are."""
+    random = np.random.default_rng(0)
+    x = 500 + random.normal(size=200) if name != "Cauchy" else random.standard_cauchy(300)
+    x = np.where(np.arange(len(x)) % 3 == 0, 0.0, x) if name != "Cauchy" else np.append(x, 1e5)
+    model = HMM(1, emission=name).fit(x, seed=0, method=method, **({"num_steps": 400} if method == "sgd" else {}))
+    assert 0.6 < float(model.estimates()["scale"].detach()) < 1.5

@@ -22,6 +22,7 @@ from pplseq.infer.fit.closed_forms import dirichlet_mode
 from pplseq.infer.fit.em import NOTHING, Statistics
 from pplseq.infer.fit.held import Slot, is_bound, kept
 from pplseq.models.parts.emissions import (
+    FLOOR,
     GaussianTable,
     Table,
     check_vectors,
@@ -45,8 +46,11 @@ from pplseq.models.parts.family_start import clusters, fit_family
 from pplseq.models.parts.named_families import family_of, is_known, spelled
 from pplseq.models.parts.partly_seen import filled_at_random
 from pplseq.models.parts.priors import Priors
+from pplseq.models.parts.zeros import ZerosFamily
 
 SPREAD = 0.5  # of the first parameters, before any data
+WITH_VARIANCE = ("normal", "LogNormal", "Laplace", "Logistic", "Gumbel")
+MEDIAN_DEVIATION = 1.4826  # standard deviations of a normal distribution, in median deviations of it
 FEW = 4  # numbers that fit no family
 
 
@@ -175,7 +179,13 @@ class FamilyTable(Table):
                 own = rows[:, columns].double()
                 if family.holds is not None and not bool(family.holds[0](own.new_full((1,), -1.0)).all()):
                     own = own.log().where(own > 0, torch.nan)  # whose scale is that of logarithms
+                if isinstance(family, ZerosFamily):
+                    own = own.where(own != 0, torch.nan)  # which are none of its scale
                 least = smallest_variances(own).sqrt()
+                if name_of(family) not in WITH_VARIANCE:  # of heavy tails a variance says nothing of the scale
+                    deviation = (own - own.nanmedian(0).values).abs().nanmedian(0).values
+                    robust = math.sqrt(FLOOR) * MEDIAN_DEVIATION * deviation
+                    least = torch.where(robust > 0, least.minimum(robust), least)
                 found[f"raw_{prefix}scale"] = family.parameters["scale"].unconstrained(least)
         return found
 
