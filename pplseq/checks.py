@@ -200,6 +200,23 @@ def similar(word: str, words: Iterable[str]) -> str:
     return f" Did you mean {close[0]!r}?" if close else ""
 
 
+def parameters_of(model: Any, given: Iterable[str], known: Iterable[str]) -> None:
+    """Raises TypeError where a name is none of a model's parameters; says which these are."""
+    known = list(known)
+    for name in given:
+        if name not in known:
+            raise TypeError(f"{type(model).__name__} has no parameter {shown(name)}.{nearest(name, known)}")
+
+
+def no_bounds(whose: str, options: Iterable[str], instead: str) -> None:
+    """Raises ValueError where bounds are asked of a model that cannot keep them; says what to do instead."""
+    if "bounds" in options:
+        raise ValueError(
+            f"bounds: {whose} takes none, as what it learns are weights that make its probabilities, means and variances "
+            f"together, no number for itself; {instead}"
+        )
+
+
 SCALARS = {"bool", "int", "float", "str", "None"}
 
 
@@ -217,9 +234,7 @@ class NamedArguments:
 
             @functools.wraps(method)
             def checked(self, *args: Any, **given: Any):
-                for name in given:
-                    if name not in known:
-                        raise TypeError(f"{type(self).__name__} has no parameter {name!r}.{nearest(name, known)}")
+                parameters_of(self, given, known)
                 return method(self, *args, **given)
 
             setattr(cls, "set_parameters", checked)  # noqa: B010  (a type checker sees the method as it was written)

@@ -24,7 +24,7 @@ from pplseq.distributions.state import MISSING, Belief
 from pplseq.infer.discrete.chain import Chain
 from pplseq.infer.discrete.results import MissingWords, StateMarginals
 from pplseq.infer.fit.em import Batch
-from pplseq.infer.fit.held import frozen, restored
+from pplseq.infer.fit.held import frozen, restored, scatter
 from pplseq.infer.forecasts import Forecast
 from pplseq.models.base import AT_POINT, AT_TEST, SequenceModel, first_parameter, in_training, said
 from pplseq.models.batch import (
@@ -326,6 +326,7 @@ class Estimator(DiagnosticQueries, StateOrder, HeldParameters, SequenceModel):
         """A start, in which what is held is what it was."""
         with restored(self):
             self.initialize(batch, *how)
+            scatter(self.slots.values())
 
     def log_prior(self) -> Tensor:
         """log density of the parameters under the priors, nats; 0 without priors."""

@@ -10,7 +10,7 @@ from scipy.optimize import minimize
 
 from pplseq import HMM, IOHMM, LDS
 from pplseq.infer.fit.held import filled
-from pplseq.models import ARHMM, SemiMarkovHMM, StructuralModel, SwitchingRegression
+from pplseq.models import ARHMM, VLHMM, SemiMarkovHMM, StructuralModel, SwitchingRegression, TextLDS
 from pplseq.runs.fits import DescentTraining
 
 RNG = np.random.default_rng(0)
@@ -164,8 +164,11 @@ def test_starts_and_what_is_held_beside():
         (gaussian("full"), VECTORS, {"loc": (0, None)}, "no best 'loc' within bounds.*lbfgs"),
         (gaussian("full"), VECTORS, {"covariance": (0, None)}, "'covariance' is not learned number by number"),
         (family("von_mises"), NUMBERS / 4, {"loc": (0, 1)}, "no best 'loc' within bounds.*lbfgs"),
-        (lambda: SwitchingRegression(2), NUMBERS, {"mean": (0.1, None)}, "'mean' is not learned number by number"),
-        (lambda: IOHMM(2, num_inputs=0, outputs="gaussian", num_outputs=2), VECTORS, {"noise": (0, 1)}, "bounds"),
+        (lambda: SwitchingRegression(2, order=1), NUMBERS, {"mean": (0.1, None)}, "'mean' is not learned number by number"),
+        (lambda: IOHMM(2, num_inputs=0, outputs="gaussian", num_outputs=2), VECTORS, {"noise": (0, 1)},
+         "bounds: IOHMM.fit takes none, as .* weights .*; forbid moves by graph="),
+        (lambda: VLHMM(4, num_words=3, hidden_size=4), WORDS, {"transition": (0.1, None)}, "VLHMM.fit takes none, .* an HMM"),
+        (lambda: TextLDS(num_words=3, num_states=1), WORDS, {"transition": (0.1, None)}, "TextLDS.fit takes none, .* an LDS"),
         (lambda: StructuralModel(), NUMBERS, {"trend": (0, 1)}, "no parameter 'trend'"),
         (lambda: StructuralModel(cycle=True), NUMBERS, {"damping": (0, 1)}, "'damping' is not learned"),
         (lambda: StructuralModel(), NUMBERS, {"noise": (-2, -1)}, "no value of 'noise', which lie between 0 and inf"),
@@ -268,3 +271,60 @@ def test_what_cannot_be_shared_or_ordered_is_refused():
     model = HMM(2, num_features=1).fit(NUMBERS, seed=0)
     with pytest.raises(ValueError, match="'increasing' of 'loc' says where all of it may lie; leave it out of fixed="):
         model.fit(NUMBERS, warm_start=True, fixed={"loc": [[True], [False]]}, bounds={"loc": "increasing"})
+
+
+# ------------------------------------------------------------------------------------------------ regressions
+SWITCHING = dict(switching=("mean", "variance"))
+
+
+@pytest.mark.parametrize(
+    ("bounds", "binds"),
+    [({"mean": "increasing"}, False), ({"mean": "decreasing"}, False), ({"variance": (0.5, 0.8), "mean": (None, 4.0)}, True),
+     ({"variance": "equal"}, True)],
+)  # fmt: skip
+def test_switching_means_and_variances(bounds, binds):
+    """As an HMM of the same density has them, whose start is drawn from its moves; found by gradients."""
+    model = SwitchingRegression(2, initial="learned", **SWITCHING).fit(NUMBERS, seed=0, bounds=bounds, num_restarts=3)
+    alike = {{"mean": "loc", "variance": "covariance"}[name]: how for name, how in bounds.items()}
+    other = HMM(2, num_features=1).fit(NUMBERS, seed=0, num_restarts=3, bounds=alike, tolerance=1e-9)
+    assert model.score(NUMBERS) == pytest.approx(other.score(NUMBERS), abs=2e-3)
+    assert model.num_free_parameters == other.num_free_parameters
+    free = SwitchingRegression(2, initial="learned", **SWITCHING).fit(NUMBERS, seed=0)
+    assert binds == (free.score(NUMBERS) > model.score(NUMBERS) + 0.01)
+    if isinstance(how := bounds.get("mean"), str):
+        assert bool(model.mean.diff() > 0) == (how == "increasing")
+    with pytest.raises(ValueError, match="method='lbfgs'"):
+        model.fit(NUMBERS, bounds=bounds, method="em")
+
+
+def test_weights_of_autoregressions_that_states_share():
+    model = ARHMM(2, 1).fit(NUMBERS[:, None], seed=0, method="lbfgs", bounds={"weights": "equal"})
+    free = ARHMM(2, 1).fit(NUMBERS[:, None], seed=0, num_restarts=3)
+    assert torch.equal(*model.weights.detach()) and model.score(NUMBERS[:, None]) < free.score(NUMBERS[:, None])
+    assert model.num_free_parameters == free.num_free_parameters - 2
+
+
+# ------------------------------------------------------------------------------------------------ starts
+LEVELS = np.arange(90) // 15 % 3
+STARTS = {
+    "means": (lambda: HMM(3, num_features=1), 4.0 * LEVELS + RNG.normal(size=90), {"loc": (None, 3.0)},
+              {"loc": [[0.0], [3.0], [3.0]], "covariance": [[1.0], [2.0], [26.0]]}),
+    "locations": (lambda: HMM(3, emission="normal"), 4.0 * LEVELS + RNG.normal(size=90), {"loc": (None, 3.0)},
+                  {"loc": [[0.0], [3.0], [3.0]], "scale": [[1.0], [1.4], [5.1]]}),
+    "rates": (lambda: HMM(3, emission="poisson"), RNG.poisson(2 + 6 * LEVELS), {"rate": (0, 6.0)},
+              {"rate": [[1.5], [2.5], [6.0]]}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", STARTS)
+def test_starts_that_bounds_would_make_one(name):
+    """States beyond one bound start apart, and some start comes to what one at the truth comes to."""
+    make, x, bounds, truth = STARTS[name]
+    model = make()
+    with model._keeping({}, "em", (), model._bounds_by(bounds, "em")):
+        model._begin(model._as_batch(x))
+    values = torch.cat([value.detach() for value in model.emissions.values().values()], -1)
+    assert len(values.unique(dim=0)) == 3
+    best = make().set_parameters(transition=0.8 * np.eye(3) + 0.2 / 3, **truth).fit(x, warm_start=True, bounds=bounds)
+    found = [make().fit(x, seed=seed, num_restarts=4, bounds=bounds).score(x) for seed in (0, 1)]
+    assert max(found) >= best.score(x) - 0.5

@@ -145,6 +145,29 @@ def test_draws_are_told_what_is_known_of_steps(name):
     assert 0.01 < float(found.p_values) < 0.99
 
 
+ONE = dict(transition=[[0.9]], state_noise=[[1.0]], emission=[[2.0]], emission_noise=[[0.5]])
+
+
+@pytest.mark.parametrize(
+    "model",
+    [StructuralModel().set_parameters(level=1.0, noise=1.0, width=1e7), LDS(1, 1, initial="diffuse").set_parameters(**ONE),
+     StructuralModel(trend="stochastic", seasonal=4, initial="diffuse").set_parameters(level=1.0, noise=1.0)],
+)  # fmt: skip
+def test_draws_of_a_wide_start_begin_where_the_data_begin(model):
+    """The first state has its smoothed mean and covariance, row by row; what follows is the model's."""
+    model.is_fitted = True
+    x = np.random.default_rng(0).normal(size=(2, 40, 1)).cumsum(1) + [[[50.0]], [[-900.0]]]
+    x[0, :2] = np.nan
+    found = model.predictive_check(x, lambda data: data[:, 2, 0], 400, seed=0)
+    mean, spread = (part[:, 0] for part in model.smooth(x))
+    matrix, loadings = model.transition.detach(), model.emission.detach()
+    for _ in range(2):
+        mean, spread = mean @ matrix.mT, matrix @ spread @ matrix.mT + model.state_noise.detach()
+    deviation = (loadings @ spread @ loadings.mT + model.emission_noise.detach())[:, 0, 0].sqrt()
+    assert ((found.drawn.mean(0) - (mean @ loadings.mT)[:, 0]).abs() < 4 * deviation / 20).all()
+    assert found.drawn.std(0).numpy() == pytest.approx(deviation.numpy(), rel=0.15)
+
+
 def test_words_of_a_linear_system_are_drawn_too():
     model, x, _ = draws("text_lds", 60)
     for statistic in (lambda data: (data == 0).double().mean(), lambda data: (data[:, 1:] == data[:, :-1]).double().mean()):

@@ -81,4 +81,15 @@ def test_outputs_that_inputs_drive(options):
     raw.data[:1] = -20.0  # on the way to where the likelihood has no end
     with pytest.warns(RuntimeWarning, match="a variance met its floor"):
         model.fit(x, inputs=inputs, method="sgd", warm_start=True, num_steps=1, seed=0)
-    assert float(raw.min()) == pytest.approx(np.log(1e-4 * X.var()) / 2)
+    assert float(raw.detach().min()) == pytest.approx(np.log(1e-4 * X.var()) / 2)
+
+
+@pytest.mark.parametrize("method", ["lbfgs", "sgd"])
+@pytest.mark.parametrize("name", ["hurdle_normal", "hurdle_student_t", "zero_inflated_laplace", "Cauchy"])
+def test_a_floor_is_of_what_has_the_scale(name, method):
+    """Zeros of a gate, and the far ones of heavy tails, make no floor: scales come out as they are."""
+    random = np.random.default_rng(0)
+    x = 500 + random.normal(size=200) if name != "Cauchy" else random.standard_cauchy(300)
+    x = np.where(np.arange(len(x)) % 3 == 0, 0.0, x) if name != "Cauchy" else np.append(x, 1e5)
+    model = HMM(1, emission=name).fit(x, seed=0, method=method, **({"num_steps": 400} if method == "sgd" else {}))
+    assert 0.6 < float(model.estimates()["scale"].detach()) < 1.5

@@ -19,6 +19,7 @@ from pplseq.models import (
     ProductMoves,
     SemiMarkovHMM,
     StreamingHMM,
+    StructuralModel,
     TextLDS,
 )
 from pplseq.models.texts import as_texts
@@ -128,6 +129,12 @@ def test_scores_are_numbers_without_a_warning():
         (lambda: HMM(2, 3).set_parameters(trans=1), "HMM has no parameter 'trans'. Did you mean 'transition'"),
         (lambda: HMM(2, num_features=1).set_parameters(trans=1), "HMM has no parameter 'trans'. Did you mean 'transition'"),
         (lambda: HMM(2, num_features=1).set_parameters(emission=1), "emission: this HMM has emissions of numbers"),
+        (lambda: HMM(2, 3).set_parameters(loc=1), "HMM has no parameter 'loc'. There are: initial, transition, emission"),
+        (lambda: HMM(2, emission="poisson").set_parameters(rte=1), "HMM has no parameter 'rte'. Did you mean 'rate'"),
+        (lambda: HMM(2, emission="poisson").set_parameters(loc=1), "HMM has no parameter 'loc'. There are: initial, .*, rate"),
+        (lambda: HMM(2, num_features=1, emission="mixture").set_parameters(wieghts=1), "HMM has no .* Did you mean 'weights'"),
+        (lambda: SemiMarkovHMM(2, emission="gamma", max_duration=2).set_parameters(x=1), "There are: .*, concentration, rate"),
+        (lambda: StructuralModel().set_parameters(slope=1.0), "has no parameter 'slope'. There are: level, noise, width"),
         (lambda: HMM(num_words=3, transition=ProductMoves(2, 2)).set_parameters(transition_3=1), "Did you mean 'transition_2'"),
         (lambda: SemiMarkovHMM(2, 3, max_duration=2).set_parameters(emision=1), "SemiMarkovHMM has no parameter 'emision'"),
         (lambda: SemiMarkovHMM(2, 3, max_duration=2).set_parameters(lasts=1), "initial, transition, duration, emission"),
@@ -146,7 +153,6 @@ def test_misspelt_names_get_a_suggestion(call, message):
 @pytest.mark.parametrize(
     "call, message",
     [
-        (lambda: HMM(2, num_features=1, emission="mixture").set_parameters(rate=1), "'rate' of these.*: weights, loc"),
         (lambda: IOHMM(2, num_symbols=2, num_outputs=3).set_parameters(**{"initial_network.logits": [np.nan, 0.0]}), "no NaN"),
     ],
 )

@@ -105,6 +105,25 @@ class Slot(NamedTuple):
         return Together(self, how)
 
 
+@torch.no_grad()
+def scatter(slots: Iterable[Slot]) -> None:
+    """Moves starts of states that would be the same once they are moved into their bounds, so that no fit would ever tell them
+    apart, to random places inside: as far from a bound as they were beyond it at most."""
+    own = [slot.raw for slot in slots if slot.of_states and not slot.rows]
+    own = [raw for raw in own if len(raw) == len(own[0])]
+    if not any(isinstance(entries_of(raw), Entries) for raw in own):
+        return
+    nearest = [kept(raw, raw) for raw in own]
+    each = torch.cat([value.reshape(len(value), -1) for value in nearest], -1)
+    alike = ((each.unsqueeze(0) == each.unsqueeze(1)).all(-1).sum(-1) > 1).nonzero().flatten()
+    for raw, inside in zip(own, nearest, strict=True):
+        entries = entries_of(raw)
+        if isinstance(entries, Entries):
+            beyond = (raw - inside).masked_fill(entries.mask, 0.0)
+            depth = torch.rand_like(beyond) * beyond.abs().minimum(entries.high - entries.low)
+            raw[alike] = torch.where(beyond != 0, inside - beyond.sign() * depth, raw)[alike]
+
+
 ORDERS = {"increasing": 1.0, "decreasing": -1.0}
 
 

@@ -125,7 +125,8 @@ class ARHMMParameters(RegressedSteps):
     def slots(self) -> dict[str, Slot]:
         """``weights`` are those of all regressors: the constant, lags and inputs, (Z, D, 1 + p D + U)."""
         return self.moves.slots | {
-            "weights": Slot(self.weights, raw_of=Tensor.clone, clips=False), "covariances": Slot(self.scale, triangle=True),
+            "weights": Slot(self.weights, raw_of=Tensor.clone, clips=False, value_of=Tensor.clone, of_states=True),
+            "covariances": Slot(self.scale, triangle=True),
         }  # fmt: skip
 
     def _check_held(self, method: str) -> None:

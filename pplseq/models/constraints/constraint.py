@@ -152,7 +152,8 @@ class Constraint:
     ) -> Constraint:
         """Texts of tokens that an automaton in the form of Ctrl-G accepts.
 
-        An edge is (from, to, tokens); a token without an edge out of a state must not stand there. Ctrl-G has the automaton
+        An edge is (from, to, tokens); a token without an edge out of a state must not stand there. A state to which no edge
+        leads is never reached, and one without an edge out of it ends its texts. Ctrl-G has the automaton
         read the end of text as a token like any other; beside ``end=`` of a question it is asked before that.
 
         Args:

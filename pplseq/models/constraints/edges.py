@@ -39,8 +39,14 @@ def read_edges(graph: str | Path | Mapping[str, Any], words: Sequence[str], most
             raise ValueError(f"{name}: edge {place}: expected (from, to, tokens), got {checks.shown(edge)}")
         for state in edge[:2]:
             number.setdefault(_state(state), len(number))
-    for state in (graph["initial_state"], *graph["accept_states"]):
-        number.setdefault(_state(state), len(number))
+    at_edges = {str(state): state for state in number}
+    for state in map(_state, (graph["initial_state"], *graph["accept_states"])):
+        if state not in number and str(state) in at_edges:
+            raise ValueError(
+                f"{name}: state {checks.shown(state)} is at no edge, where {checks.shown(at_edges[str(state)])} is; write "
+                "numbers and strings alike"
+            )
+        number.setdefault(state, len(number))
     if len(number) >= most:
         raise TooLarge(f"{name} of {len(number)} states", most)
     none = np.zeros((1, len(words)), dtype=bool)
@@ -59,6 +65,11 @@ def read_edges(graph: str | Path | Mapping[str, Any], words: Sequence[str], most
                 "deterministic automaton"
             )
         moves[start, own] = end
+    if edges and str(_state(graph["initial_state"])) not in at_edges:
+        raise ValueError(
+            f"{name}: initial_state {checks.shown(graph['initial_state'])} is at no edge, so that no text could have a token; "
+            f"edges have {checks.shown([*at_edges.values()])}"
+        )
     accepting = np.zeros(dead + 1, dtype=bool)
     accepting[[number[_state(state)] for state in graph["accept_states"]]] = True
     first = number[_state(graph["initial_state"])]

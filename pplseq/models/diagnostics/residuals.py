@@ -141,6 +141,8 @@ def _repeated(value: Any, times: int) -> Any:
     """What is known of rows, so many times one behind the other."""
     if isinstance(value, Mapping):
         return {name: _repeated(part, times) for name, part in value.items()}
+    if isinstance(value, tuple):
+        return type(value)(*(_repeated(part, times) for part in value))
     return value.repeat(times, *(1,) * (value.dim() - 1))
 
 
@@ -179,8 +181,9 @@ class DiagnosticQueries:
 
         Args:
             x, lengths, **known: the data; draws have their shape, gaps and what is known of steps. A row of an autoregression
-                is drawn from the start that :meth:`sample` has, one of a structural model from its wide start, so that a
-                statistic that depends on where level, slope or seasons begin says nothing of the model.
+                is drawn from the start that :meth:`sample` has. Where next to nothing is known of a first state before the
+                data (structural models, a diffuse start), it is drawn as all of its row tells of it: where level, slope and
+                seasons begin is then that of the data, and says nothing against the model.
             statistic: of a data set a number, or (k,) numbers; it is given a list of (T_i[, D]) tensors where x was a list,
                 else (B, T[, D]), NaN (of words -1) where nothing was observed. num_samples: S. seed: makes it repeatable.
 
@@ -209,13 +212,18 @@ class DiagnosticQueries:
 
         with seeded(seed), torch.no_grad():
             observed, drawn, most = found(batch.x), [], max(1, MOST_STEPS // (rows * steps))
+            told = self._told_of_replicas(batch)
             for first in range(0, num_samples, most):
                 sets = min(most, num_samples - first)
-                known = {name: _repeated(value, sets) for name, value in batch.known.items()}
+                known = {name: _repeated(value, sets) for name, value in (batch.known | told).items()}
                 several = self.draws(num_sequences=sets * rows, num_steps=steps, **known)[1]
                 drawn += [found(data) for data in several.unflatten(0, (sets, rows))]
         drawn = torch.stack(drawn)
         return PredictiveCheck(observed, drawn, (1 + (drawn >= observed).sum(0)) / (1.0 + num_samples))
+
+    def _told_of_replicas(self, batch: Batch) -> dict[str, Any]:
+        """What :meth:`draws` are told, row by row, beside what is known of steps."""
+        return {}
 
     def _residuals(self: Any, batch: Batch) -> Tensor:
         """(B, T, n) of one-step predictions, N(0, 1) where they are right, NaN where nothing was seen."""

@@ -306,21 +306,17 @@ class HMM(Constrainable, StateLanguages, LoopAnswers):
         if self.factors is not None and transition is not None:
             own = ", ".join(f"{name} {shape}" for name, shape in self._move_shapes.items())
             raise ValueError(f"transition: {self.factors} has a table for each coordinate; give {own}")
+        given = dict(loc=loc, covariance=covariance, precision=precision, **parameters)
+        given = {name: value for name, value in given.items() if value is not None}
+        checks.parameters_of(self, given, [*self._own_values, *self.emissions.settable])
         tables |= {"initial": initial, "transition": transition, "emission": emission}
         self._set_tables(**{name: table for name, table in tables.items() if table is not None})
         for name, allowed in (("initial", self.start_states), ("transition", self.graph)):
             if allowed is not None and bool((getattr(self, name)[~allowed] > 0).any()):
                 raise ValueError(f"{name}: gives probability to what graph or start_states forbids")
-        given = dict(loc=loc, covariance=covariance, precision=precision, **parameters)
-        values = {k: checks.numbers(k, v).to(like(self)) for k, v in given.items() if v is not None}
+        values = {name: checks.numbers(name, value).to(like(self)) for name, value in given.items()}
         if not values:
             return self
-        if parameters and (self.num_words is not None or isinstance(self.emissions, GaussianTable)):
-            own = ["emission"] if self.num_words is not None else ["loc", "covariance", "precision"]
-            name, known = next(iter(parameters)), [*self._own_values, *own]
-            raise TypeError(f"{type(self).__name__} has no parameter {name!r}.{checks.nearest(name, known)}")
-        if self.num_words is not None:
-            raise TypeError(f"{next(iter(values))}: this {type(self).__name__} has other emissions; see emission")
         if isinstance(self.emissions, GaussianTable):
             values = {"loc": self.loc} | values
             if covariance is None and precision is None:

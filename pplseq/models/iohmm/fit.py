@@ -87,6 +87,8 @@ class FitPlan(NamedTuple):
             raise ValueError(
                 f"method {checks.shown(method)} needs priors: make the model with priors=True, or with WeightPriors(...)"
             )
+        instead = "forbid moves by graph=, hold parts by fixed=, give priors=, or take an HMM, SwitchingRegression or ARHMM"
+        checks.no_bounds(f"{type(model).__name__}.fit", options, instead)
         check_options(model, method, options, FITTERS.get(method), own=("blocks", "precisions", "gradient"))
         for name, least in (("max_iterations", 1), ("num_steps", 1), ("tolerance", 0.0)):
             if name in options:

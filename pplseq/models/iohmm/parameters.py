@@ -167,10 +167,9 @@ class IOParameters(Estimator):
     def set_parameters(self, **values: Tensor) -> Self:
         """Sets weights by the names of :meth:`sites`; returns the model."""
         known = dict(self.named_parameters())
+        checks.parameters_of(self, values, known)
         for name, value in values.items():
             value = checks.numbers(name, value)
-            if name not in known:
-                raise TypeError(f"{type(self).__name__} has no parameter {name!r}.{checks.nearest(name, known)}")
             checks.shape(name, value, known[name].shape)
             if bool(value.isnan().any()):
                 raise ValueError(f"{name} must hold no NaN; check how it is computed")

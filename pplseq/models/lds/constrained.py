@@ -190,10 +190,9 @@ class ConstrainedLDS(LDS):
             ValueError: for values that have not their patterns, wrong shapes, matrices that are no covariances, and an unstable
                 transition where the start is stationary. TypeError: for parameters that this model has not.
         """
+        checks.parameters_of(self, given, self.patterns)
         found = {}
         for name, value in given.items():
-            if name not in self.patterns:
-                raise TypeError(f"{type(self).__name__} has no parameter {name!r}.{checks.nearest(name, self.patterns)}")
             value = torch.as_tensor(value, dtype=torch.float64).to(self.reference)
             value = torch.diag(value) if name in SCALES and value.dim() == 1 else value
             found[name] = self.patterns[name].raw(self.patterns[name].check(value))

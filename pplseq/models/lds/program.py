@@ -183,13 +183,18 @@ class LDS(LoopAnswers):
         return chain_of(values, Batch(x, lengths, None, inputs), emission)
 
     def _direct_draw(
-        self, *, start=None, inputs=None, transitions=None, emissions=None, num_sequences=None, num_steps=None, **added
+        self, *, start=None, inputs=None, transitions=None, emissions=None, num_sequences=None, num_steps=None,
+        first: GaussianBelief | None = None, **added
     ) -> tuple[Tensor, Tensor] | None:  # fmt: skip
+        """As of the base class; first: what is known of the first state of each row, in the place of the model's own."""
         if not self._is_own_story or not self._knows(added):
             return None
         sizes = dict(num_sequences=num_sequences, num_steps=num_steps)
         given, (move, emit) = self._told(None, None, start, inputs, transitions, emissions, added, sizes)
-        return given.draw(lambda z, t, x: move(z, t), lambda z, t, x: emit(z, t), start)
+        if first is None:
+            return given.draw(lambda z, t, x: move(z, t), lambda z, t, x: emit(z, t), start)
+        begin = LinearGaussian(None, self.transition, first.covariance, first.mean)
+        return given.draw(lambda z, t, x: begin if z is None else move(z, t), lambda z, t, x: emit(z, t))
 
     @property
     def _is_finite(self) -> bool:

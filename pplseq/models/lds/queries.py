@@ -100,6 +100,18 @@ class LDSQueries(LDSTensors):
         assert isinstance(found.means, Tensor) and isinstance(found.covariances, Tensor)  # as batch.x is
         return (batch.x - found.means) / found.covariances.diagonal(dim1=-2, dim2=-1).sqrt()
 
+    def _told_of_replicas(self, batch: Batch) -> dict[str, GaussianBelief]:
+        if not self._is_wide:
+            return {}
+        states = self.posterior(batch.x, batch.lengths, **batch.known).smoothed_states()
+        covariance = states.covariances.at(0)
+        return {"first": GaussianBelief(states.means[:, 0], covariance.expand(len(batch.x), *covariance.shape[-2:]))}
+
+    @property
+    def _is_wide(self) -> bool:
+        """Whether next to nothing is known of the first state before the data."""
+        return self.initial == "diffuse"
+
     @property
     def _steps_to_settle(self) -> int:
         return self.num_states

@@ -75,6 +75,11 @@ class Table(PyroModule):
         return {}
 
     @property
+    def settable(self) -> list[str]:
+        """Names that :meth:`set_values` takes."""
+        return list(self.declared)
+
+    @property
     def slots(self) -> dict[str, Slot]:
         return {name: self._slot(name, own) for name, own in self.declared.items()}
 
@@ -108,11 +113,9 @@ class Table(PyroModule):
         """Sets parameters by their names: in their shapes, (Z,) of one column, or one number, (Z, 1) or (1, d) for all.
 
         Raises:
-            ValueError: for an unknown name, or values that the parameter does not take.
+            ValueError: for values that the parameter does not take.
         """
         for name, value in values.items():
-            if name not in self.declared:
-                raise ValueError(f"no parameter {name!r} of these emissions; there are: {', '.join(self.declared)}")
             raw, own = self.raw(name), self.declared[name]
             value = in_shape(name, torch.as_tensor(value, dtype=torch.float64).to(raw), tuple(raw.shape), spread=True)
             own.check(name, value)
@@ -221,6 +224,10 @@ class GaussianTable(Table):
             shape = (num_features, num_features)
             shape = shape if covariance == "tied" else (num_states, *shape)
             self.scale_tril = nn.Parameter(torch.zeros(shape, dtype=dtype))
+
+    @property
+    def settable(self) -> list[str]:
+        return ["loc", "covariance", "precision"]
 
     @property
     def scale_shape(self) -> torch.Size:
@@ -470,7 +477,10 @@ class GaussianTable(Table):
         _warn_of_constants(rows)
         floor = self.lowest(centred.new_tensor(len(rows)), centred.sum(0), centred.square().sum(0), centre)
         if self.covariance in ("diag", "spherical"):
-            variance = centred.square().mean(0).maximum(floor).expand(self.loc.shape)
+            variance, beyond = centred.square().mean(0), (loc - kept(self.loc, loc)).square()
+            if bool((beyond > 0).any()):  # states at one bound differ by how far what they stand for is from it
+                variance = (rows - loc[torch.cdist(rows, loc).argmin(-1)]).square().mean(0)
+            variance = variance.maximum(floor) + beyond
             variance = variance if self.covariance == "diag" else variance.mean(-1, keepdim=True)
             if getattr(entries_of(self.loc), "how", "") == "equal":  # nothing else would tell states apart
                 variance = variance * 4 ** torch.linspace(-1, 1, self.num_states).to(variance).unsqueeze(-1)

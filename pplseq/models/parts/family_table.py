@@ -22,6 +22,7 @@ from pplseq.infer.fit.closed_forms import dirichlet_mode
 from pplseq.infer.fit.em import NOTHING, Statistics
 from pplseq.infer.fit.held import Slot, is_bound, kept
 from pplseq.models.parts.emissions import (
+    FLOOR,
     GaussianTable,
     Table,
     check_vectors,
@@ -45,8 +46,11 @@ from pplseq.models.parts.family_start import clusters, fit_family
 from pplseq.models.parts.named_families import family_of, is_known, spelled
 from pplseq.models.parts.partly_seen import filled_at_random
 from pplseq.models.parts.priors import Priors
+from pplseq.models.parts.zeros import ZerosFamily
 
 SPREAD = 0.5  # of the first parameters, before any data
+WITH_VARIANCE = ("normal", "LogNormal", "Laplace", "Logistic", "Gumbel")
+MEDIAN_DEVIATION = 1.4826  # standard deviations of a normal distribution, in median deviations of it
 FEW = 4  # numbers that fit no family
 
 
@@ -175,7 +179,13 @@ class FamilyTable(Table):
                 own = rows[:, columns].double()
                 if family.holds is not None and not bool(family.holds[0](own.new_full((1,), -1.0)).all()):
                     own = own.log().where(own > 0, torch.nan)  # whose scale is that of logarithms
+                if isinstance(family, ZerosFamily):
+                    own = own.where(own != 0, torch.nan)  # which are none of its scale
                 least = smallest_variances(own).sqrt()
+                if name_of(family) not in WITH_VARIANCE:  # of heavy tails a variance says nothing of the scale
+                    deviation = (own - own.nanmedian(0).values).abs().nanmedian(0).values
+                    robust = math.sqrt(FLOOR) * MEDIAN_DEVIATION * deviation
+                    least = torch.where(robust > 0, least.minimum(robust), least)
                 found[f"raw_{prefix}scale"] = family.parameters["scale"].unconstrained(least)
         return found
 
@@ -367,7 +377,15 @@ class FamilyTable(Table):
                         RuntimeWarning, stacklevel=2,
                     )  # fmt: skip
                 if family.start is not None:
-                    for name, value in family.start(own, len(states)).items():
+                    values = family.start(own, len(states))
+                    if {"loc", "scale"} <= set(family.parameters):
+                        self._put(f"{prefix}loc", states, place, values["loc"])
+                        loc = self.raw(f"{prefix}loc")
+                        beyond = (loc - kept(loc, loc))[states, place].double()
+                        if bool(beyond.any()):  # states at one bound differ by how far what they stand for is from it
+                            within = (own.unsqueeze(-1) - values["loc"]).abs().amin(-1).square().mean().sqrt()
+                            values["scale"] = torch.hypot(within.clamp_min(0.1 * values["scale"].min()), beyond)
+                    for name, value in values.items():
                         self._put(f"{prefix}{name}", states, place, value)
                     continue
                 if cluster is None:
@@ -405,6 +423,10 @@ class MixtureTable(Table):
 
     def raw(self, name: str) -> nn.Parameter:
         return self.weight_logits
+
+    @property
+    def settable(self) -> list[str]:
+        return [*super().settable, *self.gaussians.settable]
 
     @property
     def num_free(self) -> int:
@@ -452,8 +474,6 @@ class MixtureTable(Table):
     def set_values(self, weights: Tensor | None = None, **rest: Tensor) -> None:
         if weights is not None:
             super().set_values(weights=weights)
-        if unknown := [name for name in rest if name not in ("loc", "covariance", "precision")]:
-            raise ValueError(f"no parameter {unknown[0]!r} of these emissions; there are: weights, loc, covariance, precision")
         if rest:
             self.gaussians.set_values(**({"loc": self.gaussians.loc} | rest))
 

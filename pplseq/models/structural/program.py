@@ -195,6 +195,10 @@ class StructuralModel(LDS):
         return moves, noises
 
     @property
+    def _is_wide(self) -> bool:
+        return True
+
+    @property
     def _variances(self) -> dict[str, Tensor]:
         return dict(zip(self.variances, (2 * self.log_scales).exp(), strict=True))
 
@@ -314,6 +318,7 @@ class StructuralModel(LDS):
         """Sets variances, of "level", "slope", "seasonal" ("seasonal_24" of several), "cycle", "ar" and noise, weights (U,) of
         inputs, that of a wide first state, the frequency of a cycle (radians a step), its damping, and the weights (p,) of an
         autoregression, which must be stationary."""
+        checks.parameters_of(self, variances, [*self._held_as, *(["width"] if self.initial != "diffuse" else [])])
         for name, value in (("frequency", frequency), ("damping", damping), ("ar_weights", ar_weights)):
             if value is not None and name.removesuffix("_weights") not in self.learned:
                 raise ValueError(f"{name}: this model has none; make it with {'ar=...' if name[0] == 'a' else 'cycle=True'}")
@@ -324,8 +329,6 @@ class StructuralModel(LDS):
         if width is not None and self.initial == "diffuse":
             raise ValueError("width: nothing is known of a diffuse start; make the model with initial='wide'")
         for name, value in variances.items():
-            if name not in self.variances:
-                raise ValueError(f"no variance {name!r} in this model.{checks.nearest(name, [*self.variances, 'noise'])}")
             checks.positive(name, value, zero=True)
         shares = self._shares()
         for name, value in (before | variances).items():  # shares of a cycle's depend on its damping

@@ -154,7 +154,19 @@ class SwitchingParameters(RegressedSteps):
     def slots(self) -> dict[str, Slot]:
         names = {"mean": "raw_mean", "inputs": "inputs_weights", "lags": "lags_weights", "variance": "log_scale"}
         own = dict(self.named_parameters())
-        found = {name: Slot(own[raw]) for name, raw in names.items() if raw in own}
+        names = {name: raw for name, raw in names.items() if raw in own}
+        found = {name: Slot(own[raw], clips=False, of_states=name in self.switching) for name, raw in names.items()}
+        if not (self.order and self.lags_of == "values" and self.can_centre):  # else a constant depends on lags
+            centre = self.centre if self.can_centre else 0.0
+            found["mean"] = found["mean"]._replace(
+                raw_of=lambda mean: (mean - centre) / self.unit, value_of=lambda raw: self.unit * raw + centre
+            )
+        found["variance"] = found["variance"]._replace(
+            raw_of=lambda variance: variance.log() / 2 - self.unit.log(), support=(0.0, math.inf),
+            value_of=lambda raw: (2 * (raw + self.unit.log())).exp(),
+        )  # fmt: skip
+        if self.order:
+            found["lags"] = found["lags"]._replace(raw_of=Tensor.clone, value_of=Tensor.clone)
         return found | self.moves.slots
 
     # ---------------------------------------------------------------- data

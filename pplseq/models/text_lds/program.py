@@ -465,6 +465,7 @@ class TextLDS(GaussianEstimator):
                 f"expected nothing held (also by requires_grad_(False)), got {checks.shown(still)}; go on from given "
                 "parameters with initial=, or descend on -log_joint(x) with an optimizer over what may move"
             )
+        checks.no_bounds("TextLDS.fit", settings, "go on from given parameters with initial=, or take an LDS, which has bounds")
         known = FitSettings.__dataclass_fields__
         if unknown := [name for name in settings if name not in known]:
             why = " It is fitted on the CPU." if unknown[0] == "device" else checks.nearest(unknown[0], known)

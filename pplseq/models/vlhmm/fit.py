@@ -370,6 +370,7 @@ def batching(
 
 
 def _settings(given: dict[str, Any]) -> TrainSettings:
+    checks.no_bounds("VLHMM.fit", given, "hold layers by fixed=, or take an HMM, whose tables have bounds")
     for name in given:
         if name not in TrainSettings.__dataclass_fields__:
             known = [*inspect.signature(fit).parameters][3:-1] + [*TrainSettings.__dataclass_fields__]

@@ -26,6 +26,7 @@ PHRASE = {  # "1 2" stands in it; states are tuples of its tokens, as those of t
     ],
     "initial_state": (), "accept_states": {(1, 2)},
 }  # fmt: skip
+PLAIN = {"edges": [(0, 1, mask(1)), (1, 2, mask(2))], "initial_state": 0, "accept_states": [2]}
 ODD = {  # tokens without an edge, a state that nothing leads to, and the start not the first
     "edges": [(5, 7, mask(0)), (3, 5, mask(1, 2)), (5, 3, mask(1)), (9, 3, mask(0)), (7, 7, mask(3))],
     "initial_state": 3, "accept_states": [7, 3],
@@ -80,12 +81,23 @@ def test_it_is_as_probable_as_enumeration_says():
         (PHRASE | {"edges": [(0, 1, [True, False])]}, ValueError, "edge 0: expected 4 truth values"),
         (PHRASE | {"edges": [(0, 1, [4])]}, ValueError, "ids in 0..3"),
         (PHRASE | {"edges": [(0, 1, mask(1)), (0, 2, mask(1, 2))]}, ValueError, "edge 1: a token leads from state 0 to two"),
+        (PLAIN | {"initial_state": 77}, ValueError, "initial_state 77 is at no edge, .*edges have .0"),
+        (PLAIN | {"initial_state": "0"}, ValueError, "state '0' is at no edge, where 0 is; write numbers and strings alike"),
+        (PLAIN | {"accept_states": ["2"]}, ValueError, "state '2' is at no edge, where 2 is"),
         (PHRASE | {"edges": [(0.5, 1, mask(1))]}, TypeError, "numbers, strings or tuples"),
     ],
 )
 def test_what_is_no_automaton(graph, error, message):
     with pytest.raises(error, match=message):
         Constraint.of_edges(graph, V)
+
+
+def test_states_that_no_edge_leads_to_are_never_reached():
+    plain = Constraint.of_edges(PHRASE, V)
+    assert Constraint.of_edges(PHRASE | {"accept_states": [*PHRASE["accept_states"], 77, (3, 4)]}, V).equals(plain)
+    none = Constraint.of_edges(PHRASE | {"accept_states": [77]}, V)
+    assert none.equals(~Constraint.anything())
+    assert Constraint.of_edges({"edges": [], "initial_state": 5, "accept_states": [5]}, V).equals(Constraint.length(0, 0))
 
 
 def test_files_that_are_not_read(tmp_path):

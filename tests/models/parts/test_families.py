@@ -191,7 +191,6 @@ def test_newtons_method_finds_the_maximum_of_each():
         (lambda: HMM(2, emission="poisson").fit([1.5, 2.0, 3.0]), "column 0 must hold counts .* row 0, step 0 holds 1.5"),
         (lambda: HMM(2, emission="poisson", ties=[0, 2]), "ties must give"),
         (lambda: HMM(2, emission="poisson", graph=torch.tensor([[0, 1], [0, 0]]).bool()), "dead end"),
-        (lambda: HMM(2, emission="poisson").set_parameters(rte=[[1.0], [2.0]]), "no parameter 'rte'"),
         (lambda: HMM(2, emission="poisson").set_parameters(rate=[[-1.0], [2.0]]), "rate: outside"),
     ],
 )

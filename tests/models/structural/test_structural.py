@@ -104,7 +104,6 @@ def test_read_only_arrays_are_no_warning():
     [
         (lambda: StructuralModel(trend="linear"), "trend must be one of stochastic, fixed"),
         (lambda: StructuralModel(seasonal=1), "seasonal"),
-        (lambda: StructuralModel().set_parameters(slope=1.0), "no variance 'slope'"),
         (lambda: StructuralModel().fit(NILE, fixed=["transition"]), "by the options level and trend"),
     ],
 )
