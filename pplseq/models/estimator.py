@@ -632,8 +632,8 @@ class Estimator(DiagnosticQueries, StateOrder, HeldParameters, SequenceModel):
     # ---------------------------------------------------------------- arguments
     def get_params(self, deep: bool = True) -> dict[str, Any]:
         """The constructor's arguments, as scikit-learn has them: ``type(model)(**model.get_params())`` is built alike."""
-        own = inspect.signature(type(self).__init__).parameters.values()
-        return {one.name: one.default for one in own if one.default is not one.empty} | self.config
+        told, own = dict(self.config), inspect.signature(type(self).__init__).parameters.values()
+        return told | {one.name: one.default for one in own if one.name not in told and one.default is not one.empty}
 
     def set_params(self, **params) -> Self:
         """Builds the model anew with other arguments; its parameters stay where all of them keep their shapes and mean what

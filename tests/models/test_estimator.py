@@ -35,7 +35,7 @@ def test_other_sizes_are_another_model():
     [
         (SemiMarkovHMM(2, 4, duration="geometric"), dict(duration="poisson", max_duration=3)),
         (SwitchingRegression(2, duration="poisson", max_duration=3), dict(duration="geometric", max_duration=None)),
-        (ARHMM(2, 1, duration="geometric"), dict(duration="poisson", max_duration=3, num_phases=None)),
+        (ARHMM(2, 1, duration="geometric"), dict(duration="poisson", max_duration=3)),
         (MixtureHMM(2, 2, 4), dict(num_clusters=4, num_states=1)),
         (MixtureIOHMM(2, 2, num_inputs=1, num_outputs=3), dict(num_clusters=4, num_states=1)),
     ],

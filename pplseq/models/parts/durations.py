@@ -48,15 +48,16 @@ def moves_config(duration: str | None, max_duration: int | None, num_phases: int
             if value is not None:
                 raise ValueError(f"{name}: it is of durations; say which, as duration='poisson', or leave it out; got {value}")
         return {}
-    return {"duration": duration, **duration_size(duration, max_duration, num_phases)}
+    size = duration_size(duration, max_duration, num_phases)
+    return {"duration": duration} | ({} if duration == "geometric" else size)
 
 
 def moves_of(num_regimes: int, told: Mapping[str, Any], initial: str, dtype: torch.dtype, name: str = "num_regimes") -> Moves:
     """Moves as :func:`moves_config` told them. name: of the argument that says how many regimes there are."""
     if not told:
         return MarkovMoves(num_regimes, dtype, initial)
-    (_, duration), (of_size, size) = told.items()
-    checks.fits(of_size, 8.0 * (checks.count(name, num_regimes, 2) * size) ** 2, "choose shorter durations")
+    duration, size = [*told.values(), 1][:2]  # "geometric" durations have one phase
+    checks.fits([*told][-1], 8.0 * (checks.count(name, num_regimes, 2) * size) ** 2, "choose shorter durations")
     return DurationMoves(num_regimes, duration, size, dtype, initial)
 
 
