@@ -39,7 +39,7 @@ from pplseq.models.batch import (
     without_empty_rows,
 )
 from pplseq.models.diagnostics.residuals import DiagnosticQueries
-from pplseq.models.fitted import HeldParameters, told_bounds, told_held
+from pplseq.models.fitted import HeldParameters, mean_the_same, told_bounds, told_held, told_parameters
 from pplseq.models.fitting import (
     PART_STEPS,
     about_data,
@@ -573,24 +573,28 @@ class Estimator(DiagnosticQueries, StateOrder, HeldParameters, SequenceModel):
         return self._posterior(x, lengths, **known)[1].missing_words().in_order()
 
     @torch.no_grad()
-    def sample(self, num_steps: int, num_sequences: int = 1, *, seed: int | None = None, **known) -> Sample:
+    def sample(self, num_steps: int | None = None, num_sequences: int = 1, *, seed: int | None = None, **known) -> Sample:
         """Sequences drawn from the model.
 
         Args:
             num_steps, num_sequences: T and B. seed: makes the draw repeatable; None draws from torch's generator.
-            **known: what the program takes besides; inputs are (B, T, U), or (T, U) or a frame for all sequences.
+            **known: what the program takes besides; inputs are (B, T, U), or (T, U) or a frame for all sequences, and say T
+                where it is left out.
         """
         self._check_fitted()
+        if "lengths" in known:
+            raise TypeError("lengths: all sequences that are drawn have num_steps steps; leave it out, and cut them afterwards")
         if known.get("inputs") is not None:
-            known["inputs"] = self._inputs_to_draw(known["inputs"], num_sequences, num_steps)
+            known["inputs"], num_steps = self._inputs_to_draw(known["inputs"], num_sequences, num_steps)
+        num_steps = checks.count("num_steps", num_steps)
         with seeded(seed):
             states, x = self.draws(num_sequences=num_sequences, num_steps=num_steps, **known)
         known = None if self.vocabulary is None else self.vocabulary.words
         return Sample(x, states, None if known is None else [[known[word] for word in row] for row in x.tolist()])
 
-    def _inputs_to_draw(self, inputs: Any, num_sequences: int, num_steps: int) -> Any:
-        """Inputs of sequences that are drawn, in the form that the program takes."""
-        return inputs
+    def _inputs_to_draw(self, inputs: Any, num_sequences: int, num_steps: int | None) -> tuple[Any, Any]:
+        """Inputs of sequences that are drawn, in the form that the program takes, and how many steps these are."""
+        return inputs, num_steps
 
     def draws(self, **known) -> tuple[Tensor, Tensor]:
         """States and observations (B, T, ...), as :meth:`_direct_draw`; by running the program where that has to be."""
@@ -629,10 +633,12 @@ class Estimator(DiagnosticQueries, StateOrder, HeldParameters, SequenceModel):
     # ---------------------------------------------------------------- arguments
     def get_params(self, deep: bool = True) -> dict[str, Any]:
         """The constructor's arguments, as scikit-learn has them: ``type(model)(**model.get_params())`` is built alike."""
-        return dict(self.config)
+        told, own = dict(self.config), inspect.signature(type(self).__init__).parameters.values()
+        return told | {one.name: one.default for one in own if one.name not in told and one.default is not one.empty}
 
     def set_params(self, **params) -> Self:
-        """Builds the model anew with other arguments; its parameters stay where all of them keep their shapes.
+        """Builds the model anew with other arguments; its parameters stay where all of them keep their shapes and mean what
+        they meant: where ``estimates`` stay.
 
         Raises:
             ValueError: for arguments that there are not, or that the constructor refuses.
@@ -645,10 +651,13 @@ class Estimator(DiagnosticQueries, StateOrder, HeldParameters, SequenceModel):
             built.to(self.reference.device)
             if "dtype" not in params:
                 built.to(self.reference.dtype)
-        kept, new = self.state_dict(), built.state_dict()
+        kept, new = self.state_dict(), {name: value.clone() for name, value in built.state_dict().items()}
         same = {n: v.shape for n, v in kept.items()} == {n: v.shape for n, v in new.items()}
         if same:
             built.load_state_dict(kept)
+            if not (same := mean_the_same(self, built)):
+                built.load_state_dict(new)
+        if same:
             vars(built)["history"], built.is_fitted = self.history, self.is_fitted
             built.fixed_parameters, built._fixed_entries = self.fixed_parameters, self._fixed_entries
             built._bounds = self._bounds
@@ -662,14 +671,7 @@ class Estimator(DiagnosticQueries, StateOrder, HeldParameters, SequenceModel):
 
     def _repr_html_(self) -> str:
         """For notebooks."""
-        told: dict[str, Tensor] = {}
-        if self.__sklearn_is_fitted__():
-            try:
-                with torch.no_grad():
-                    told = self.estimates()
-            except ValueError:  # which mean nothing one by one
-                told = dict(self.named_parameters())
-        return notebooks.parameters(repr(self), told)
+        return notebooks.parameters(repr(self), told_parameters(self) if self.__sklearn_is_fitted__() else {})
 
     def __repr__(self) -> str:
         defaults = {}

@@ -487,3 +487,23 @@ def told_bounds(bounds: Mapping[str, Any]) -> dict[str, Any]:
 def told_held(holds: Mapping[str, Tensor | None]) -> dict[str, str]:
     """What a fit holds, as a run's folder says it."""
     return {name: "whole" if mask is None else digest(mask) for name, mask in holds.items()}
+
+
+@torch.no_grad()
+def told_parameters(model: Any) -> dict[str, Tensor]:
+    """What a model tells of its parameters, by name."""
+    try:
+        return model.estimates()
+    except ValueError:  # which mean nothing one by one
+        return dict(model.named_parameters())
+
+
+def mean_the_same(model: Any, other: Any) -> bool:
+    """Whether parameters that two models share have the same names and values in both, but for what another type of numbers
+    rounds, and the same moves and starts are allowed."""
+    allowed = [{name: getattr(one, name, None) for name in ("graph", "start_states")} for one in (model, other)]
+    masks = ({name: mask for name, mask in each.items() if isinstance(mask, Tensor)} for each in allowed)
+    some, others = (told_parameters(one) | mask for one, mask in zip((model, other), masks, strict=True))
+    return {n: value.shape for n, value in some.items()} == {n: value.shape for n, value in others.items()} and all(
+        torch.allclose(value.double(), others[n].double(), rtol=1e-4, atol=1e-6, equal_nan=True) for n, value in some.items()
+    )

@@ -72,7 +72,7 @@ class RegimeQueries(Estimator):
 
     def sample(self, num_steps: int | None = None, num_sequences: int = 1, *, seed: int | None = None, **known) -> Sample:
         """Sequences drawn from the model, with their regimes; see :meth:`~pplseq.models.estimator.Estimator.sample`."""
-        drawn: Sample = super().sample(num_steps, num_sequences, seed=seed, **known)  # pyright: ignore[reportArgumentType]
+        drawn: Sample = super().sample(num_steps, num_sequences, seed=seed, **known)
         return drawn._replace(states=self._regime(drawn.states))
 
 
@@ -115,12 +115,15 @@ class ClusterQueries(Estimator):
 
     def _component(self, cluster: int, kind: type[Any]) -> Any:
         """The model of one cluster, a copy."""
-        if isinstance(cluster, bool) or not isinstance(cluster, int) or not 0 <= cluster < self.num_clusters:
+        if checks.count("cluster", cluster, 0) >= self.num_clusters:
             raise ValueError(f"cluster must be in 0..{self.num_clusters - 1}, got {checks.shown(cluster)}")
         config = {name: value for name, value in self.config.items() if name != "num_clusters"}
+        if config.get("own_networks"):
+            raise ValueError("component: a network of your own is that of all clusters; ask memberships of the mixture")
         size = config["num_states"]
+        names = None if self.state_names is None else self.state_names[cluster * size : (cluster + 1) * size]
         if config.get("state_names") is not None:
-            config["state_names"] = config["state_names"][cluster * size : (cluster + 1) * size]
+            config["state_names"] = names
         if config.get("ties") is not None:
             raise ValueError("component: states of several clusters share emissions (ties); ask memberships of the mixture")
         found = kind(**config).to(self.reference)
@@ -132,5 +135,5 @@ class ClusterQueries(Estimator):
             kept[name] = value
         found.load_state_dict(kept)
         found._take_names(self)
-        found.is_fitted = self.is_fitted
+        found.state_names, found.is_fitted = names, self.is_fitted
         return found

@@ -145,7 +145,7 @@ class RegressedSteps(Estimator):
 
         return given.draw(lambda z, t, x: transition(z), emit, start)
 
-    def _inputs_to_draw(self, inputs: Any, num_sequences: int, num_steps: int) -> Tensor | None:
+    def _inputs_to_draw(self, inputs: Any, num_sequences: int, num_steps: int | None) -> tuple[Any, Any]:
         return inputs_to_draw(self, inputs, num_sequences, num_steps)
 
     # ---------------------------------------------------------------- what comes next

@@ -179,7 +179,7 @@ def step_sizes(name: str, value: Any, shape: tuple[int, int], num_features: int)
     Raises:
         TypeError, ValueError: for what is of no such shape.
     """
-    value = as_tensor(value)
+    value = as_tensor(value, name)
     if value.dim() == 2 and value.shape != shape and value.shape[0] == shape[1] and shape[0] == 1:  # a frame of one sequence
         value = value.unsqueeze(0)
     if value.dim() in (1, 2) and value.shape in ((shape[1],), shape):
@@ -210,8 +210,5 @@ def check_sizes(sizes: Tensor, x: Tensor, columns: Mapping[str, Sequence[int]]) 
             value[~good] = 1.0
 
 
-def as_tensor(values) -> Tensor:
-    if isinstance(values, Tensor):
-        return checks.dense("matrices", values)
-    array = np.asarray(unmasked(values))
-    return torch.as_tensor(array if array.flags.writeable else array.copy())  # a frame's may not be written to
+def as_tensor(values, name: str = "matrices") -> Tensor:
+    return checks.numbers(name, values if isinstance(values, Tensor) else unmasked(values))

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from pplseq.models import HMM, StreamingHMM
+from pplseq.models import ARHMM, HMM, MixtureHMM, MixtureIOHMM, SemiMarkovHMM, StreamingHMM, SwitchingRegression
 
 X = [[0, 1, 2, 3], [3, 2, 1, 0, 0]]
 close = torch.testing.assert_close
@@ -28,6 +28,24 @@ def test_other_sizes_are_another_model():
     assert not model.is_fitted and model.history is None and "not fitted" in repr(model)
     model.fit(X, max_iterations=2)
     assert model.is_fitted and model.decode(X)[0].shape == (4,)
+
+
+@pytest.mark.parametrize(
+    ("model", "other"),
+    [
+        (SemiMarkovHMM(2, 4, duration="geometric"), dict(duration="poisson", max_duration=3)),
+        (SwitchingRegression(2, duration="poisson", max_duration=3), dict(duration="geometric", max_duration=None)),
+        (ARHMM(2, 1, duration="geometric"), dict(duration="poisson", max_duration=3)),
+        (MixtureHMM(2, 2, 4), dict(num_clusters=4, num_states=1)),
+        (MixtureIOHMM(2, 2, num_inputs=1, num_outputs=3), dict(num_clusters=4, num_states=1)),
+    ],
+)
+def test_numbers_that_would_mean_something_else_do_not_stay(model, other):
+    """Though they have the same shapes."""
+    model.is_fitted = True
+    model.set_params(**other)
+    assert not model.is_fitted and model.get_params().items() >= other.items()
+    assert SwitchingRegression(2).set_params(duration="explicit", max_duration=4).num_states == 8
 
 
 def test_the_type_stays_unless_it_is_given():

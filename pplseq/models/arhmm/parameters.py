@@ -43,7 +43,7 @@ class ARHMMParameters(RegressedSteps):
         self.order, self.num_inputs = checks.count("order", order, 0), checks.count("num_inputs", num_inputs, 0)
         real, size = DTYPES[checks.choice("dtype", dtype, DTYPES)], 1 + self.order * num_features + self.num_inputs
         checks.fits("order", float(num_states * size**2), "choose a smaller order, or fewer states")
-        self.moves = moves_of(num_states, told, "learned", real)
+        self.moves = moves_of(num_states, told, "learned", real, "num_states")
         self.num_states = self.moves.num_states
         self.register_buffer("regime_of", self.moves.regime_of.clone(), persistent=False)
         self.weights = nn.Parameter(0.1 * torch.randn(num_states, num_features, size, dtype=real))  # of (1, lags, inputs)

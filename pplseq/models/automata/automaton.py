@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from pplseq import checks
 from pplseq.data.labelled_strings import LABELS as LABELS_OF_FILES
+from pplseq.models.automata.pictures import read_dot, written
 
 LABELS = ("reject", "accept")
 
@@ -47,32 +48,10 @@ class Automaton:
     pos_label: str | None = None
 
     def __post_init__(self) -> None:
-        transitions, outputs = np.array(self.transitions), np.array(self.outputs)
-        num_states = len(outputs)
-        if outputs.ndim != 1 or not num_states:
-            raise ValueError(f"outputs: expected the label of each of one or more states, got shape {outputs.shape}")
-        if transitions.shape != (num_states, len(self.symbols)):
-            expected = (num_states, len(self.symbols))
-            raise ValueError(f"transitions: expected shape (states, symbols) = {expected}, got {transitions.shape}")
-        if len(set(self.symbols)) != len(self.symbols):
-            raise ValueError(f"symbols: expected each once, got {self.symbols}")
-        for name, values, size in (
-            ("transitions", transitions, num_states),
-            ("outputs", outputs, len(self.labels)),
-            ("start", np.array(self.start), num_states),
-        ):
-            whole = np.issubdtype(values.dtype, np.integer) or values.dtype == bool
-            if not whole or (values.size and not 0 <= values.min() <= values.max() < size):
-                raise ValueError(f"{name}: expected whole numbers from 0 to {size - 1}, got {checks.shown(values.tolist())}")
-        object.__setattr__(self, "symbols", tuple(self.symbols))
-        object.__setattr__(self, "labels", tuple(self.labels))
-        object.__setattr__(self, "start", int(self.start))
+        settle(self)
         object.__setattr__(self, "pos_label", usual_pos_label(self.labels) if self.pos_label is None else self.pos_label)
         if self.pos_label is not None and self.pos_label not in self.labels:
             raise ValueError(f"pos_label: expected one of the labels {', '.join(self.labels)}, got {self.pos_label!r}")
-        for name, values in (("transitions", transitions.astype(np.int64)), ("outputs", outputs.astype(np.int64))):
-            values.setflags(write=False)
-            object.__setattr__(self, name, values)
 
     @classmethod
     def from_regex(
@@ -184,13 +163,15 @@ class Automaton:
             A str if every symbol is one character, else a tuple of symbols.
 
         Raises:
-            ValueError: automata with different symbols or labels.
+            ValueError: automata with different symbols or labels. TypeError: what is neither.
         """
         if isinstance(other, str):
             other = Automaton.from_regex(other, self.symbols)
             if len(self.labels) == 2 and self.pos_label is not None:
                 names = sorted(self.labels, key=lambda name: name == self.pos_label)
                 other = replace(other, labels=tuple(names), pos_label=self.pos_label)
+        elif not isinstance(other, Automaton):
+            raise TypeError(f"other: expected an Automaton or a regular expression, got {checks.shown(other)}")
         for name in ("symbols", "labels"):
             mine, others = getattr(self, name), getattr(other, name)
             if set(mine) != set(others):
@@ -229,11 +210,11 @@ class Automaton:
         lines = [f"digraph {quoted(name)} {{", "  rankdir=LR;", '  start [shape=none, label=""];']
         for state, output in enumerate(self.outputs):
             shape = "doublecircle" if self.labels[output] == self.pos_label else "circle"
-            text = str(state) if self.labels == LABELS else f"{state}: {self.labels[output]}"
-            lines.append(f"  {state} [shape={shape}, label={quoted(text)}];")
+            text = f'"{state}"' if self.labels == LABELS else f'"{state}: {written([self.labels[output]])[1:]}'
+            lines.append(f"  {state} [shape={shape}, label={text}];")
         lines.append(f"  start -> {self.start};")
         for (state, following), symbols in self.edges().items():
-            lines.append(f"  {state} -> {following} [label={quoted(', '.join(symbols))}];")
+            lines.append(f"  {state} -> {following} [label={written(symbols)}];")
         return "\n".join([*lines, "}"]) + "\n"
 
     @classmethod
@@ -241,15 +222,14 @@ class Automaton:
         """The automaton of Graphviz's language, as :meth:`to_dot` and tools for automata (AALpy, LearnLib) write it.
 
         An arrow from a state without a circle (``shape=none``, ``point`` or ``plaintext``, or called ``__start...``) marks the
-        start. Labels of arrows are symbols, several between commas. Two circles accept; where states are written "name: label"
-        or "name/label" they have these labels. Moves that are not drawn lead to a state that rejects.
+        start. Labels of arrows are symbols, several between commas or on lines of their own; a comma or a slash of a symbol has
+        a backslash before it. Two circles accept; where states are written "name: label" or "name/label" they have these
+        labels. Moves that are not drawn lead to a state that rejects.
 
         Raises:
             ValueError: for what is no deterministic automaton, by the state; for arrows with outputs (of Mealy machines), and
                 moves that are missing where states have labels.
         """
-        from pplseq.models.automata.pictures import read_dot
-
         return cls(*read_dot(text, LABELS))
 
     def edges(self) -> dict[tuple[int, int], list[str]]:
@@ -284,6 +264,53 @@ class Automaton:
         symbols, labels = tuple(entries["symbols"]), tuple(entries["labels"])
         moves, outputs = np.array(entries["transitions"]), np.array(entries["outputs"])
         return cls(symbols, moves, outputs, entries["start"], labels, entries.get("pos_label"))
+
+
+def settle(machine: Any) -> None:
+    """Symbols and labels of a machine that is being made as tuples, its tables as arrays that stay, checked.
+
+    Raises:
+        ValueError: other shapes, numbers that are no states or labels, and names that are there twice. TypeError: names that
+            are no str.
+    """
+
+    def put(name: str, value: Any) -> None:
+        object.__setattr__(machine, name, value)
+
+    for name in ("symbols", "labels"):
+        names = getattr(machine, name)
+        names = tuple(names) if isinstance(names, Iterable) else (names,)
+        for each in names:
+            if not isinstance(each, str):
+                raise TypeError(f"{name}: expected names that are str, got {checks.shown(each)}; give str(name)")
+        if len(set(names)) != len(names):
+            raise ValueError(f"{name}: expected each once, got {checks.shown(names)}")
+        put(name, names)
+    answers = ("states",) if isinstance(machine, Automaton) else ("states", "symbols")  # what says something
+    tables = {name: _as_array(name, getattr(machine, name)) for name in ("transitions", "outputs", "start")}
+    if not (states := len(tables["outputs"]) if tables["outputs"].ndim else 0):
+        got = tables["outputs"].shape
+        raise ValueError(f"outputs: expected the label of each of one or more states, got shape {got}")
+    sizes = {"states": states, "symbols": len(machine.symbols)}
+    for name, axes, most in (
+        ("outputs", answers, len(machine.labels)), ("transitions", ("states", "symbols"), states), ("start", (), states),
+    ):  # fmt: skip
+        values, shape = tables[name], tuple(sizes[axis] for axis in axes)
+        if values.shape != shape:
+            raise ValueError(f"{name}: expected shape ({', '.join(axes)}) = {shape}, got {values.shape}")
+        whole = np.issubdtype(values.dtype, np.integer) or values.dtype == bool
+        if values.size and not (whole and 0 <= values.min() <= values.max() < most):
+            raise ValueError(f"{name}: expected whole numbers from 0 to {most - 1}, got {checks.shown(values.tolist())}")
+        values = values.astype(np.int64)
+        values.setflags(write=False)
+        put(name, values if axes else int(values))
+
+
+def _as_array(name: str, value: Any) -> np.ndarray:
+    try:
+        return np.array(value)
+    except ValueError as error:
+        raise ValueError(f"{name}: expected a table whose rows are as long, got {checks.shown(value)}") from error
 
 
 def refined(transitions: np.ndarray, group: np.ndarray) -> np.ndarray:

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from pplseq import checks
-from pplseq.models.automata.automaton import Automaton, String, refined
-from pplseq.models.automata.pictures import machine_of_dot
+from pplseq.models.automata.automaton import Automaton, String, refined, settle
+from pplseq.models.automata.pictures import machine_of_dot, written
 from pplseq.models.automata.state_merging import merge_states
 
 
@@ -32,23 +32,7 @@ class MealyMachine:
     start: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("symbols", "labels"):
-            object.__setattr__(self, name, tuple(getattr(self, name)))
-            if len(set(getattr(self, name))) != len(getattr(self, name)):
-                raise ValueError(f"{name}: expected each once, got {checks.shown(getattr(self, name))}")
-        size = len(np.array(self.transitions))
-        for name, most in (("transitions", size), ("outputs", len(self.labels))):
-            values = np.array(getattr(self, name))
-            if values.shape != (size, len(self.symbols)) or not size:
-                expected = f"(states, symbols) = {(size, len(self.symbols))}, of one or more states"
-                raise ValueError(f"{name}: expected shape {expected}, got {values.shape}")
-            if values.size and not (np.issubdtype(values.dtype, np.integer) and 0 <= values.min() <= values.max() < most):
-                raise ValueError(f"{name}: expected whole numbers from 0 to {most - 1}, got {checks.shown(values.tolist())}")
-            values = values.astype(np.int64)
-            values.setflags(write=False)
-            object.__setattr__(self, name, values)
-        if not 0 <= int(self.start) < size:
-            raise ValueError(f"start: expected a state from 0 to {size - 1}, got {checks.shown(self.start)}")
+        settle(self)
 
     @classmethod
     def learn(cls, inputs: Sequence[String], outputs: Sequence[String]) -> MealyMachine:
@@ -59,7 +43,7 @@ class MealyMachine:
 
         Raises:
             ValueError: sequences of several lengths or numbers; outputs that contradict each other, as no machine says two to
-                one beginning; more than 1,000 states. ImportError: without numba.
+                one beginning; more than 1,000 states. TypeError: what are no sequences of str. ImportError: without numba.
 
         Example::
 
@@ -68,8 +52,17 @@ class MealyMachine:
         Source: a machine is the automaton of its questions, "what is said to this symbol now?", each of which is a symbol of
         its own whose answer is a label; see :func:`~pplseq.models.automata.state_merging.merge_states`.
         """
+        for what, rows in (("inputs", inputs), ("outputs", outputs)):
+            if isinstance(rows, str) or not hasattr(rows, "__len__") or not all(hasattr(row, "__len__") for row in rows):
+                raise TypeError(f"{what}: expected a list of sequences of str, got {checks.shown(rows)}; write [sequence]")
         if len(inputs) != len(outputs):
             raise ValueError(f"outputs: expected one sequence for each of {len(inputs)} of inputs, got {len(outputs)}")
+        # the question what is said to a symbol: longer than any, and after them all
+        mark = "\uffff" * max((len(part) for told in inputs for part in told if isinstance(part, str)), default=1)
+
+        def asked(symbol: str) -> str:
+            return mark + symbol
+
         answers: dict[tuple[str, ...], str] = {}
         for row, (told, said) in enumerate(zip(inputs, outputs, strict=True)):
             if len(told) != len(said):
@@ -78,7 +71,7 @@ class MealyMachine:
                 if strange := [part for part in value if not isinstance(part, str)]:
                     raise TypeError(f"{what}: expected symbols that are str, got {strange[0]!r}; give str(symbol)")
             for place, (symbol, output) in enumerate(zip(told, said, strict=True)):
-                question = (*told[:place], _asked(symbol))
+                question = (*told[:place], asked(symbol))
                 if answers.setdefault(question, output) != output:
                     raise ValueError(
                         f"outputs: to {checks.shown([*told[: place + 1]])} both {answers[question]!r} and {output!r} were said "
@@ -89,14 +82,15 @@ class MealyMachine:
             raise ValueError("inputs: expected at least one symbol, got none")
         if len(labels) == 1:
             return cls(tuple(symbols), np.zeros((1, len(symbols)), int), np.zeros((1, len(symbols)), int), tuple(labels))
-        found = merge_states([*answers], [*answers.values()], symbols=[*symbols, *map(_asked, symbols)])
+        found = merge_states([*answers], [*answers.values()], symbols=[*symbols, *map(asked, symbols)])
         moves = found.transitions[:, : len(symbols)]
         said = found.outputs[found.transitions[:, len(symbols) :]]
         return cls(tuple(symbols), moves, said, found.labels, found.start).minimise()
 
     @classmethod
     def from_dot(cls, text: str) -> MealyMachine:
-        """What :meth:`to_dot` wrote, or another program: every arrow has labels "input/output".
+        """What :meth:`to_dot` wrote, or another program: every arrow has labels "input/output", several between commas or on
+        lines of their own; a slash or a comma of a name has a backslash before it.
 
         Raises:
             ValueError: text that is no such graph, moves that are missing, and two moves of one symbol.
@@ -109,9 +103,8 @@ class MealyMachine:
         lines += [f"  s{state} [shape=circle]" for state in range(self.num_states)]
         for state, row in enumerate(self.transitions.tolist()):
             for place, following in enumerate(row):
-                label = f"{self.symbols[place]}/{self.labels[self.outputs[state, place]]}"
-                label = label.replace("\\", "\\\\").replace('"', '\\"')
-                lines.append(f'  s{state} -> s{following} [label="{label}"]')
+                label = written((self.symbols[place], self.labels[self.outputs[state, place]]), "/")
+                lines.append(f"  s{state} -> s{following} [label={label}]")
         return "\n".join([*lines, "}"]) + "\n"
 
     @property
@@ -152,8 +145,10 @@ class MealyMachine:
         """A shortest string to whose last symbol they say different things; None if there is none.
 
         Raises:
-            ValueError: a machine with other symbols.
+            ValueError: a machine with other symbols. TypeError: what is none.
         """
+        if not isinstance(other, MealyMachine):
+            raise TypeError(f"other: expected a MealyMachine, got {checks.shown(other)}; an Automaton compares with to_moore()")
         if set(self.symbols) != set(other.symbols):
             raise ValueError(f"other: expected the symbols {', '.join(self.symbols)}, got {', '.join(other.symbols)}")
         start = (self.start, other.start)
@@ -190,8 +185,3 @@ class MealyMachine:
                 row.append(pairs.index(pair))
             table.append(row)
         return Automaton(self.symbols, np.array(table), np.array([label for _, label in pairs]), 0, labels).minimise()
-
-
-def _asked(symbol: str) -> str:
-    """The question what is said to a symbol; after no symbol of inputs, so that these come first."""
-    return f"\uffff{symbol}"

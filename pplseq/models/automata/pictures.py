@@ -15,6 +15,29 @@ _STATEMENT = re.compile(rf"\s*({_WORD})\s*(?:->\s*({_WORD})\s*)?(?:\[((?:[^\]\"]
 _SETTING = re.compile(rf"\s*\w+\s*=\s*{_WORD}\s*(?:;|\n|$)")
 _ATTRIBUTE = re.compile(rf"({_WORD})\s*=\s*({_WORD})")
 NO_CIRCLE = ("none", "point", "plaintext", "plain")
+MOVES = ",", "\\n", "\\l", "\\r"  # between moves of one arrow: a comma, or another line
+
+
+def written(names: Sequence[str], between: str = ", ") -> str:
+    """A quoted label of names, in which a backslash stands before what would part them, and before spaces at their ends."""
+    return '"' + between.join(re.sub(r'\A\s|\s\Z|[\\",/]', r"\\\g<0>", name) for name in names) + '"'
+
+
+def _parts(label: str, *marks: str) -> list[str]:
+    """What stands between marks that have no backslash, of a label as it is written."""
+    parts = [""]
+    for piece in re.findall(r"\\.|.", label, re.S):
+        if piece in marks:
+            parts.append("")
+        else:
+            parts[-1] += piece
+    return parts
+
+
+def _name(part: str) -> str:
+    """A part of a label, without spaces around it and without backslashes."""
+    found = re.fullmatch(r"\s*((?:\\.|[^\\])*?)\s*", part, re.S)
+    return re.sub(r"\\(.)", r"\1", part if found is None else found[1], flags=re.S)
 
 
 def read_dot(text: str, labels: Sequence[str]) -> tuple[tuple[str, ...], np.ndarray, np.ndarray, int, tuple[str, ...]]:
@@ -30,10 +53,14 @@ def machine_of_dot(text: str) -> tuple[tuple[str, ...], np.ndarray, np.ndarray, 
     names = [name for name in nodes if name not in starts]
     moves: dict[tuple[str, str], tuple[str, str]] = {}
     for source, target, label in arrows:
-        for part in (label or "").split(","):
-            symbol, slash, output = (piece.strip() for piece in part.partition("/"))
-            if not (slash and symbol and output):
-                raise ValueError(f"text: expected input/output on the arrow from {source!r} to {target!r}, got {label!r}")
+        for part in _parts(label or "", *MOVES):
+            found = [*map(_name, _parts(part, "/"))]
+            if len(found) != 2 or not all(found):
+                raise ValueError(
+                    f"text: expected input/output on the arrow from {source!r} to {target!r}, got {checks.shown(label)}; "
+                    "a slash or a comma of a name has a backslash before it"
+                )
+            symbol, output = found
             if moves.setdefault((source, symbol), (target, output)) != (target, output):
                 raise ValueError(f"text: state {source!r} has two moves with {symbol!r}; make the machine deterministic")
     symbols, labels = sorted({symbol for _, symbol in moves}), sorted({output for _, output in moves.values()})
@@ -47,7 +74,8 @@ def machine_of_dot(text: str) -> tuple[tuple[str, ...], np.ndarray, np.ndarray, 
 
 
 def _graph(text: str) -> tuple[dict[str, dict[str, str]], list[str], list[tuple[str, str, str | None]], str]:
-    """Nodes with their attributes, those that only mark the start, arrows (from, to, label) between the others, the start."""
+    """Nodes with their attributes, those that only mark the start, arrows (from, to, label) between the others, the start;
+    attributes and labels with their backslashes."""
     if not isinstance(text, str):
         raise TypeError(f"text: expected a graph in Graphviz's language, digraph {{ ... }}, got {checks.shown(text)}")
     body = re.fullmatch(rf"\s*(?:strict\s+)?digraph\s*({_WORD})?\s*\{{(.*)\}}\s*", _COMMENT.sub(r"\1", text), re.S)
@@ -69,7 +97,7 @@ def _graph(text: str) -> tuple[dict[str, dict[str, str]], list[str], list[tuple[
         if found.re is _SETTING:
             continue
         source, target = _plain(found[1]), None if found[2] is None else _plain(found[2])
-        own = {_plain(name): _plain(value) for name, value in _ATTRIBUTE.findall(found[3] or "")}
+        own = {_plain(name): _bare(value) for name, value in _ATTRIBUTE.findall(found[3] or "")}
         if source in ("node", "edge", "graph") and target is None:
             continue
         for name in (source, target):
@@ -92,10 +120,11 @@ def _automaton(nodes, starts, arrows, first, labels):
     for source, target, label in arrows:
         if label is None:
             raise ValueError(f"text: the arrow from {source!r} to {target!r} has no label, which is its symbol")
-        for symbol in map(str.strip, label.split(",")):
+        for part in _parts(label, *MOVES):
+            symbol = _name(part)
             if not symbol:
                 raise ValueError(f"text: the arrow from {source!r} to {target!r} has an empty symbol in its label {label!r}")
-            if "/" in symbol and len(symbol) > 1:
+            if len(_parts(part, "/")) > 1 and len(symbol) > 1:
                 raise ValueError(
                     f"text: {symbol!r} on the arrow from {source!r} is an input and an output, as of a Mealy machine; "
                     "read it with MealyMachine.from_dot, of which to_moore() is an Automaton"
@@ -105,9 +134,9 @@ def _automaton(nodes, starts, arrows, first, labels):
     symbols = tuple(sorted({symbol for _, symbol in moves}))
     told = {name: re.fullmatch(r".+?(?:: |[:/])(.+)", nodes[name].get("label", "")) for name in names}
     if names and all(told.values()):
-        written = [found[1].strip() for found in told.values() if found is not None]
-        labels = tuple(sorted(set(written)))
-        outputs = [labels.index(label) for label in written]
+        said = [_name(found[1]) for found in told.values() if found is not None]
+        labels = tuple(sorted(set(said)))
+        outputs = [labels.index(label) for label in said]
     else:
         outputs = [int(nodes[name].get("shape") == "doublecircle" or nodes[name].get("peripheries") == "2") for name in names]
     missing = [(name, symbol) for name in names for symbol in symbols if (name, symbol) not in moves]
@@ -124,4 +153,8 @@ def _automaton(nodes, starts, arrows, first, labels):
 
 def _plain(word: str) -> str:
     """A word of the language without its quotes."""
-    return re.sub(r"\\(.)", r"\1", word[1:-1]) if word.startswith('"') else word
+    return re.sub(r"\\(.)", r"\1", _bare(word))
+
+
+def _bare(word: str) -> str:
+    return word[1:-1] if word.startswith('"') else word

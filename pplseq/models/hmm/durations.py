@@ -12,7 +12,7 @@ from pplseq import checks
 from pplseq.infer.fit.em import Batch, Statistics
 from pplseq.infer.fit.held import Slot
 from pplseq.models.hmm.program import HMM
-from pplseq.models.parts.durations import DurationMoves, duration_size
+from pplseq.models.parts.durations import DurationMoves, duration_size, moves_config
 from pplseq.models.regimes import RegimeQueries
 
 
@@ -60,7 +60,7 @@ class SemiMarkovHMM(RegimeQueries, HMM):
         regime_of = torch.arange(regimes).repeat_interleave(*size.values())
         super().__init__(len(regime_of), num_words, ties=regime_of.tolist(), **options)
         self._config = {"num_states": regimes} | {n: v for n, v in self._config.items() if n not in ("num_states", "ties")}
-        self._config |= {"duration": duration} | ({} if duration == "geometric" else size)
+        self._config |= moves_config(duration, max_duration, num_phases)
 
     def _make_tables(self, num_states: int, dtype: torch.dtype) -> None:
         regimes, size, duration = self._sizes

@@ -87,7 +87,10 @@ def inputs_ahead(
         if size and num_steps is None:
             raise ValueError(f"{name} must be given, (B, K, {size}), or (K, {size}) for all rows; got None")
         return None, checks.steps_ahead(x, num_steps)
-    inputs = as_tensor(inputs)
+    sizes = [len(row) for row in inputs if hasattr(row, "__len__")] if isinstance(inputs, (list, tuple)) else []
+    if len({*sizes}) > 1:
+        raise ValueError(f"{name}: all sequences must have as many steps, got {checks.shown(sizes)}; cut them to the shortest")
+    inputs = as_tensor(inputs, name)
     inputs = inputs.unsqueeze(-1) if inputs.dim() == 1 and size == 1 else inputs
     if inputs.dim() not in (2, 3) or not inputs.shape[-2]:
         shapes = f"(B, K, {size}), or (K, {size}) for all rows, of K > 0 steps"
@@ -119,10 +122,10 @@ def to_come(
     return check_inputs(inputs, (rows, num_steps), num_inputs, None, name)
 
 
-def inputs_to_draw(model: Any, inputs: Any, rows: int, num_steps: int) -> Tensor | None:
-    """(B, K, U) inputs of sequences that are drawn, from what :func:`inputs_ahead` takes."""
-    told, _ = inputs_ahead(model, None, num_steps, inputs, name="inputs")
-    return to_come(told, rows, num_steps, model.num_inputs, model.reference, "inputs")
+def inputs_to_draw(model: Any, inputs: Any, rows: int, num_steps: int | None) -> tuple[Tensor | None, int]:
+    """(B, K, U) inputs of sequences that are drawn, from what :func:`inputs_ahead` takes; and K."""
+    told, num_steps = inputs_ahead(model, None, num_steps, inputs, name="inputs")
+    return to_come(told, rows, num_steps, model.num_inputs, model.reference, "inputs"), num_steps
 
 
 def for_empty_rows(inputs, x, num_inputs: int):

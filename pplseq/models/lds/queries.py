@@ -133,7 +133,7 @@ class LDSQueries(LDSTensors):
             covariances = covariances + _sum(self.emission_noise, batch.emission_noises)
         return StateMoments(as_given(means, like), as_given(covariances, like))
 
-    def _inputs_to_draw(self, inputs: Any, num_sequences: int, num_steps: int) -> Tensor | None:
+    def _inputs_to_draw(self, inputs: Any, num_sequences: int, num_steps: int | None) -> tuple[Any, Any]:
         return inputs_to_draw(self, inputs, num_sequences, num_steps)
 
     def predict_next(  # pyright: ignore[reportIncompatibleMethodOverride]

@@ -6,7 +6,6 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -49,15 +48,17 @@ def moves_config(duration: str | None, max_duration: int | None, num_phases: int
             if value is not None:
                 raise ValueError(f"{name}: it is of durations; say which, as duration='poisson', or leave it out; got {value}")
         return {}
-    return {"duration": duration, **duration_size(duration, max_duration, num_phases)}
+    size = duration_size(duration, max_duration, num_phases)
+    return {"duration": duration} | ({} if duration == "geometric" else size)
 
 
-def moves_of(num_regimes: int, told: Mapping[str, Any], initial: str, dtype: torch.dtype) -> Moves:
-    """Moves as :func:`moves_config` told them."""
+def moves_of(num_regimes: int, told: Mapping[str, Any], initial: str, dtype: torch.dtype, name: str = "num_regimes") -> Moves:
+    """Moves as :func:`moves_config` told them. name: of the argument that says how many regimes there are."""
     if not told:
         return MarkovMoves(num_regimes, dtype, initial)
-    duration, size = told.values()
-    return DurationMoves(checks.count("num_regimes", num_regimes, 2), duration, size, dtype, initial)
+    duration, size = [*told.values(), 1][:2]  # "geometric" durations have one phase
+    checks.fits([*told][-1], 8.0 * (checks.count(name, num_regimes, 2) * size) ** 2, "choose shorter durations")
+    return DurationMoves(num_regimes, duration, size, dtype, initial)
 
 
 class DurationMoves(nn.Module):
@@ -150,7 +151,7 @@ class DurationMoves(nn.Module):
         rate (R,), of others the probability (R,) of staying in a phase.
 
         Raises:
-            ValueError: for other shapes, and numbers that are none of these.
+            ValueError: for other shapes, and numbers that are none of these. TypeError: for what are no numbers.
         """
         for name, value, own in (
             ("initial", initial, getattr(self, "start_logits", None)), ("transition", transition, self.move_logits),
@@ -160,7 +161,7 @@ class DurationMoves(nn.Module):
                 continue
             if own is None:
                 raise ValueError("initial: rows begin in the long run; make the model with initial='learned', or leave it out")
-            value = checks.finite(name, torch.as_tensor(np.asarray(value), dtype=torch.float64).to(own))
+            value = checks.finite(name, checks.numbers(name, value).double().to(own))
             single = name == "duration" and own.dim() == 1  # a rate or a probability of each regime
             rates = single and self.duration == "poisson"
             outside = value <= 0 if rates else (value < 0) | (value > 1 + 1e-4)

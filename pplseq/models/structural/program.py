@@ -543,11 +543,14 @@ class StructuralModel(LDS):
         found = super().forecast(without_index(x), gaps.shape[1], lengths, inputs=inputs, **known)
         return found._replace(times=labels_of(future_times, len(gaps)))
 
-    def sample(self, num_steps: int, num_sequences: int = 1, *, seed: int | None = None, times=None, **known) -> Sample:
+    def sample(
+        self, num_steps: int | None = None, num_sequences: int = 1, *, seed: int | None = None, times=None, **known
+    ) -> Sample:  # fmt: skip
         """See :meth:`~pplseq.models.estimator.Estimator.sample`; times: (T,) of the steps, of all sequences."""
         self._check_times(times)
         if times is not None:
-            known["gaps"] = gaps_of(times_of(times, None), Batch(self.reference.new_zeros(1, num_steps, 1)))
+            steps = checks.count("num_steps", num_steps)
+            known["gaps"] = gaps_of(times_of(times, None), Batch(self.reference.new_zeros(1, steps, 1)))
         return super().sample(num_steps, num_sequences, seed=seed, **known)
 
     @torch.no_grad()

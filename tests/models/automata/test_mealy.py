@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
-from pplseq.models import MealyMachine
+from pplseq.models import Automaton, MealyMachine
 
 
 def drawn(seed, num_states=5, num_symbols=2, num_labels=3):
@@ -55,9 +55,15 @@ def test_smallest_forms_and_moore_machines_say_the_same(seed):
 
 
 def test_dot_there_and_back():
-    machine = MealyMachine(('"q', "b c"), np.array([[1, 0], [0, 0]]), np.array([[0, 1], [1, 0]]), ("no", "yes\\"))
+    symbols, labels = ('"q', "b c", "x/y", ",", "/", " a"), ("no", "yes\\", "1,2/3", "/ ", "\\/")
+    rng = np.random.default_rng(0)
+    machine = MealyMachine(symbols, rng.integers(0, 5, (5, 6)), rng.permutation(30).reshape(5, 6) % 5, labels)
     again = MealyMachine.from_dot(machine.to_dot())
     assert again.equals(machine)
+    moore = machine.to_moore()
+    assert Automaton.from_dot(moore.to_dot()).equals(moore)
+    lines = 'digraph {i [shape=none]; i -> a; a -> a [label="x / 1\\ny/2,z/1"]}'
+    assert MealyMachine.from_dot(lines).run("xyz") == ["1", "2", "1"]
     aalpy = """digraph learned {
         s0 [label="s0"]; s1 [label="s1"];
         s0 -> s1 [label="coin/ok"]; s0 -> s0 [label="push/none"]; s1 -> s1 [label="coin/ok"]; s1 -> s0 [label="push/tea"];
@@ -75,6 +81,10 @@ def test_dot_there_and_back():
         (lambda: MealyMachine.learn([""], [""]), "inputs: expected at least one symbol"),
         (lambda: MealyMachine.from_dot('digraph {i [shape=none]; i -> a; a -> a [label="x"]}'), "expected input/output"),
         (lambda: MealyMachine.from_dot('digraph {i [shape=none]; i -> a; a -> b [label="x/1"]}'), "'b' has no move with 'x'"),
+        (lambda: MealyMachine.from_dot('digraph {i [shape=none]; i -> a; a -> a [label="a/b/1"]}'), "has a backslash"),
+        (lambda: MealyMachine(("a",), [[0]], [[0]], ("x",), start=0.5), "start: expected whole numbers from 0 to 0, got 0.5"),
+        (lambda: MealyMachine(("a",), 0, 0, ("x",)), "outputs: expected the label of each of one or more states"),
+        (lambda: MealyMachine(("a", "b"), [[0], [0, 1]], [[0, 0]], ("x",)), "transitions: expected a table whose rows are as"),
         (lambda: MealyMachine(("a",), [[1]], [[0]], ("x",)), "transitions: expected whole numbers from 0 to 0"),
         (lambda: drawn(0).run("ae"), "symbol 'e' at place 1"),
         (lambda: drawn(0).difference(drawn(0, num_symbols=3)), "other: expected the symbols a, b"),
@@ -82,4 +92,20 @@ def test_dot_there_and_back():
 )
 def test_what_does_not_fit_is_said(make, message):
     with pytest.raises(ValueError, match=message):
+        make()
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: MealyMachine.learn("ab", "01"), "inputs: expected a list of sequences of str, got 'ab'"),
+        (lambda: MealyMachine.learn(["ab"], None), "outputs: expected a list of sequences"),
+        (lambda: MealyMachine((0,), [[0]], [[0]], ("x",)), r"symbols: expected names that are str, got 0"),
+        (lambda: Automaton("a", [[0]], [0], labels=(0, 1)), r"labels: expected names that are str, got 0"),
+        (lambda: drawn(0).equals(drawn(0).to_moore()), "other: expected a MealyMachine, got Automaton"),
+        (lambda: drawn(0).to_moore().equals(drawn(0)), "other: expected an Automaton or a regular expression, got MealyM"),
+    ],
+)
+def test_what_is_of_another_type_is_said(make, message):
+    with pytest.raises(TypeError, match=message):
         make()

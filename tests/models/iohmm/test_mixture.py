@@ -15,6 +15,7 @@ KINDS = {
     "symbols": dict(num_outputs=4, num_symbols=2, initial="transition"),
     "counts": dict(outputs=["poisson", "categorical"], num_outputs=[1, 3], num_inputs=2),
 }
+OWN = torch.nn.Sequential(torch.nn.Linear(1, 6).double(), torch.nn.Unflatten(-1, (2, 3)))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -52,6 +53,12 @@ def test_clusters_of_other_slopes_are_found():
     assert (np.diff(model.history.log_likelihoods) > -1e-8).all()
 
 
+def test_a_component_calls_its_states_as_the_mixture_does():
+    x, states = torch.zeros(2, 3, dtype=torch.long), [["up"] * 3, ["down"] * 3]
+    model = MixtureIOHMM(2, 1, num_inputs=0, num_outputs=2).fit(x, states=states, seed=0, max_iterations=2)
+    assert [model.component(np.int64(c)).decode(x)[0, 0] for c in range(2)] == list(model.state_names) == ["down", "up"]
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
@@ -59,6 +66,7 @@ def test_clusters_of_other_slopes_are_found():
         (lambda: MixtureIOHMM(2, 2, num_outputs=3, initial="stationary"), "initial: clusters that never meet"),
         (lambda: MixtureIOHMM(0, 2, num_outputs=3), "num_clusters"),
         (lambda: MixtureIOHMM(2, 2, num_inputs=0, num_outputs=3).component(2), "cluster must be in 0..1, got 2"),
+        (lambda: MixtureIOHMM(2, 1, num_inputs=1, num_outputs=3, mealy=True, emission=OWN).component(0), "component: a net"),
     ],
 )
 def test_what_does_not_fit_is_said(make, message):

@@ -27,6 +27,13 @@ def test_every_form_draws_the_same(name):
     wanted = model.sample(6, 2, seed=1, inputs=torch.as_tensor(np.stack([U, U])))
     for inputs in FORMS.values():
         torch.testing.assert_close(model.sample(6, 2, seed=1, inputs=inputs).x, wanted.x, rtol=1e-5, atol=1e-6)
-    for inputs, message in ((U[:5], "inputs must be of num_steps = 6"), (np.zeros((3, 6, 1)), "inputs must have shape")):
-        with pytest.raises(ValueError, match=message):
-            model.sample(6, 2, inputs=inputs)
+    torch.testing.assert_close(model.sample(num_sequences=2, seed=1, inputs=U).x, wanted.x)  # they say how many steps
+    for inputs, error, message in (
+        (U[:5], ValueError, "inputs must be of num_steps = 6"), (np.zeros((3, 6, 1)), ValueError, "inputs must have shape"),
+        ([U, U[:4]], ValueError, r"inputs: all sequences must have as many steps, got \[6, 4\]"),
+        ("abc", TypeError, "inputs must hold numbers"), (None, TypeError, "num_steps must be a whole number, got None"),
+    ):  # fmt: skip
+        with pytest.raises(error, match=message):
+            model.sample(None if inputs is None else 6, 2, inputs=inputs)
+    with pytest.raises(TypeError, match="lengths: all sequences that are drawn"):
+        model.sample(6, 2, inputs=U, lengths=[3, 4])

@@ -124,8 +124,17 @@ def test_em_rises_to_where_gradients_end(initial):
         (lambda: SwitchingRegression(2, duration="geometric").set_parameters(initial=[0.5, 0.5]), "initial: this model has"),
         (lambda: ARHMM(2, 1, duration="geometric").set_parameters(transition=np.full((2, 2), 0.5)), "0 on the diagonal"),
         (lambda: ARHMM(2, 1).set_parameters(duration=[0.5, 0.5]), "duration: this model has none"),
+        (lambda: ARHMM(1, 1, duration="geometric"), "num_states must be at least 2"),
+        (lambda: ARHMM(2, 1, duration="explicit", max_duration=10**7), "max_duration: this takes .* GB of memory"),
+        (lambda: SwitchingRegression(2, duration="poisson", max_duration=10**7), "max_duration: this takes .* GB of memory"),
     ],
 )
 def test_what_does_not_fit_is_said(make, message):
     with pytest.raises(ValueError, match=message):
         make()
+
+
+@pytest.mark.parametrize("value", ["x", {"a": 1}, [None, 1]])
+def test_durations_are_numbers(value):
+    with pytest.raises(TypeError, match="duration must hold numbers, got"):
+        ARHMM(2, 1, duration="geometric").set_parameters(duration=value)
