@@ -124,6 +124,11 @@ class Emissions(Protocol):
         """Parameters as users know them, by name, (Z, ...) each; differentiable."""
         ...
 
+    @property
+    def settable(self) -> list[str]:
+        """Names that :meth:`set_values` takes."""
+        ...
+
     def set_values(self, *args: Any, **values: Any) -> None:
         """Sets parameters by the names of :meth:`values`; raises ValueError for others, other shapes, and other ranges."""
         ...

@@ -370,7 +370,7 @@ class TextLDS(GaussianEstimator):
         return forecast_words(self, x, checks.count("num_steps", num_steps), lengths)
 
     @torch.no_grad()
-    def sample(
+    def sample(  # pyright: ignore[reportIncompatibleMethodOverride]
         self, num_steps: int, num_sequences: int = 1, *, seed: int | None = None, end: str | int | None = FROM_VOCABULARY,
         **known,
     ) -> Sample:  # fmt: skip

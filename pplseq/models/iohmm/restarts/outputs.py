@@ -68,6 +68,10 @@ class Outputs:
         """
         return {}, None
 
+    def inside(self, weights: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Weights on a way uphill, by "part.name", brought back to where they may be."""
+        return weights
+
     def right(self, parameters: Parameters, seen: Seen, entry: Tensor, states: Tensor) -> Tensor:
         """(N, R) whether the most probable output of each step is its target (True where there is none).
 
@@ -182,10 +186,6 @@ class NoisyOutputs(Outputs):
         super().__init__(network.num_sources)
         self.network, self.num_climbs = network, num_climbs
         self.climber: Climber | None = None
-
-    def inside(self, weights: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Weights on a way uphill, by "part.name", brought back to where they may be."""
-        return weights
 
     def climb(self, parameters: Parameters, seen: Seen, visits: Tensor, penalty: Penalty) -> Parameters:
         """All parameters of the outputs after some steps uphill."""
