@@ -51,9 +51,17 @@ def test_they_end_where_em_ends_and_say_so(method):
     with pytest.warns(RuntimeWarning, match="collapsed to the smallest variance"):
         best.fit(X, seed=0, max_iterations=300, tolerance=1e-10)
     model = HMM(2, num_features=1)
-    with pytest.warns(RuntimeWarning, match="states .* collapsed to the smallest scale allowed"):
+    with pytest.warns(RuntimeWarning, match="1 of 2 scales collapsed to the smallest one allowed"):
         model.fit(X, method=method, seed=0)
     assert model.score(X) == pytest.approx(best.score(X), abs=0.05)
+
+
+def test_scales_that_states_share_are_counted_as_they_are():
+    """Of two columns, one of which says nothing but one number, but for a rounding."""
+    x = np.stack([RNG.normal(size=100), np.where(np.arange(100) == 50, 1e-3, 0.0)], -1)
+    x[50, 1] = 1.0
+    with pytest.warns(RuntimeWarning, match="of 2 scales collapsed"):
+        HMM(2, num_features=2, covariance="tied").fit(x, method="lbfgs", seed=0)
 
 
 def test_what_is_held_or_bounded_is_as_it_was_told():
@@ -62,6 +70,8 @@ def test_what_is_held_or_bounded_is_as_it_was_told():
     assert float(model.covariances.min()) == pytest.approx(1e-8)
     model.fit(X, method="lbfgs", warm_start=True, bounds={"covariance": (None, 1e-5)})
     assert float(model.covariances.max()) <= 1e-5 * (1 + 1e-9)
+    other = HMM(2, emission="normal").fit(X, method="lbfgs", seed=0, bounds={"scale": (1e-4, None)})
+    assert float(other.estimates()["scale"].detach().min()) == pytest.approx(1e-4, rel=0.05)
 
 
 def test_priors_have_a_maximum_of_their_own():

@@ -233,9 +233,9 @@ def least_numbers(model: Any, batches: Sequence[Batch]) -> dict[str, Tensor]:
     found = model._least(batches) if hasattr(model, "_least") else {}
     own = {name: raw for name, raw in model.named_parameters() if raw.requires_grad}
     found = {name: end.to(own[name]).expand(own[name].shape) for name, end in found.items() if name in own}
-    for name, end in found.items():  # smaller ones may be asked for
+    for name, end in found.items():  # where bounds say otherwise
         if isinstance(told := entries_of(own[name]), Entries):
-            found[name] = torch.where(told.high > end, end, -torch.inf)
+            found[name] = torch.where((told.high > end) & told.low.isinf(), end, -torch.inf)
     return found
 
 
@@ -255,11 +255,9 @@ def collapsed(moved: Mapping[str, Tensor], least: Mapping[str, Tensor]) -> list[
     for name, end in least.items():
         at = (moved[name] <= end + NEAR) & _free(moved[name]) & end.isfinite()
         if bool(at.any()):
-            states = at.flatten(1).any(1) if at.dim() > 1 else at
-            which = f"states {states.nonzero().flatten().tolist()}" if len(states) > 1 else "the states"
             found.append(
-                f"{which} collapsed to the smallest scale allowed, as numbers repeat and the likelihood has no maximum; give "
-                "priors or fewer states"
+                f"{int(at.sum())} of {int(end.isfinite().sum())} scales collapsed to the smallest one allowed, on the way to a "
+                "likelihood without a maximum, as of a state that sees one number again and again; give priors or fewer states"
             )
     return found
 

@@ -55,7 +55,7 @@ class SwitchingParameters(RegressedSteps):
             checks.count(name, value, least=0) for name, value in (("order", order), ("num_inputs", num_inputs))
         )
         self.lags_of = checks.choice("lags_of", lags_of, ("values", "deviations"))
-        self.start = checks.choice("initial", initial, ("stationary", "learned"))
+        checks.choice("initial", initial, ("stationary", "learned"))
         parts = [switching] if isinstance(switching, str) else list(switching)
         self.switching = tuple(checks.choice("switching", part, PARTS) for part in parts)
         depth = 1 + (self.order if lags_of == "deviations" else 0)
@@ -286,7 +286,7 @@ class SwitchingParameters(RegressedSteps):
         depth = past.shape[1]
         if depth == 1:
             return first, matrix
-        if self.start == "learned":  # of the first step; nothing is known of regimes before it
+        if not self.moves.is_stationary:  # of the first step; nothing is known of regimes before it
             initial = first[past[:, 0]] - (depth - 1) * math.log(self.num_regimes)
         else:
             initial = first[past[:, -1]]
