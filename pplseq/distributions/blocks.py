@@ -203,6 +203,7 @@ class WordGroups:
 
     def __init__(self, block_of_word: Tensor, num_blocks: int):
         device, block_of_word = block_of_word.device, block_of_word.cpu()
+        self.block_of_word = block_of_word  # on the CPU, wherever the words are
         sizes = torch.bincount(block_of_word, minlength=num_blocks)
         order = block_of_word.argsort(stable=True)
         first = sizes.cumsum(0) - sizes

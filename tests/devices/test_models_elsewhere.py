@@ -4,8 +4,9 @@ import warnings
 
 import pytest
 import torch
+from support.answers import asked, parts
 from support.elsewhere import DEVICE, Elsewhere, moved, other_device
-from support.model_cases import CASES, DISCRETE, LENGTHS
+from support.model_cases import CASES, LENGTHS
 
 from pplseq.models.storage import read_model
 
@@ -25,14 +26,6 @@ def there(value):
     return Elsewhere.of(value)
 
 
-def parts(value):
-    """What a result holds, one behind the other."""
-    if isinstance(value, (torch.Tensor, float, int, str, type(None))):
-        return [value]
-    inside = value if isinstance(value, (list, tuple)) else (value if isinstance(value, dict) else vars(value)).values()
-    return [part for inner in inside for part in parts(inner)]
-
-
 def here(value):
     """The same as tensors of the CPU; none of them was there already."""
     found = parts(value)
@@ -47,25 +40,6 @@ def pair(name):
     model.is_fitted = other.is_fitted = True
     known = {name: there(value) for name, value in case.known.items()}
     return case, (model, x, LENGTHS, case.known), (other, there(x), there(LENGTHS), known)
-
-
-def asked(case, model, x, lengths, known):
-    """Answers that do not depend on chance."""
-    with_gap = x.clone()
-    with_gap[0, 1] = torch.nan if x.is_floating_point() else -1
-    future = {"future_inputs": known["inputs"][:, :2]} if "inputs" in known else {}
-    answers = {
-        "score": lambda: model.score(x, lengths, **known),
-        "filter": lambda: model.filter(x, lengths, **known),
-        "smooth": lambda: model.smooth(x, lengths, **known),
-        "decode": lambda: model.decode(x, lengths, **known),
-        "forecast": lambda: model.forecast(x, 2, lengths, **known, **future),
-    }
-    found = {verb: ask() for verb, ask in answers.items() if verb in case.verbs | case.own}
-    found["with a gap"] = model.score(with_gap, lengths, **known)
-    if case in DISCRETE.values() and not x.is_floating_point() and "forecast" in case.verbs:
-        found["infill"] = model.infill(with_gap, lengths, **known)
-    return found
 
 
 @pytest.mark.parametrize("name", SOME)

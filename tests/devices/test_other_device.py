@@ -98,14 +98,21 @@ def test_queries(query, family):
     assert found.device == DEVICE
 
 
-@pytest.mark.parametrize("sizes", [pytest.param(None, marks=pytest.mark.slow, id="even"), pytest.param([3, 4, 1], id="uneven")])
-@pytest.mark.parametrize("transition", ["softmax", "hierarchical"])
-def test_steps_ask_the_device_nothing(transition, sizes):
+@pytest.mark.parametrize(
+    "transition, options",
+    [
+        pytest.param("softmax", {"num_states": 9}, marks=pytest.mark.slow),
+        pytest.param("hierarchical", {"num_states": 9}, marks=pytest.mark.slow),
+        ("softmax", {"states_per_block": [3, 4, 1]}), ("hierarchical", {"states_per_block": [3, 4, 1]}),
+        ("hierarchical", {"num_topics": 2, "blocks": [0, 1, 1, 3, 2, 2]}),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_steps_ask_the_device_nothing(transition, options):
     """A training step and a batch of an evaluation: with resets, state dropout, a carried belief, by a GPU's kernels."""
     pytest.importorskip("triton")
-    trained = VLHMM(9 if sizes is None else 8, num_words=6, blocks=[0, 1, 1, 0, 2, 2], hidden_size=4, transition=transition,
-                    reset_id=3,
-                    state_dropout=0.4, states_per_block=sizes)  # fmt: skip
+    options = {"num_states": 8, "blocks": [0, 1, 1, 0, 2, 2]} | options
+    trained = VLHMM(num_words=6, hidden_size=4, transition=transition, reset_id=3, state_dropout=0.4, **options)
     trained, x = moved(trained).train(), there(torch.randint(6, (2, 3)))
 
     def step(start):

@@ -1,4 +1,4 @@
-"""Kernels for GPUs against their twins, in Triton's interpreter: values and gradients, without a GPU."""
+"""Kernels for GPUs against their twins, values and gradients: in Triton's interpreter, and on a GPU with ``-m gpu``."""
 
 import json
 import math
@@ -21,10 +21,24 @@ F64 = torch.float64
 close = torch.testing.assert_close
 
 
+GPU = pytest.param("gpu", marks=[pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")])
+
+
+@pytest.fixture(params=["interpreted", GPU])
+def kernels(request):
+    """Where kernels run: inside of this context; on a GPU all that a test makes is there."""
+    if request.param == "interpreted":
+        yield launch.interpreted
+        return
+    torch.set_default_device("cuda")
+    yield nullcontext
+    torch.set_default_device(None)
+
+
 @pytest.fixture(params=["twin", "kernel"])
-def place(request):
+def place(request, kernels):
     """Where the tested functions run: torch operations, or the kernels."""
-    return nullcontext if request.param == "twin" else launch.interpreted
+    return launch.twins_only if request.param == "twin" else kernels
 
 
 def gradients(value, leaves):
@@ -91,12 +105,12 @@ def test_paths(place, kind, steps, states):
         assert (sum(terms) + start.gather(-1, sample[0].unsqueeze(-1)).squeeze(-1) > -math.inf).all()
 
 
-def test_samples_are_those_of_the_uniform_numbers():
+def test_samples_are_those_of_the_uniform_numbers(kernels):
     init, log, emit, valid, *_ = factors("a step", 4, 5)
     filtered = scan.forward_twin(init, log, emit, valid, False, None, None)[1]
     uniform = torch.rand(3, 4, 3, dtype=F64)
     number = torch.arange(-3, 9).view(4, 3).clamp_min(0)
-    with launch.interpreted():
+    with kernels():
         got = paths.drawn_paths(log.flatten(0, 1), number, filtered, chain.flags_of(valid, None, emit), None, uniform)
     state = torch.zeros(3, 3, dtype=torch.long)
     for t in range(3, -1, -1):
@@ -110,7 +124,7 @@ def test_samples_are_those_of_the_uniform_numbers():
 
 
 @pytest.mark.parametrize("peaked", [False, True])
-def test_dense_scans(monkeypatch, peaked):
+def test_dense_scans(kernels, monkeypatch, peaked):
     """By products of matrices; rows that lose digits are done again in log space."""
     monkeypatch.setattr(shared, "LEAST_STATES", 4)
     given = init, log, emit, valid, *_ = factors("shared", 4, 5, rows=18, dtype=torch.float32)
@@ -119,7 +133,7 @@ def test_dense_scans(monkeypatch, peaked):
         log[:, 2] -= 200
     leaves = [value.requires_grad_() for value in (init, log, emit)]
     wanted, filtered, each = scan.forward_twin(*given)
-    with launch.interpreted():
+    with kernels():
         got = scan.chain_log_prob(*given)
         found = gradients(got.log_prob, leaves)
     close(got.log_prob, wanted, rtol=1e-4, atol=1e-4)
@@ -130,7 +144,7 @@ def test_dense_scans(monkeypatch, peaked):
 @pytest.mark.parametrize(
     "steps, blocks, width, features", [(5, 4, 5, 6), (2, 1, 1, 1), pytest.param(3, 3, 17, 3, marks=pytest.mark.slow)]
 )
-def test_pairs_of_blocks(steps, blocks, width, features):
+def test_pairs_of_blocks(kernels, steps, blocks, width, features):
     out, into = (torch.randn(blocks, width, features, dtype=F64, requires_grad=True) for _ in range(2))
     gate = torch.randn(steps - 1, 3, width, dtype=F64, requires_grad=True)
     init = torch.randn(3, width, dtype=F64, requires_grad=True)
@@ -141,7 +155,7 @@ def test_pairs_of_blocks(steps, blocks, width, features):
     filled = torch.arange(width) < torch.tensor([width, 1, 2, width][:blocks]).clamp(max=width).unsqueeze(-1)
     leaves = [out, into, gate, init, emit, begin]
     more = dict(filled=filled, valid=valid, restart=restart, restart_to=begin)
-    with launch.interpreted():
+    with kernels():
         got = pair_chain.chain_log_prob(out, into, gate, init, emit, block, **more)
         found = gradients(got.log_prob, leaves)
         again = gradients(torch.autograd.grad(got.log_prob.sum(), emit, create_graph=True)[0][0], leaves)
@@ -155,25 +169,36 @@ def test_pairs_of_blocks(steps, blocks, width, features):
     close(again, gradients(torch.autograd.grad(wanted.sum(), emit, create_graph=True)[0][0], leaves))
 
 
-@pytest.mark.parametrize("transition", ["softmax", "hierarchical"])
-def test_a_model_finds_its_kernels(transition):
-    """Loss and gradients of a training step, with resets, dropout and uneven blocks."""
+TOPICS = {"transition": "hierarchical", "num_topics": 3}
+UNEVEN = {"states_per_block": [3, 4, 1]}
+
+
+@pytest.mark.parametrize(
+    "options", [{"transition": "softmax"} | UNEVEN, {"transition": "hierarchical"} | UNEVEN, TOPICS, TOPICS | {"reset_id": None}],
+    ids=str,
+)
+def test_a_model_finds_its_kernels(kernels, options):
+    """Loss and gradients of two training steps, with resets, dropout, uneven blocks, topics and a carried belief."""
     results = []
-    for place in (nullcontext, launch.interpreted):
+    for place in (launch.twins_only, kernels):
         torch.manual_seed(1)
-        model = VLHMM(8, num_words=6, blocks=[0, 1, 1, 0, 2, 2], hidden_size=4, init_scale=1.0, transition=transition,
-                      reset_id=3,
-                      state_dropout=0.4, states_per_block=[3, 4, 1]).double().train()  # fmt: skip
-        x, lengths = torch.randint(6, (2, 4)), torch.tensor([4, 2])
+        model = VLHMM(8, num_words=6, blocks=[0, 1, 1, 3, 2, 2] if "num_topics" in options else [0, 1, 1, 0, 2, 2], **{
+            "hidden_size": 4, "init_scale": 1.0, "reset_id": 3, "state_dropout": 0.4} | options).double().train()  # fmt: skip
+        text, lengths, start = torch.randint(6, (2, 14)), torch.tensor([7, 4]), None
+        text[0, 3] = text[1, 1] = 3
+        found = []
         with place():
-            loss = -model._direct_chain(x, lengths).log_prob().sum()
-            loss.backward()
-        results.append([loss.detach(), *(p.grad for p in model.parameters() if p.grad is not None)])
+            for x in text.split(7, 1):
+                chain = model._direct_chain(x, lengths, start)
+                loss, start = -chain.log_prob().sum(), chain.filtered().detach()
+                loss.backward()
+                found += [loss.detach(), start.dense(model.num_states), chain.token_log_probs().detach()]
+        results.append([*found, *(p.grad for p in model.parameters() if p.grad is not None)])
     close(results[1], results[0])
 
 
 @pytest.mark.slow
-def test_operators_say_what_they_return():
+def test_operators_say_what_they_return(kernels):
     """So that torch.compile and CUDA graphs can plan with them."""
     init, log, emit, valid, *_ = factors("a step", 3, 4)
     table, number, flags = log.flatten(0, 1), torch.zeros(3, 3, dtype=torch.long), chain.flags_of(valid, None, emit)
@@ -188,7 +213,7 @@ def test_operators_say_what_they_return():
         (paths.drawn_paths, (table, number, emit, flags, None, torch.rand(2, 3, 3, dtype=F64))),
         (shared.look_back, (log[0, 0], emit, flags)), (pairs.log_matrices, (a, a, rows, rows, None, torch.tensor(2))),
     ]  # fmt: skip
-    with launch.interpreted():
+    with kernels():
         for operator, args in calls:
             torch.library.opcheck(operator, args, test_utils=("test_schema", "test_faketensor"))
 

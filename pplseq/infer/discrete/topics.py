@@ -10,6 +10,7 @@ from pplseq.distributions.topics import TopicLayout, TopicTransition
 from pplseq.infer.discrete.hierarchical import HierarchicalChain
 from pplseq.kernels import scan
 from pplseq.kernels.pair_scan import pair_chain_log_prob, plan_pairs
+from pplseq.kernels.triton import pair_chain
 
 
 class TopicChain(HierarchicalChain):
@@ -31,10 +32,14 @@ class TopicChain(HierarchicalChain):
 
     def _over_pairs(self, emit: Tensor | None = None) -> scan.Forward | None:
         transition, layout, block = self.transition, self.layout, self._block
-        keys, restart = block[:-1] * layout.num_blocks + block[1:], None
+        keys, restart, restart_to = block[:-1] * layout.num_blocks + block[1:], None, None
         used = None if self.valid is None else self.valid[1:]
         if transition.end_block is not None:
             restart = torch.cat([torch.zeros_like(block[:1], dtype=torch.bool), block[:-1] == transition.end_block])
+            restart_to = layout.base.of_blocks(transition.base_initial, block)
+        if pair_chain.applies(self._base_of(transition.out, None), transition.initial):
+            return self._by_kernels(emit, restart, restart_to)
+        if restart is not None:
             needed = keys[~restart[1:]]
             if not needed.numel():
                 return None
@@ -44,19 +49,31 @@ class TopicChain(HierarchicalChain):
         (blocks, left), (columns, entered) = self._few(keys // layout.num_blocks), self._few(keys % layout.num_blocks)
         out, into = self._base_of(transition.out, blocks), self._base_of(transition.into, columns)
         plan = plan_pairs(left, entered, pair_of, used)
-        names = keys % layout.num_blocks
         # by token, as nearly each has a pair of its own: a table of C K numbers a pair would be as large
-        scores, norms = transition.next_blocks(out)  # (L, M, K), (L, C, K)
-        entered, left = names[pair_of.flatten()], left[pair_of.flatten()]
-        parts = (scores.flatten(0, 1), left * layout.num_blocks + entered), (transition.block_lifts, entered), (norms, left)
-        scores, lifts, norms = (table.index_select(0, which) for table, which in parts)
-        gates = (scores.unsqueeze(-2) + lifts.unsqueeze(-1)).sub_(norms).view(*pair_of.shape, layout.num_topics, -1)
+        gates = self._gates(out, left[pair_of], (keys % layout.num_blocks)[pair_of])
         return pair_chain_log_prob(
-            out, into, gates, self._by_topic(self._initial(block[0])),
+            out, into, self._by_topic(gates), self._by_topic(self._initial(block[0])),
             self._by_topic(self._emit() if emit is None else emit), plan, valid=self.valid, restart=restart,
-            restart_to=None if restart is None else layout.base.of_blocks(transition.base_initial, block),
-            mix=transition.mix, product_dtype=transition.product_dtype,
+            restart_to=restart_to, mix=transition.mix, product_dtype=transition.product_dtype,
         )  # fmt: skip
+
+    def _by_kernels(self, emit: Tensor | None, restart: Tensor | None, restart_to: Tensor | None) -> scan.Forward:
+        """The same on a GPU, in sizes that do not depend on which pairs there are."""
+        transition, block = self.transition, self._block
+        out, into = self._base_of(transition.out, None), self._base_of(transition.into, None)
+        return pair_chain.topic_log_prob(
+            out, into, self._by_topic(self._gates(out, block[:-1], block[1:])), self._by_topic(self._initial(block[0])),
+            self._by_topic(self._emit() if emit is None else emit), block, valid=self.valid, restart=restart,
+            restart_to=restart_to, mix=transition.mix, product_dtype=transition.product_dtype,
+        )  # fmt: skip
+
+    def _gates(self, out: Tensor, left: Tensor, entered: Tensor) -> Tensor:
+        """(T-1, B, C K) log p(block entered | state) for features (L, K, D), of which (T-1, B) are left, and blocks entered."""
+        shape, left, entered = left.shape, left.flatten(), entered.flatten()
+        scores, norms = self.transition.next_blocks(out)  # (L, M, K), (L, C, K)
+        parts = (scores.flatten(0, 1), left * scores.shape[1] + entered), (self.transition.block_lifts, entered), (norms, left)
+        scores, lifts, norms = (table.index_select(0, which) for table, which in parts)
+        return (scores.unsqueeze(-2) + lifts.unsqueeze(-1)).sub_(norms).view(*shape, -1)
 
     def _base_of(self, features: Tensor, blocks: Tensor | None) -> Tensor:
         base = self.layout.base

@@ -342,7 +342,7 @@ class VLHMM(Constrainable):
         same = torch.eye(self.num_topics, device=prior.device, dtype=prior.dtype)
         transition = TopicTransition(
             wide, initial, prior, keeps * same + (1 - keeps) * prior.exp(),
-            None if self.reset_id is None else int(self.block_of_word[self.reset_id]), self._out(kept["out"]), kept["into"],
+            None if self.reset_id is None else int(words.block_of_word[self.reset_id]), self._out(kept["out"]), kept["into"],
             self.block_score.weight, self.block_score.bias, self.topic_blocks,
             out_of=lambda ids: self._out(self.embeddings("out", ids, layout)),
             product_dtype=PRODUCT_DTYPES[self._config["normalizer_dtype"]] if self._is_learning else None,
