@@ -149,7 +149,7 @@ def tile_of(num_states: int, dtype: torch.dtype, most_cells: int = 16384) -> dic
     """
     wide = power_of_two(num_states)
     cells, warps = (most_cells, 8) if wide >= 256 else (4096, 2)
-    cells //= 2 if dtype == torch.float64 else 1
+    cells //= 4 if dtype == torch.float64 else 1
     return dict(BI=max(1, min(wide, cells // wide)), BK=wide, num_warps=warps)
 
 
