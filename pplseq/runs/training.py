@@ -32,6 +32,8 @@ from pplseq.runs.memory import release_freed_memory
 from pplseq.runs.settings import History, NonFiniteLoss, Progress, TrainSettings, perplexity
 from pplseq.threads import alone
 
+CAPTURED = {"cuda"}  # devices whose steps are captured
+
 
 def train(
     model: torch.nn.Module,
@@ -123,8 +125,9 @@ class GradientTraining(Training):
         self.optimizer = torch.optim.AdamW(groups, lr=settings.lr, weight_decay=settings.weight_decay, fused=fused)
         self._follow(settings.chosen_schedule)
         # texts of a model whose steps ask the device nothing
-        whole = self.of_text and self._direct_chain is not None and not self.together.several and self.device.type == "cuda"
-        self.captured = CapturedStep(self._gradients, self.parameters, self.device) if whole else None
+        whole = self.of_text and self._direct_chain is not None and not self.together.several and not self.held
+        can = whole and self.device.type in CAPTURED
+        self.captured = CapturedStep(self._gradients, self.parameters, self.device) if can else None
         self.first_dropout = getattr(model, "state_dropout", 0.0)
         self.progress = Progress()
         self.belief = None
