@@ -460,17 +460,20 @@ class Estimator(DiagnosticQueries, StateOrder, HeldParameters, SequenceModel):
 
     # ---------------------------------------------------------------- states
     def filter(self, x, lengths=None, **known) -> StateMarginals:
-        """p(z_t | x_1..x_t) at each step, (B, T, K) probabilities of the states in ``ids``, None for all; 0 at padded steps."""
-        return self._by_state(self._posterior(x, lengths, **known)[1].filtered_states(), self._results_like(x, **known))
+        """p(z_t | x_1..x_t) at each step, (B, T, K) probabilities of the states in ``ids``, None for all; 0 at padded steps.
+
+        Of models with regimes these are of regimes, (B, T, R). ``.frame()`` is the same as a table with their names.
+        """
+        return self._by_state(self._posterior(x, lengths, **known)[1].filtered_states(), x, lengths, known)
 
     def smooth(self, x, lengths=None, **known) -> StateMarginals:
         """p(z_t | x_1..x_T) at each step; see :meth:`filter`."""
-        return self._by_state(self._posterior(x, lengths, **known)[1].marginals(), self._results_like(x, **known))
+        return self._by_state(self._posterior(x, lengths, **known)[1].marginals(), x, lengths, known)
 
-    @staticmethod
-    def _by_state(states: StateMarginals, x) -> StateMarginals:
-        ids = None if states.ids is None else as_given(states.ids, x)
-        return states._replace(ids=ids, probs=as_given(states.probs, x))
+    def _by_state(self, states: StateMarginals, x, lengths, known: Mapping[str, Any]) -> StateMarginals:
+        like = self._results_like(x, **known)
+        ids, told = None if states.ids is None else as_given(states.ids, like), self._told_of_rows(x, lengths)
+        return states._replace(ids=ids, probs=as_given(states.probs, like), names=self.state_names, **told)
 
     def decode(self, x, lengths=None, **known):
         """The most probable path of each sequence (Viterbi): (B, T) states, -1 at padded steps, or a list of (T_i,).
