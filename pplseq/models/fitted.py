@@ -31,7 +31,7 @@ from pplseq.models.forms import (
     states_in_form,
 )
 from pplseq.models.row_labels import check_rows_together, in_steps, indexes_of, labels_ahead
-from pplseq.models.state_labels import names_of_states, numbers_of_states
+from pplseq.models.state_labels import checked_names, names_of_states, numbers_of_states
 from pplseq.runs.loop import digest
 
 
@@ -154,6 +154,12 @@ class FittedState(SequenceModel):
         except BaseException:
             self.column_names, self.input_column_names, self.state_names = before
             raise
+
+    def _name_states(self, names: Sequence[str] | None) -> None:
+        """Takes the constructor's ``state_names``; behind the configuration, of which they are."""
+        self.state_names = checked_names(names, self._num_observable_states)
+        if self.state_names is not None:
+            self._is_named, self._config = True, self._config | {"state_names": [*self.state_names]}
 
     def _entry_name(self, name: str, place: Sequence[int], shape: Sequence[int]) -> str:
         """What one number of a parameter is called in a summary."""

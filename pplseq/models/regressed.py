@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -76,6 +76,17 @@ class RegressedSteps(Estimator):
             value = checks.shape(name, checks.numbers(name, value).double().to(self.reference), values[name].shape)
             values[name] = checks.finite(name, value)
         return values
+
+    _entry_axes: ClassVar[dict[str, Sequence[str]]] = {}  # of each parameter what its axes behind that of states are of
+
+    def _entry_name(self, name: str, place: Sequence[int], shape: Sequence[int]) -> str:
+        of = ("states", "states") if name in ("initial", "transition") else ("states", *self._entry_axes.get(name, ()))
+        names = {"states": self.state_names, "columns": self.column_names, "inputs": self.input_column_names}
+        told: list[Any] = []
+        for kind, k, size in zip(of, place, shape, strict=False):
+            known = names.get(kind)
+            told.append(k if known is None or len(known) != size else known[k])  # what is shared has one number
+        return name + "".join(f"[{each}]" for each in told)
 
     # ---------------------------------------------------------------- data
     def _as_batch(self, x, lengths=None, *, states=None, inputs=None) -> Batch:

@@ -47,7 +47,6 @@ from pplseq.models.parts.moves import allowed_moves, allowed_starts, shared_rows
 from pplseq.models.parts.priors import Priors
 from pplseq.models.parts.product_moves import ProductMoves
 from pplseq.models.remembered import Remembered, plain_parameters
-from pplseq.models.state_labels import checked_names
 from pplseq.models.state_languages import StateLanguages
 from pplseq.models.steps import (
     all_sizes,
@@ -173,9 +172,7 @@ class HMM(Constrainable, StateLanguages, LoopAnswers):
         }
         self._config = {"num_states": num_states} | self._config | {n: v for n, v in given.items() if v is not None}
         self.vocabulary = vocabulary
-        self.state_names = checked_names(state_names, self._num_observable_states)
-        if self.state_names is not None:
-            self._is_named, self._config = True, self._config | {"state_names": [*self.state_names]}
+        self._name_states(state_names)
         real = DTYPES[dtype]
         if self.priors is not None:  # their shapes are checked now, not at the first use
             self.priors.concentrations(num_states, num_words, torch.empty(0, dtype=real), shapes)
