@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from pplseq import notebooks
+from pplseq import checks, notebooks
 from pplseq.models.base import AT_TEST, said
 
 if TYPE_CHECKING:
@@ -89,9 +89,15 @@ def summarize(model: Estimator, batch: Batch) -> Summary:
             positive, as the model is at no maximum.
 
     Source: B. Efron and D. V. Hinkley (1978), Assessing the accuracy of the maximum likelihood estimator, Biometrika 65(3).
+    Raises:
+        ValueError: for more parameters than this machine has memory for the second derivatives of.
+
     Cost: the exact second derivatives, one backward pass through a graph of gradients for each of P parameters.
     """
     raw = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    number = sum(parameter.numel() for parameter in raw)
+    few = f"standard errors of {number} weights need as many rows of second derivatives; score, aic and bic need none"
+    checks.fits("summary", 3 * 8.0 * number**2, few)  # second derivatives, their eigenvectors and what they are multiplied to
     used = torch.cat([parameter.detach().isfinite().flatten() for parameter in raw])  # fixed zeros are no parameters
     with said(AT_TEST):
         value = model.log_joint(batch.x, batch.lengths, **batch.known)
