@@ -122,7 +122,8 @@ def summarize(model: Estimator, batch: Batch) -> Summary:
     if len(together) and int(together.max()) + 1 < len(together):  # what states share is one number
         pool = torch.nn.functional.one_hot(together).to(information)
         information, jacobian = pool.T @ information @ pool, jacobian @ pool
-    bounds = model._at_bounds(batch)
+    kept = {name for name, out in zip(names, fixed, strict=True) if out}
+    bounds = {name: bound for name, bound in model._at_bounds(batch).items() if name not in kept}
     stands = [out or name in bounds for name, out in zip(names, fixed, strict=True)]
     held = torch.tensor(stands, device=information.device)
     # the likelihood rises towards a bound, so that its curvature there says nothing, nor does it where the fit did not look for
