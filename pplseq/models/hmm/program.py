@@ -82,8 +82,8 @@ class HMM(Constrainable, StateLanguages, LoopAnswers):
             "bernoulli", for all columns alike, or a list of names, one a column; columns are independent given the state.
             Also any class of ``pyro.distributions`` over single numbers by name ("Laplace"), or a
             :class:`~pplseq.models.parts.families.Family` of your own, which EM cannot learn unless it says how.
-            A family with zeros of their own is "zero_inflated_poisson", "hurdle_gamma" and the like; "gamma" and "binomial" are
-            others, and "categorical" is a column of levels.
+            A family with zeros of their own is "zero_inflated_poisson", "hurdle_gamma" and the like, one of counts that are
+            never 0 "zero_truncated_poisson"; "gamma" and "binomial" are others, and "categorical" is a column of levels.
         num_components: of the mixture, by default 2.
         num_levels: of "categorical" columns: of all, or a list with one a column, None at those of numbers.
         trials: of "binomial" columns, where they are the same at every step; else they come with the data.
