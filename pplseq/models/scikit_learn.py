@@ -112,7 +112,9 @@ class SequenceClassifier(ClassifierMixin, BaseEstimator):
     Attributes:
         classes_: (C,) sorted. models_: the model of each. class_log_prior_: (C,).
 
-    X is a list of sequences, as models take it, y a label each. A sequence that is impossible in every class has NaN.
+    X is a list of sequences, as models take it, y a label each. A sequence that is impossible in every class has NaN. A model
+    whose start is diffuse (``StructuralModel``) knows how a sequence moves, not where it lies: classes that differ in their
+    level alone are one to it.
     """
 
     def __init__(

@@ -11,7 +11,7 @@ from scipy import stats
 from support.model_cases import CASES
 from support.structural_series import NILE
 
-from pplseq import ARHMM, HMM, IOHMM, LDS, VLHMM, StructuralModel, SwitchingRegression, plot
+from pplseq import ARHMM, HMM, IOHMM, LDS, VLHMM, StructuralModel, SwitchingRegression, TextLDS, plot
 from pplseq.models import compare
 from pplseq.models.diagnostics.residuals import diagnose
 
@@ -262,3 +262,11 @@ def test_comparisons_say_what_they_cannot_compare():
     for given in (one, None, [3], {"a": None}):
         with pytest.raises(TypeError, match="models: expected"):
             compare(given, x)
+
+
+def test_word_vectors_are_not_compared_with_words():
+    x = torch.randint(5, (6, 20))
+    vectors = TextLDS(num_words=5, num_states=2).fit(x)
+    compare([vectors, vectors], x)
+    with pytest.raises(ValueError, match="likelihood of TextLDS 1 is a density of word vectors.*predict_next"):
+        compare([HMM(2, 5).fit(x, seed=0, max_iterations=2), vectors], x)

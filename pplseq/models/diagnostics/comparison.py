@@ -84,8 +84,8 @@ def compare(
         A :class:`Comparison`. Standard errors are of sums over independent sequences, or over blocks.
 
     Raises:
-        ValueError: for what cannot be cut so; a model whose steps are at times of their own, by time. TypeError: for what is no
-            model.
+        ValueError: for what cannot be cut so; a model whose steps are at times of their own, by time; a TextLDS, whose score is
+            no probability of words, beside models of words. TypeError: for what is no model.
 
     Warns:
         RuntimeWarning: where models explain different numbers of observations, as autoregressions of other orders do: their
@@ -98,6 +98,12 @@ def compare(
         raise TypeError(f"models: expected models that are fitted to data sets, got {checks.shown(other[0])}")
     if not named:
         raise ValueError("models: give at least one fitted model, got none")
+    apart = [name for name, model in named.items() if model._scores_word_vectors]
+    if 0 < len(apart) < len(named):
+        raise ValueError(
+            f"models: the likelihood of {apart[0]} is a density of word vectors, no probability of words, so that it is not "
+            "comparable with that of the others; compare perplexities of next words instead (predict_next, pplseq evaluate)"
+        )
     rows, held_out = [], []
     for name, model in named.items():
         own_x, own_lengths = model._as_text(x, lengths, known)

@@ -150,6 +150,7 @@ class DiagnosticQueries:
     """What an estimator tells of how well it fits."""
 
     _steps_to_settle = 0  # after which residuals say something of the model
+    _scores_word_vectors = False  # a density, where the data are words
 
     def diagnostics(
         self: Any, x, lengths=None, *, lags: int = 10, skip: int | None = None, seed: int | None = None, **known

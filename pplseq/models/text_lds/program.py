@@ -84,6 +84,8 @@ class TextLDS(GaussianEstimator):
     name = "text_lds"
     num_words: int
 
+    _scores_word_vectors = True
+
     def __init__(
         self,
         num_states: int,
