@@ -174,7 +174,8 @@ UNEVEN = {"states_per_block": [3, 4, 1]}
 
 
 @pytest.mark.parametrize(
-    "options", [{"transition": "softmax"} | UNEVEN, {"transition": "hierarchical"} | UNEVEN, TOPICS, TOPICS | {"reset_id": None}],
+    "options",
+    [{"transition": "softmax"} | UNEVEN, {"transition": "hierarchical"} | UNEVEN, TOPICS, TOPICS | {"reset_id": None}],
     ids=str,
 )
 def test_a_model_finds_its_kernels(kernels, options):
