@@ -242,7 +242,7 @@ def _weighted(obs: Tensor, weight: Tensor) -> Statistics:
     return {"weight": weight.sum(0), "first": torch.einsum("nzd,nd->zd", weight, obs)}
 
 
-def _mean(statistics: Statistics, smallest: float = TINY) -> Tensor:
+def _mean(statistics: Statistics, smallest: float) -> Tensor:
     return (statistics["first"] / statistics["weight"].clamp_min(TINY)).clamp_min(smallest)
 
 
@@ -396,6 +396,12 @@ def _size(name: str) -> Callable[[Tensor, Tensor], dict[str, Tensor]]:
     return lambda mean, variance: {name: (mean**2 / variance.clamp_min(1e-12)).clamp(0.5, 50.0)}
 
 
+def _exponential_update(s: Statistics, _: Parameters) -> dict[str, Tensor]:
+    """A state of zeros has a mean that is a millionth of the data's."""
+    size = s["first"].sum(0) / s["weight"].sum(0).clamp_min(TINY)
+    return {"rate": 1 / _mean(s, 0.0).maximum(torch.where(size > 0, size, 1.0) / LARGEST)}
+
+
 # ------------------------------------------------------------------------------------------------ angles
 def _circular_update(s: Statistics, p: Parameters) -> dict[str, Tensor]:
     """Source: K. V. Mardia and P. E. Jupp (2000), Directional statistics, section 5.3.1."""
@@ -455,8 +461,8 @@ FAMILIES: dict[str, Family] = {
     ),
     "exponential": Family(
         lambda rate: dist.Exponential(rate, validate_args=False), {"rate": POSITIVE},
-        lambda obs, weight, _: _weighted(obs, weight), lambda s, _: {"rate": 1 / _mean(s)},
-        lambda column, states: {"rate": 1 / _some(column, states).clamp_min(0.1 * column.mean()).clamp_min(TINY)},
+        lambda obs, weight, _: _weighted(obs, weight), _exponential_update,
+        lambda column, states: {"rate": 1 / _some(column, states).clamp_min(0.1 * float(column.mean() or TINY))},
         (lambda column: column >= 0, "numbers of at least 0"), driven=Driven(
             "rate", ("log",), make=lambda mean: dist.Exponential(1 / positive(mean), validate_args=False), averages=True
         ),
