@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -14,7 +15,7 @@ from pplseq.infer.discrete.results import StateMarginals
 from pplseq.models.batch import as_given
 from pplseq.models.estimator import Estimator, Sample
 from pplseq.models.parts.protocols import Moves
-from pplseq.models.state_labels import named
+from pplseq.models.state_labels import matching, named
 
 
 class RegimeQueries(Estimator):
@@ -109,6 +110,31 @@ class ClusterQueries(Estimator):
     def predict(self, x, lengths=None, **known) -> Tensor:
         """(B,) the most probable cluster of each sequence; states are told by ``decode`` and ``smooth``."""
         return self.predict_proba(x, lengths, **known).argmax(-1)
+
+    def _ordered(self, totals: Tensor, weights: Tensor) -> list[int]:
+        """Clusters in the order of their means, the states of each in that of theirs."""
+        clusters = (self._by_cluster(totals).sum(-1) / self._by_cluster(weights).sum(-1)).argsort(stable=True)
+        states = (self._by_cluster(totals) / self._by_cluster(weights)).argsort(dim=-1, stable=True)
+        return (clusters.unsqueeze(-1) * states.shape[-1] + states[clusters]).flatten().tolist()
+
+    def _matched(self, together: np.ndarray) -> list[int]:
+        """The best matching of clusters, whose states are matched with those of their cluster."""
+        size = len(together) // self.num_clusters
+        blocks = together.reshape(self.num_clusters, size, self.num_clusters, size).swapaxes(1, 2)
+        within = [[matching(block) for block in row] for row in blocks]
+        gains = [
+            [block[range(size), own].sum() for block, own in zip(*each, strict=True)]
+            for each in zip(blocks, within, strict=True)
+        ]
+        own = enumerate(matching(np.array(gains)))
+        return [cluster * size + state for row, cluster in own for state in within[row][cluster]]
+
+    def _why_not_in(self, name: str, order: list[int]) -> str:
+        size = len(order) // self.num_clusters
+        return (
+            f"order: states of a {type(self).__name__} stay in their clusters, {size} behind each other: give those of one "
+            f"cluster in any order, then those of another; got {checks.shown(order)}"
+        )
 
     def _by_cluster(self, probs: Tensor) -> Tensor:
         return probs.unflatten(-1, (self.num_clusters, -1))

@@ -118,6 +118,19 @@ def _items(states: Any) -> Any:
     return states if isinstance(states, (list, tuple)) else ()
 
 
+def matching(gains: np.ndarray) -> list[int]:
+    """The column for each row of a square of numbers, each column once, whose sum is the largest.
+
+    Raises:
+        ImportError: without scipy.
+    """
+    try:
+        from scipy.optimize import linear_sum_assignment
+    except ImportError as error:
+        raise ImportError('align: matching states needs scipy: pip install "pplseq[text]"') from error
+    return linear_sum_assignment(gains, maximize=True)[1].tolist()
+
+
 class StateOrder:
     """Models whose states may change places, so that two fits can be compared."""
 
@@ -133,16 +146,14 @@ class StateOrder:
         """A copy in which state k is what was state order[k], with its name, what is held and its bounds; ``history`` is None.
 
         Args:
-            order: every state once (of models with regimes these).
+            order: every state once (of models with regimes these); where there are moves or starts that are not, states change
+                places with those alone that have the same ones (of mixtures those of a cluster, and whole clusters).
 
         Raises:
             ValueError: for another order, and a model whose states are told apart by more than their parameters. TypeError: for
                 what is no row of whole numbers.
         """
         axes, number = self._state_axes(), self._num_observable_states
-        for name in ("graph", "start_states"):
-            if getattr(self, name, None) is not None:
-                raise ValueError(f"{name}: states that have moves or starts of their own cannot change places")
         places = np.asarray(order)
         if places.dtype.kind not in "iu" or places.ndim != 1:
             raise TypeError(f"order must be whole numbers, every state 0..{number - 1} once, got {checks.shown(order)}")
@@ -150,6 +161,12 @@ class StateOrder:
         if sorted(order) != list(range(number)):
             raise ValueError(f"order: every state 0..{number - 1} once, got {checks.shown(order)}")
         found, index = copy.deepcopy(self), torch.tensor(order)
+        for name, dims in (("graph", 2), ("start_states", 1)):
+            allowed = getattr(self, name, None)
+            if allowed is not None:
+                own = torch.as_tensor(allowed).cpu()
+                if not torch.equal(own[index][:, index] if dims == 2 else own[index], own):
+                    raise ValueError(self._why_not_in(name, order))
 
         def moved(value: Tensor, along: Sequence[int]) -> Tensor:
             for axis in along:
@@ -189,35 +206,43 @@ class StateOrder:
         checks.choice("by", by, ("mean", "share"))
         batch, probs = self._posteriors(x, lengths, known)
         if by == "share":
-            return self.permuted(probs.sum(0).argsort(descending=True, stable=True).tolist())
+            return self.permuted(self._ordered(-probs.sum(0), torch.ones(probs.shape[-1]).to(probs)))
         if batch.x.dim() < 3:
             raise ValueError("by: words have no mean; sort by='share', or align the states with those of another model")
         if not 0 <= checks.count("column", column, 0) < batch.x.shape[-1]:
             raise ValueError(f"column must lie in 0..{batch.x.shape[-1] - 1}, got {column}")
         numbers = batch.x[..., column].flatten().double()
         weights = probs.masked_fill(numbers.isnan().unsqueeze(-1), 0.0)
-        means = numbers.nan_to_num(0.0) @ weights / weights.sum(0)
-        return self.permuted(means.argsort(stable=True).tolist())
+        return self.permuted(self._ordered(numbers.nan_to_num(0.0) @ weights, weights.sum(0)))
+
+    def _ordered(self, totals: Tensor, weights: Tensor) -> list[int]:
+        """States in the order of their means, from totals and weights (Z,) of each; those without weight come last."""
+        return (totals / weights).argsort(stable=True).tolist()
+
+    def _why_not_in(self, name: str, order: list[int]) -> str:
+        """What is said where states of other moves or starts would change places."""
+        what = "moves" if name == "graph" else "starts"
+        return f"{name}: states change places with those that have the same {what}, which those of order {order} have not"
 
     def align(self: Any, other: Any, x, lengths=None, **known) -> Any:
         """A copy whose state k is the one that is most like state k of another model: the matching with the largest expected
         number of steps in which both models are in states that were matched; see :meth:`permuted`.
 
         Args:
-            other: a model with as many states, of any kind that takes these data. x, lengths, **known: the data.
+            other: a model with as many states, of any kind that takes these data; for a mixture one whose states are clusters
+                alike. x, lengths, **known: the data.
 
         Raises:
             ImportError: without scipy.
         """
         if getattr(other, "_num_observable_states", None) != self._num_observable_states:
             raise ValueError(f"other: expected a model of {self._num_observable_states} states, got {checks.shown(other)}")
-        try:
-            from scipy.optimize import linear_sum_assignment
-        except ImportError as error:
-            raise ImportError('align: matching states needs scipy: pip install "pplseq[text]"') from error
         theirs, own = other._posteriors(x, lengths, known)[1], self._posteriors(x, lengths, known)[1]
-        together = theirs.cpu().T @ own.cpu()
-        return self.permuted(linear_sum_assignment(together.numpy(), maximize=True)[1].tolist())
+        return self.permuted(self._matched((theirs.cpu().T @ own.cpu()).numpy()))
+
+    def _matched(self, together: np.ndarray) -> list[int]:
+        """The own state for each of another model, of the matching with the largest sum of numbers (Z, Z), [theirs, own]."""
+        return matching(together)
 
     def _posteriors(self: Any, x, lengths, known: Mapping[str, Any]) -> tuple[Any, Tensor]:
         """The data, and (B T, Z) probabilities of states, 0 at padded steps."""

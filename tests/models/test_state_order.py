@@ -5,8 +5,8 @@ import pytest
 import torch
 from support.model_cases import CASES, words
 
-from pplseq import ARHMM, HMM, IOHMM, SemiMarkovHMM, SwitchingRegression
-from pplseq.models import StreamingHMM
+from pplseq import ARHMM, HMM, IOHMM, MixtureHMM, SemiMarkovHMM, SwitchingRegression
+from pplseq.models import MixtureIOHMM, StreamingHMM
 
 VECTORS = {"num_features": 2}
 MODELS = {
@@ -102,7 +102,7 @@ def test_a_fit_is_aligned_with_another_of_another_kind():
 def test_states_that_cannot_change_places_are_refused():
     for name, what in (
         ("lds", "of which none can take the place"), ("vlhmm", "of which none"), ("iohmm, states", "outputs: these are"),
-        ("hmm, columns, left to right", "share emissions"), ("mixture of hmms", "graph: states that have moves"),
+        ("hmm, columns, left to right", "share emissions"), ("mixture of hmms", "order: "),
         ("props", "share emissions"),
     ):  # fmt: skip
         with pytest.raises(ValueError, match=what):
@@ -121,3 +121,43 @@ def test_states_that_cannot_change_places_are_refused():
     ):  # fmt: skip
         with pytest.raises(ValueError, match=what):
             call()
+
+
+def mixtures():
+    """Sequences of two kinds with two levels each, mixtures that were fitted to them, and what is known of them."""
+    random = np.random.default_rng(0)
+    x = [5.0 * (k % 2) + 2.0 * (np.arange(30) // 5 % 2) + 0.3 * random.normal(size=30) for k in range(12)]
+    inputs = [np.sin(np.arange(30.0))[:, None]] * 12
+    driven = {"num_inputs": {"emission": 1}, "num_outputs": 1, "outputs": "gaussian", "mealy": True}
+    yield MixtureHMM(2, 2, num_features=1).fit(x, seed=0, num_restarts=3), x, {}
+    yield MixtureIOHMM(2, 2, **driven).fit(x, inputs=inputs, seed=0, num_restarts=5), x, {"inputs": inputs}
+
+
+def test_clusters_and_the_states_in_them_change_places():
+    for model, x, known in mixtures():
+        other = model.permuted([3, 2, 0, 1])
+        assert other.score(x, **known) == pytest.approx(model.score(x, **known), rel=1e-12)
+        torch.testing.assert_close(other.predict(x, **known), 1 - model.predict(x, **known))
+        for found in (other.sorted(x, **known), model.sorted(x, **known)):
+            means = np.zeros(4)
+            for row, probs in zip(x, found.smooth(x, **known).probs, strict=True):
+                means += row @ np.asarray(probs)
+            means /= sum(np.asarray(probs).sum(0) for probs in found.smooth(x, **known).probs)
+            assert means == pytest.approx([0, 2, 5, 7], abs=0.3)
+        shares = sum(np.asarray(probs).sum(0) for probs in model.sorted(x, by="share", **known).smooth(x, **known).probs)
+        assert shares[0] >= shares[1] and shares[2] >= shares[3] and shares[:2].sum() >= shares[2:].sum()
+        back = other.align(model, x, **known)
+        for name, value in model.state_dict().items():
+            torch.testing.assert_close(back.state_dict()[name], value)
+        with pytest.raises(ValueError, match="stay in their clusters, 2 behind each other"):
+            model.permuted([0, 2, 1, 3])
+
+
+def test_states_with_the_same_moves_change_places():
+    """Of a graph: the second and the third, which follow the first and each go back to it."""
+    graph = torch.tensor([[True, True, True], [True, True, False], [True, False, True]])
+    x = torch.randn(1, 40, 1).double()
+    model = HMM(3, num_features=1, graph=graph).fit(x, seed=0)
+    assert model.permuted([0, 2, 1]).score(x) == pytest.approx(model.score(x), rel=1e-12)
+    with pytest.raises(ValueError, match="graph: states change places with those that have the same moves"):
+        model.permuted([1, 0, 2])
