@@ -199,7 +199,8 @@ def up_to_end(model: SequenceModel, drawn: Sample, end: str | int | None) -> Sam
     behind = ends.cumsum(1) > ends.long()
     x, states = drawn.x.masked_fill(behind, -1), drawn.states
     if isinstance(states, np.ndarray):  # by name
-        states = np.where(behind.cpu(), None, states)
+        states = states.copy()
+        states[np.asarray(behind.cpu())] = None
     else:
         mark = behind if states.dim() == 2 else behind.unsqueeze(-1)
         states = states.masked_fill(mark, -1 if states.dim() == 2 else 0)

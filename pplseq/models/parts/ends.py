@@ -43,7 +43,7 @@ def _is_continuous(family: Family) -> bool:
     middle = {constraints.positive: 1.0, constraints.unit_interval: 0.5}
     values = {name: torch.tensor([middle.get(own.constraint, 0.0)]) for name, own in family.parameters.items()}
     try:
-        return not family.make(**values).support.is_discrete
+        return not getattr(family.make(**values).support, "is_discrete", True)
     except NotImplementedError:  # of a family of one's own, which does not say
         return False
 
@@ -57,7 +57,7 @@ def shape_ends(family: Family, size: Tensor, near: Tensor | None = None) -> dict
         near: (2, D) how near they come to 0 and to 1, of numbers between these, where shapes of narrow states are larger.
     """
     base: Family = getattr(family, "base", family)
-    known = base.num_levels is None and base.sized is None and not {"loc", "scale"} <= base.parameters.keys()
+    known = base.num_levels is None and base.sized != "trials" and not {"loc", "scale"} <= base.parameters.keys()
     if not known or base.moving or not _is_continuous(base):
         return {}
     positive_ones = [name for name, own in base.parameters.items() if own.constraint is constraints.positive]

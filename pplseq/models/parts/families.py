@@ -140,7 +140,7 @@ class Driven:
         links: those it may have, the usual one first.
         start: mean and variance () of a column -> first values of the other parameters; None: they are fitted to the column.
         make: mean or location, others by name -> the distribution; None: the family's own. of_logits: the same of log odds.
-        averages: whether the likeliest mean of numbers that share one is theirs, whatever the other parameters are.
+        averages: whether the likeliest mean of numbers that share one, and exposures, is theirs, whatever else is learned.
     """
 
     name: str
@@ -165,7 +165,8 @@ class Family:
             see :mod:`~pplseq.models.parts.family_start`.
         holds: whether a column of data (N,) lies in the support, and how to say what it takes.
         unusual: where a column (N,) hints at another unit than the family takes, and what to say of it.
-        fill: a number of the support, inside of it. histogram: whether the statistics are those of :func:`histogram`.
+        fill: a number of the support, inside of it. histogram: whether the statistics are those of :func:`histogram`, but where
+            exposures are told.
         about_origin: whether statistics and update take numbers, and "loc", as seen from a point near the data, so that moments
             lose no digits; the point is then among the parameters of both, "origin" (D,).
         moving: names of parameters that the support depends on. called: what messages call it.
@@ -334,12 +335,31 @@ def histogram(obs: Tensor, weight: Tensor, largest: int) -> Statistics:
     return {"histogram": total.scatter_add_(0, index, weight).movedim(0, -1)}
 
 
-def _negative_binomial(mean: Tensor, size: Tensor) -> TorchDistribution:
+def _negative_binomial(mean: Tensor, size: Tensor, exposure: Tensor | None = None) -> TorchDistribution:
+    mean = mean if exposure is None else mean * exposure
     return dist.NegativeBinomial(size, logits=mean.log() - size.log(), validate_args=False)
+
+
+def _negative_binomial_statistics(obs: Tensor, weight: Tensor, p: Parameters) -> Statistics:
+    """Where exposures differ: each count is Poisson with a rate of its own, which is Gamma(size, size / mean); expectations of
+    that and its log."""
+    size, mean = p["size"].double(), p["mean"].double()
+    shape, rate = obs.unsqueeze(1) + size, size / mean + p["exposure"]
+    parts = {"first": shape / rate, "log": torch.digamma(shape) - rate.log()}
+    return {"weight": weight.sum(0)} | {name: (weight * part).sum(0) for name, part in parts.items()}
 
 
 def _negative_binomial_update(s: Statistics, p: Parameters) -> dict[str, Tensor]:
     """The mean is that of the data whatever the size is; the size by Newton's method."""
+    if "histogram" not in s:
+        weight = s["weight"].clamp_min(TINY)
+        first, log = s["first"] / weight, s["log"] / weight
+        own = _kept("mean", first.clamp_min(TINY), p)
+
+        def expected(size: Tensor) -> Tensor:
+            return size * (size / own).log() - torch.lgamma(size) + size * log - size * first / own
+
+        return {"mean": own, "size": maximize_each(p["size"].to(own), expected)}
     histogram = s["histogram"]  # (Z, D, N)
     number = torch.arange(histogram.shape[-1]).to(histogram)
     weight = histogram.sum(-1).clamp_min(TINY)
@@ -443,11 +463,12 @@ FAMILIES: dict[str, Family] = {
     ),
     "negative_binomial": Family(
         _negative_binomial, {"mean": POSITIVE, "size": Parameter(constraints.positive, (1.0, 2.0))},
-        None, _negative_binomial_update,
+        _negative_binomial_statistics, _negative_binomial_update,
         lambda column, states: {"mean": _rates(column, states)["rate"], "size": column.new_full((states,), 5.0)}, WHOLE,
         histogram=True, driven=Driven(
-            "mean", POSITIVE_LINKS, _size("size"), lambda mean, size: _negative_binomial(positive(mean), size), averages=True
-        ),
+            "mean", POSITIVE_LINKS, _size("size"), averages=True,
+            make=lambda mean, size, exposure=None: _negative_binomial(positive(mean), size, exposure),
+        ), sized="exposure",
     ),
     "von_mises": Family(
         lambda loc, concentration: CircularNormal(loc, concentration, validate_args=False),

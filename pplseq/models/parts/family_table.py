@@ -306,7 +306,7 @@ class FamilyTable(Table):
             elif family.sized == "trials":
                 parameters["trials"] = self._all_trials(weights)
             own = torch.where(seen, own - parameters.get("origin", 0.0), family.fill)
-            if family.histogram:
+            if family.histogram and "exposure" not in parameters:
                 found = histogram(own, weights, self._largest)
             else:
                 assert family.statistics is not None, "EM was refused before"
@@ -324,7 +324,7 @@ class FamilyTable(Table):
             assert family.update is not None, "EM was refused before"
             own = {n.removeprefix(prefix): v for n, v in statistics.items() if n.startswith(prefix)}
             before = self._own(prefix, family, columns, values)
-            weight = own["histogram"].sum(-1) if family.histogram else own["weight"]
+            weight = own["histogram"].sum(-1) if "histogram" in own else own["weight"]
             empty = weight < NOTHING
             within: Any = {
                 f"within {name}": partial(self._within, f"{prefix}{name}", parameter, before)

@@ -62,7 +62,7 @@ def with_zeros(kind: str, base: Family) -> Family:
         return made.gate / (made.gate + (1 - made.gate) * none), torch.zeros_like(none)
 
     def statistics(obs: Tensor, weight: Tensor, parameters: Mapping[str, Tensor]) -> Statistics:
-        assert base.statistics is not None, "has EM, without a histogram"
+        assert base.statistics is not None, "has EM"
         zero = (obs + parameters.get("origin", 0.0) == 0).unsqueeze(1)
         share, unseen = split(zero, parameters)
         gates = torch.where(zero, share * weight, 0.0)
@@ -75,7 +75,7 @@ def with_zeros(kind: str, base: Family) -> Family:
         return {"weight": weight.sum(0), "gate": gates.sum(0)} | {f"own {name}": value for name, value in own.items()}
 
     def update(s: Statistics, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        if base.histogram:
+        if "histogram" in s:
             counts = s["histogram"].clone()
             share, unseen = split(counts[..., 0] > 0, parameters)
             total, gates = counts.sum(-1), counts[..., 0] * share
@@ -108,7 +108,7 @@ def with_zeros(kind: str, base: Family) -> Family:
         driven = Driven(driven.name, driven.links, None if first is None else begin)
     holds = base.holds
     return ZerosFamily(
-        make, {**base.parameters, "gate": SHARE}, None if base.histogram or base.statistics is None else statistics,
+        make, {**base.parameters, "gate": SHARE}, None if base.statistics is None else statistics,
         None if base.update is None else update, None if base.start is None else start,
         None if holds is None else (lambda column: (column == 0) | holds[0](column), _zero_or(holds[1])),
         fill=base.fill, histogram=base.histogram, unusual=base.unusual, about_origin=base.about_origin,

@@ -92,7 +92,8 @@ class ResponseOutputs(NoisyOutputs):
     def _fit(self, column: Column, own: dict[str, Tensor], seen: Seen, visits: Tensor, noise: dict[str, Tensor]):
         """The regression of a column of numbers under visits (Z, M, R)."""
         linear, network = self.network.kind == "linear", self._alone(column)
-        if linear or not column.averages:
+        uneven = bool(column.dispersions) and bool(column.sizes(seen.sizes))  # so that the mean is not that of all numbers
+        if linear or uneven or not column.averages:
             # of a table, or a constant, the regression on which entry a number is beside
             features = seen.rows.features[seen.entry] if linear else torch.eye(seen.rows.size).to(visits)[seen.entry]
             mass = visits.transpose(1, 2).flatten(0, 1)  # (Z R, M)
