@@ -165,6 +165,11 @@ class SwitchingParameters(RegressedSteps):
             raw_of=lambda variance: variance.log() / 2 - self.unit.log(), support=(0.0, math.inf),
             value_of=lambda raw: (2 * (raw + self.unit.log())).exp(),
         )  # fmt: skip
+        if self.num_inputs:
+            found["inputs"] = found["inputs"]._replace(
+                raw_of=lambda inputs: inputs * self.input_units / self.unit,
+                value_of=lambda raw: raw * self.unit / self.input_units,
+            )
         if self.order:
             found["lags"] = found["lags"]._replace(raw_of=Tensor.clone, value_of=Tensor.clone)
         return found | self.moves.slots
