@@ -112,8 +112,9 @@ def states(x: Any, probs: Any, *, index: Any = None, ax: Any = None, labels: Seq
     """A series over the colours of its hidden states; the surer a state, the stronger its colour.
 
     Args:
-        x: (T,) or (T, D) numbers. probs: (T, Z) probabilities of states (``model.smooth(x).probs[0]``), or (T,) states
-            (``model.decode(x)[0]``). index, ax: as in :func:`series`. labels: of the Z states.
+        x: (T,) or (T, D) numbers. probs: (T, Z) probabilities of states (``model.smooth(x).probs[0]``, or of one sequence
+            ``model.smooth(x).frame()``, which says their names and times), or (T,) states (``model.decode(x)[0]``), as numbers
+            or names. index, ax: as in :func:`series`. labels: of the Z states.
 
     Returns:
         The axes.
@@ -121,7 +122,7 @@ def states(x: Any, probs: Any, *, index: Any = None, ax: Any = None, labels: Seq
     Raises:
         ImportError: without matplotlib. ValueError: for shapes that do not fit.
     """
-    probs = _probabilities(probs, labels)
+    probs, index, labels = _labelled(probs, index, labels)
     x = _array("x", x, (1, 2), "(T,) or (T, D)")
     if len(probs) != len(x):
         raise ValueError(f"probs: expected one row for each of {len(x)} steps, got {len(probs)}")
@@ -142,7 +143,7 @@ def probabilities(probs: Any, *, index: Any = None, ax: Any = None, labels: Sequ
     """How probable each state is at each step, stacked to 1.
 
     Args:
-        probs: (T, Z), or (T,) states. index, ax: as in :func:`series`. labels: of the Z states.
+        probs: (T, Z), a frame of these, or (T,) states. index, ax: as in :func:`series`. labels: of the Z states.
 
     Returns:
         The axes.
@@ -150,7 +151,7 @@ def probabilities(probs: Any, *, index: Any = None, ax: Any = None, labels: Sequ
     Raises:
         ImportError: without matplotlib. ValueError: for shapes that do not fit.
     """
-    probs = _probabilities(probs, labels)
+    probs, index, labels = _labelled(probs, index, labels)
     ax = _axes(ax)
     number = probs.shape[1]
     times = _times(index, len(probs))
@@ -336,6 +337,20 @@ def automaton(machine: Any, *, ax: Any = None) -> Any:
     ax = _axes(ax)
     draw_automaton_on(ax, machine)
     return ax
+
+
+def _labelled(probs: Any, index: Any, labels: Sequence[str] | None) -> tuple[np.ndarray, Any, Sequence[str] | None]:
+    """(T, Z) probabilities, times and names of states: of a frame its own where others are not given."""
+    if hasattr(probs, "columns") and hasattr(probs, "index"):
+        labels = [str(name) for name in probs.columns] if labels is None else labels
+        index = probs.index if index is None else index
+        probs = probs.to_numpy()
+    elif all(isinstance(each, str) for each in probs) and len(probs):  # a path of states that have names
+        labels = sorted({*probs}) if labels is None else list(labels)
+        if strangers := sorted({*probs} - {*labels}):
+            raise ValueError(f"labels: {strangers[0]!r} is among the states and not among {checks.shown(labels)}")
+        probs = np.array([labels.index(each) for each in probs])
+    return _probabilities(probs, labels), index, labels
 
 
 def _probabilities(probs: Any, labels: Sequence[str] | None) -> np.ndarray:

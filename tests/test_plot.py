@@ -50,6 +50,18 @@ def test_states_of_a_path_and_dates(ax):
     plot.states([1.0], [0], index=dates[:1]).figure.canvas.draw()
 
 
+def test_states_are_told_by_name(ax):
+    frame = pytest.importorskip("pandas").DataFrame(PROBS, columns=list("xyz")[: len(PROBS[0])])
+    frame.index = np.arange("2024-01-01", "2024-01-04", dtype="datetime64[D]")
+    legend = [text.get_text() for text in plot.states(np.arange(3.0), frame, ax=ax).get_legend().get_texts()]
+    assert legend == [*frame.columns] and ax.get_xlim()[0] > 19000  # days
+    assert plot.probabilities(np.array(["up", "down", "up"], dtype=object)).collections[1].get_label() == "up"
+    named = plot.states([1.0, 2.0], ["b", "b"], labels=["a", "b"])
+    assert [text.get_text() for text in named.get_legend().get_texts()] == ["a", "b"]
+    with pytest.raises(ValueError, match="'c' is among the states and not among"):
+        plot.probabilities(["a", "c"], labels=["a", "b"])
+
+
 def test_probabilities_reach_one(ax):
     plot.probabilities(PROBS, ax=ax)
     assert max(path.vertices[:, 1].max() for area in ax.collections for path in area.get_paths()) == pytest.approx(1)

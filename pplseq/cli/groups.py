@@ -41,7 +41,8 @@ class ByRecipe(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """The command that FIRST stands for."""
         first = args[0]
-        if "MODEL" in self.first and (first in RECIPES or "RUN" not in self.first):
+        is_run = "RUN" in self.first and len(args) == 1 and Path(first).is_dir()  # a run may be called as a model is
+        if "MODEL" in self.first and not is_run and (first in RECIPES or "RUN" not in self.first):
             return first, self.make(recipe_named(first), None), args[1:]
         if "MODEL" in self.first and not Path(first).exists():
             recipe_named(first)  # says what there is

@@ -152,6 +152,12 @@ def drawn() -> Iterator[None]:
     _pop_mode()
 
 
+def generator_of(device: torch.device) -> torch.Generator | None:
+    """What this thread draws from on a device; None for torch's own."""
+    draws = _OPEN.get()
+    return draws[-1].generator(device) if draws else None
+
+
 def random_state(device: torch.device) -> Tensor:
     """The state of the generator that this thread draws from on a device."""
     draws = _OPEN.get()

@@ -23,7 +23,7 @@ from torch.distributions import constraints
 
 from pplseq import checks
 from pplseq.distributions.block import BlockEmission, BlockTransition
-from pplseq.distributions.blocks import BlockLayout, WordGroups
+from pplseq.distributions.blocks import BlockLayout, Places, WordGroups
 from pplseq.distributions.hierarchical import HierarchicalTransition
 from pplseq.distributions.state import Belief
 from pplseq.kernels.log_semiring import log_matmul, logsumexp
@@ -54,7 +54,9 @@ class TopicLayout(BlockLayout):
         block = torch.arange(base.num_blocks, device=base.state_ids.device).view(-1, 1, 1)
         topic = torch.arange(num_topics, device=block.device).view(-1, 1)
         ids = base.state_ids.unsqueeze(1) + (block * (num_topics - 1) + topic) * full
-        super().__init__(ids.flatten(1), base.sizes * num_topics, base.num_states * num_topics)
+        ids = ids.flatten(1)
+        every = Places(ids.shape[1], torch.ones_like(ids, dtype=torch.bool), None, torch.arange(ids.numel(), device=ids.device))
+        super().__init__(ids, base.sizes * num_topics, base.num_states * num_topics, every)
         self._full = full
 
     def of_global(self, ids: Tensor) -> tuple[Tensor, Tensor]:

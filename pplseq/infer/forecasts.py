@@ -9,6 +9,7 @@ from torch import Tensor
 
 from pplseq import checks
 from pplseq.infer.discrete.mixtures import Quantiles, Shares
+from pplseq.infer.frames import framed
 
 
 class Forecast(NamedTuple):
@@ -76,34 +77,18 @@ class Forecast(NamedTuple):
             ImportError: without pandas. ValueError: for a single step (of ``predict_next``): ask forecast; for a row that is
                 not there; and where :meth:`intervals` raises it.
         """
-        try:
-            import pandas
-        except ImportError as error:
-            raise ImportError('frame: a table needs pandas: pip install "pplseq[tables]"') from error
         if self.means is None and self.word_log_probs is not None:
             probs = self.word_log_probs.exp()
             return self._replace(means=probs, word_log_probs=None, quantiles=Shares(probs)).frame(row, level)
         if self.means is None or self.means.dim() != 3:
             raise ValueError("frame: the steps of a forecast, (B, K, D), are its rows, and one step no rows: ask forecast")
-        rows, size = len(self.means), self.means.shape[-1]
-        if row is not None and (isinstance(row, bool) or not isinstance(row, int) or not -rows <= row < rows):
-            raise ValueError(
-                f"row: which of the {rows} sequences, 0 to {rows - 1}, got {checks.shown(row)}; shares go to level="
-            )
+        size = self.means.shape[-1]
         low, high = self.intervals(level)
         given = self.column_names
         names = given if given is not None and len(given) == size else [f"x{k}" for k in range(size)]
-        parts = []
-        for one in range(rows) if row is None else [row]:
-            columns = {
-                f"{name}{what}": part[one, :, k].tolist()
-                for k, name in enumerate(names) for what, part in (("", self.means), (" low", low), (" high", high))
-            }  # fmt: skip
-            parts.append(pandas.DataFrame(columns, index=None if self.times is None else self.times[one]))
-        if len(parts) == 1:
-            return parts[0]
-        whole, (name, ids) = pandas.concat(parts), self.sequences or ("sequence", range(rows))
-        while name in whole:  # a column of the forecast itself
-            name = f"{name} id"
-        whole.insert(0, name, [each for each, part in zip(ids, parts, strict=True) for _ in range(len(part))])
-        return whole
+        ends = (("", self.means), (" low", low), (" high", high))
+        tables = [
+            {f"{name}{what}": part[one, :, k].tolist() for k, name in enumerate(names) for what, part in ends}
+            for one in range(len(self.means))
+        ]
+        return framed(row, tables, self.times, self.sequences)

@@ -10,8 +10,6 @@ import torch
 from torch import Tensor
 
 from pplseq.kernels import twice
-from pplseq.kernels.triton import row_norm
-from pplseq.kernels.triton.launch import State
 
 REPAIR_CELLS = 1 << 22
 MAX_CELLS = 1 << 26
@@ -159,11 +157,6 @@ class _LogNorm(torch.autograd.Function):
     def forward(ctx, out, into, product_dtype):
         rows, columns = out.shape[0], into.shape[0]
         a, b = out.to(product_dtype), into.to(product_dtype)
-        if (a.is_cuda or State.interpreted) and row_norm.applies(a, b):
-            log_norm = row_norm.log_norm(a, b).to(out.dtype)
-            ctx.save_for_backward(out, into, log_norm, None, None)
-            ctx.product_dtype = product_dtype
-            return log_norm
         keep = rows * columns <= KEEP_CELLS and any(ctx.needs_input_grad[:2])
         kept = out.new_empty(rows, columns) if keep and product_dtype == out.dtype else None
         log_norm, weight = out.new_empty(rows), out.new_empty(rows)
@@ -191,16 +184,30 @@ class _LogNorm(torch.autograd.Function):
             scale = (grad * weight).unsqueeze(-1)
             return torch.mm(kept, into).mul_(scale), torch.mm(kept.T, out * scale), None
         a, b = out.to(dtype), into.to(dtype)
-        if (a.is_cuda or State.interpreted) and row_norm.applies(a, b):
-            grad_out, grad_into = row_norm.log_norm_backward(a, b, log_norm, grad)
-            return grad_out.to(out.dtype), grad_into.to(into.dtype), None
-        grad_out, grad_into = torch.empty_like(out), torch.zeros_like(into)
+        shifted, ones = _norm_as_features(log_norm, dtype)
+        less, more = torch.cat([a, shifted], -1), torch.cat([b, ones.expand(len(b), -1)], -1)
+        grad_out, grad_into, scaled = torch.empty_like(out), torch.zeros_like(into), (out * grad.unsqueeze(-1)).to(dtype)
         for start, stop in _row_tiles(out.shape[0], into.shape[0], out.device):
-            prob = torch.mm(a[start:stop], b.T).to(out.dtype).sub_(log_norm[start:stop, None]).exp_()
-            prob = prob.mul_(grad[start:stop, None]).to(dtype)
+            prob = torch.mm(less[start:stop], more.T).exp_()  # p(j | i)
             grad_out[start:stop] = torch.mm(prob, b)
-            grad_into += torch.mm(prob.T, a[start:stop])
+            grad_into += torch.mm(prob.T, scaled[start:stop])
+        grad_out *= grad.unsqueeze(-1)
         return grad_out, grad_into, None
+
+
+def _norm_as_features(log_norm: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """(R, 8) features of rows, and (8,) of every column, whose product is -log_norm (R,): of a rougher type in three parts.
+
+    A product with them beside the others gives log-probabilities, without a pass over the scores.
+    """
+    parts, rest = [], -log_norm
+    for _ in range(1 if dtype == log_norm.dtype else 3):
+        parts.append(rest.to(dtype))
+        rest = rest - parts[-1].to(rest.dtype)
+    features = torch.stack(parts, -1)
+    ones = features.new_ones(len(parts))
+    wide = 8 - len(parts)  # as products go by eights
+    return torch.nn.functional.pad(features, (0, wide)), torch.nn.functional.pad(ones, (0, wide))
 
 
 def streamed_log_norm(out: Tensor, into: Tensor, product_dtype: torch.dtype | None = None) -> Tensor:

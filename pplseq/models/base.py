@@ -239,6 +239,7 @@ def _set_mode(part: nn.Module, training: bool) -> None:
 
 AT_POINT: ContextVar[bool] = ContextVar("parameters as they stand, instead of drawn from their priors", default=False)
 AT_TEST: ContextVar[bool] = ContextVar("without dropout, for a question", default=False)
+GOES_ON: ContextVar[dict[str, Any] | None] = ContextVar("what rows go on from: the belief, and what is fed back", default=None)
 
 
 @contextlib.contextmanager

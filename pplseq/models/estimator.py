@@ -26,7 +26,7 @@ from pplseq.infer.discrete.results import MissingWords, StateMarginals
 from pplseq.infer.fit.em import Batch
 from pplseq.infer.fit.held import frozen, restored, scatter
 from pplseq.infer.forecasts import Forecast
-from pplseq.models.base import AT_POINT, AT_TEST, SequenceModel, first_parameter, in_training, said
+from pplseq.models.base import AT_POINT, AT_TEST, GOES_ON, SequenceModel, first_parameter, in_training, said
 from pplseq.models.batch import (
     as_given,
     holds_words,
@@ -361,17 +361,18 @@ class Estimator(DiagnosticQueries, StateOrder, HeldParameters, SequenceModel):
 
     def _posterior(self, x, lengths, **known) -> tuple[Batch, Any]:
         self._check_fitted()
-        if lengths is None and not known and (chain := self._chain_by_loops(x)) is not None:
+        before = GOES_ON.get()
+        if before is lengths is None and not known and (chain := self._chain_by_loops(x)) is not None:
             return Batch(x), chain
         self._check_names(known)
         batch = self._as_batch(x, lengths, **known)
-        chain = self._chain_of_rows(batch)
+        chain = self._chain_of_rows(batch) if before is None else None
         if chain is not None:
             return batch, chain
         # a batch made here was looked at; those of subclasses have parts that only their programs look at
         looked = checks.TRUSTED.set(checks.TRUSTED.get() or type(self)._as_batch is Estimator._as_batch)
         try:
-            return batch, self.posterior(batch.x, batch.lengths, **batch.known)
+            return batch, self.posterior(batch.x, batch.lengths, **batch.known, **before or {})
         finally:
             checks.TRUSTED.reset(looked)
 
@@ -459,17 +460,20 @@ class Estimator(DiagnosticQueries, StateOrder, HeldParameters, SequenceModel):
 
     # ---------------------------------------------------------------- states
     def filter(self, x, lengths=None, **known) -> StateMarginals:
-        """p(z_t | x_1..x_t) at each step, (B, T, K) probabilities of the states in ``ids``, None for all; 0 at padded steps."""
-        return self._by_state(self._posterior(x, lengths, **known)[1].filtered_states(), self._results_like(x, **known))
+        """p(z_t | x_1..x_t) at each step, (B, T, K) probabilities of the states in ``ids``, None for all; 0 at padded steps.
+
+        Of models with regimes these are of regimes, (B, T, R). ``.frame()`` is the same as a table with their names.
+        """
+        return self._by_state(self._posterior(x, lengths, **known)[1].filtered_states(), x, lengths, known)
 
     def smooth(self, x, lengths=None, **known) -> StateMarginals:
         """p(z_t | x_1..x_T) at each step; see :meth:`filter`."""
-        return self._by_state(self._posterior(x, lengths, **known)[1].marginals(), self._results_like(x, **known))
+        return self._by_state(self._posterior(x, lengths, **known)[1].marginals(), x, lengths, known)
 
-    @staticmethod
-    def _by_state(states: StateMarginals, x) -> StateMarginals:
-        ids = None if states.ids is None else as_given(states.ids, x)
-        return states._replace(ids=ids, probs=as_given(states.probs, x))
+    def _by_state(self, states: StateMarginals, x, lengths, known: Mapping[str, Any]) -> StateMarginals:
+        like = self._results_like(x, **known)
+        ids, told = None if states.ids is None else as_given(states.ids, like), self._told_of_rows(x, lengths)
+        return states._replace(ids=ids, probs=as_given(states.probs, like), names=self.state_names, **told)
 
     def decode(self, x, lengths=None, **known):
         """The most probable path of each sequence (Viterbi): (B, T) states, -1 at padded steps, or a list of (T_i,).
@@ -625,11 +629,6 @@ class Estimator(DiagnosticQueries, StateOrder, HeldParameters, SequenceModel):
         return Online(self, saved)
 
     def _reader(self) -> Filter:
-        if getattr(self, "order", 0):
-            raise ValueError(
-                f"online: every step of this {type(self).__name__} depends on the observations before it, which a belief about "
-                "its state does not hold; ask filter and token_log_probs of the whole row"
-            )
         return Chains(self)
 
     # ---------------------------------------------------------------- arguments

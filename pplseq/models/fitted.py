@@ -30,8 +30,8 @@ from pplseq.models.forms import (
     splitting,
     states_in_form,
 )
-from pplseq.models.row_labels import check_rows_together, in_steps, labels_ahead
-from pplseq.models.state_labels import names_of_states, numbers_of_states
+from pplseq.models.row_labels import check_rows_together, in_steps, indexes_of, labels_ahead
+from pplseq.models.state_labels import checked_names, names_of_states, numbers_of_states
 from pplseq.runs.loop import digest
 
 
@@ -102,12 +102,18 @@ class FittedState(SequenceModel):
         the times of these steps where the frames of x, or ``ahead``, what is given of the steps to come, say them."""
         rows = len(next(part for part in found if part is not None))
         times = None if lengths is not None else labels_ahead(x, ahead, num_steps, rows)
-        of = (x.by, tuple(x.ids)) if isinstance(x, Sequences) else None
+        of = self._told_of_rows(x, lengths)["sequences"]
         names, levels = self.column_names if names is None else names, self.levels
         if names is not None:  # of a column of levels each is a number
             each = [[f"{name}={k}" for k in range(levels[c])] if c in levels else [name] for c, name in enumerate(names)]
             names = tuple(name for column in each for name in column)
         return found._replace(column_names=names, times=times, sequences=of)
+
+    def _told_of_rows(self, x: Any, lengths: Any) -> dict[str, Any]:
+        """The times of the steps of each row, and what rows are called, where x says these."""
+        times = indexes_of(x) if lengths is None else []
+        told = tuple(times) if times and all(index is not None for index in times) else None
+        return {"times": told, "sequences": (x.by, tuple(x.ids)) if isinstance(x, Sequences) else None}
 
     @property
     def levels(self) -> dict[int, int]:
@@ -148,6 +154,12 @@ class FittedState(SequenceModel):
         except BaseException:
             self.column_names, self.input_column_names, self.state_names = before
             raise
+
+    def _name_states(self, names: Sequence[str] | None) -> None:
+        """Takes the constructor's ``state_names``; behind the configuration, of which they are."""
+        self.state_names = checked_names(names, self._num_observable_states)
+        if self.state_names is not None:
+            self._is_named, self._config = True, self._config | {"state_names": [*self.state_names]}
 
     def _entry_name(self, name: str, place: Sequence[int], shape: Sequence[int]) -> str:
         """What one number of a parameter is called in a summary."""

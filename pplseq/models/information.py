@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from pplseq import notebooks
+from pplseq import checks, notebooks
 from pplseq.models.base import AT_TEST, said
 
 if TYPE_CHECKING:
@@ -89,9 +89,15 @@ def summarize(model: Estimator, batch: Batch) -> Summary:
             positive, as the model is at no maximum.
 
     Source: B. Efron and D. V. Hinkley (1978), Assessing the accuracy of the maximum likelihood estimator, Biometrika 65(3).
+    Raises:
+        ValueError: for more parameters than this machine has memory for the second derivatives of.
+
     Cost: the exact second derivatives, one backward pass through a graph of gradients for each of P parameters.
     """
     raw = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    number = sum(parameter.numel() for parameter in raw)
+    few = f"standard errors of {number} weights need as many rows of second derivatives; score, aic and bic need none"
+    checks.fits("summary", 3 * 8.0 * number**2, few)  # second derivatives, their eigenvectors and what they are multiplied to
     used = torch.cat([parameter.detach().isfinite().flatten() for parameter in raw])  # fixed zeros are no parameters
     with said(AT_TEST):
         value = model.log_joint(batch.x, batch.lengths, **batch.known)
@@ -116,7 +122,8 @@ def summarize(model: Estimator, batch: Batch) -> Summary:
     if len(together) and int(together.max()) + 1 < len(together):  # what states share is one number
         pool = torch.nn.functional.one_hot(together).to(information)
         information, jacobian = pool.T @ information @ pool, jacobian @ pool
-    bounds = model._at_bounds(batch)
+    kept = {name for name, out in zip(names, fixed, strict=True) if out}
+    bounds = {name: bound for name, bound in model._at_bounds(batch).items() if name not in kept}
     stands = [out or name in bounds for name, out in zip(names, fixed, strict=True)]
     held = torch.tensor(stands, device=information.device)
     # the likelihood rises towards a bound, so that its curvature there says nothing, nor does it where the fit did not look for

@@ -3,7 +3,7 @@ states never leave their cluster."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -44,16 +44,8 @@ class RegimeQueries(Estimator):
             raise ValueError(f"probs must be floating-point and end in N = {len(self.regime_of)}, got {checks.shown(probs)}")
         return probs.new_zeros(*probs.shape[:-1], self.num_regimes).index_add_(-1, self.regime_of, probs)
 
-    def _of_regimes(self, states: StateMarginals, x) -> StateMarginals:
-        return states._replace(ids=None, probs=as_given(self.regimes(states.probs), x))
-
-    def filter(self, x, lengths=None, **known) -> StateMarginals:
-        """p(regime_t | x_1..x_t) at each step, (B, T, R)."""
-        return self._of_regimes(self._posterior(x, lengths, **known)[1].filtered_states(), self._results_like(x, **known))
-
-    def smooth(self, x, lengths=None, **known) -> StateMarginals:
-        """p(regime_t | x_1..x_T) at each step, (B, T, R)."""
-        return self._of_regimes(self._posterior(x, lengths, **known)[1].marginals(), self._results_like(x, **known))
+    def _by_state(self, states: StateMarginals, x, lengths, known: Mapping[str, Any]) -> StateMarginals:
+        return super()._by_state(states._replace(ids=None, probs=self.regimes(states.probs)), x, lengths, known)
 
     def decode(self, x, lengths=None, **known):
         """The regimes of the most probable path of states, (B, T), -1 at padded steps."""
@@ -105,30 +97,29 @@ class ClusterQueries(Estimator):
         """(B,) the most probable cluster of each sequence; states are told by ``decode`` and ``smooth``."""
         return self.predict_proba(x, lengths, **known).argmax(-1)
 
-    def _ordered(self, totals: Tensor, weights: Tensor) -> list[int]:
-        """Clusters in the order of their means, the states of each in that of theirs."""
-        clusters = (self._by_cluster(totals).sum(-1) / self._by_cluster(weights).sum(-1)).argsort(stable=True)
-        states = (self._by_cluster(totals) / self._by_cluster(weights)).argsort(dim=-1, stable=True)
-        return (clusters.unsqueeze(-1) * states.shape[-1] + states[clusters]).flatten().tolist()
+    def _check_order(self, order: Sequence[int]) -> None:
+        size = self.num_states // self.num_clusters
+        for first in range(0, len(order), size):
+            some = [*order[first : first + size]]
+            if len({state // size for state in some}) > 1:
+                raise ValueError(
+                    f"order: the {size} states of a cluster stay together, got {checks.shown(some)} in the place of cluster "
+                    f"{first // size}"
+                )
 
-    def _matched(self, together: np.ndarray) -> list[int]:
-        """The best matching of clusters, whose states are matched with those of their cluster."""
-        size = len(together) // self.num_clusters
-        blocks = together.reshape(self.num_clusters, size, self.num_clusters, size).swapaxes(1, 2)
-        within = [[matching(block) for block in row] for row in blocks]
-        gains = [
-            [block[range(size), own].sum() for block, own in zip(*each, strict=True)]
-            for each in zip(blocks, within, strict=True)
-        ]
-        own = enumerate(matching(np.array(gains)))
-        return [cluster * size + state for row, cluster in own for state in within[row][cluster]]
+    def _in_order(self, sums: Tensor, weights: Tensor) -> list[int]:
+        within, of = self._by_cluster(sums / weights).argsort(dim=-1, stable=True), self._by_cluster(sums).sum(-1)
+        clusters = (of / self._by_cluster(weights).sum(-1)).argsort(stable=True)
+        return (clusters.unsqueeze(-1) * within.shape[-1] + within[clusters]).flatten().tolist()
 
-    def _why_not_in(self, name: str, order: list[int]) -> str:
-        size = len(order) // self.num_clusters
-        return (
-            f"order: states of a {type(self).__name__} stay in their clusters, {size} behind each other: give those of one "
-            f"cluster in any order, then those of another; got {checks.shown(order)}"
-        )
+    def _matched(self, together: np.ndarray, other: Any) -> list[int]:
+        if getattr(other, "num_clusters", None) != self.num_clusters:
+            raise ValueError(f"other: expected a mixture of {self.num_clusters} clusters, got {checks.shown(other)}")
+        clusters, size = self.num_clusters, self.num_states // self.num_clusters
+        blocks = together.reshape(clusters, size, clusters, size)
+        pairs = [[matching(blocks[one, :, two]) for two in range(clusters)] for one in range(clusters)]
+        values = [[blocks[one, range(size), two, pairs[one][two]].sum() for two in range(clusters)] for one in range(clusters)]
+        return [two * size + state for one, two in enumerate(matching(np.array(values))) for state in pairs[one][two]]
 
     def _by_cluster(self, probs: Tensor) -> Tensor:
         return probs.unflatten(-1, (self.num_clusters, -1))

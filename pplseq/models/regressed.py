@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -18,6 +18,8 @@ from pplseq.models.base import Given
 from pplseq.models.estimator import Estimator
 from pplseq.models.hmm.tables import DTYPES
 from pplseq.models.lds.arguments import check_inputs, inputs_ahead, inputs_to_draw, one_to_come, to_come, with_inputs
+from pplseq.models.online.reader import Filter
+from pplseq.models.online.regressions import Regressions
 from pplseq.models.parts.protocols import Moves
 
 
@@ -74,6 +76,17 @@ class RegressedSteps(Estimator):
             value = checks.shape(name, checks.numbers(name, value).double().to(self.reference), values[name].shape)
             values[name] = checks.finite(name, value)
         return values
+
+    _entry_axes: ClassVar[dict[str, Sequence[str]]] = {}  # of each parameter what its axes behind that of states are of
+
+    def _entry_name(self, name: str, place: Sequence[int], shape: Sequence[int]) -> str:
+        of = ("states", "states") if name in ("initial", "transition") else ("states", *self._entry_axes.get(name, ()))
+        names = {"states": self.state_names, "columns": self.column_names, "inputs": self.input_column_names}
+        told: list[Any] = []
+        for kind, k, size in zip(of, place, shape, strict=False):
+            known = names.get(kind)
+            told.append(k if known is None or len(known) != size else known[k])  # what is shared has one number
+        return name + "".join(f"[{each}]" for each in told)
 
     # ---------------------------------------------------------------- data
     def _as_batch(self, x, lengths=None, *, states=None, inputs=None) -> Batch:
@@ -165,7 +178,7 @@ class RegressedSteps(Estimator):
         """
         ahead, num_steps = inputs_ahead(self, x, num_steps, future_inputs, lengths)
         batch, chain = self._posterior(x, lengths, inputs=inputs)
-        rows, order, size, device = len(batch.x), self.order, self.num_features, batch.x.device
+        rows, order, device = len(batch.x), self.order, batch.x.device
         future = to_come(ahead, rows, num_steps, self.num_inputs, self.reference)
         ends = torch.full((rows,), batch.x.shape[1], device=device) if batch.lengths is None else batch.lengths.to(device)
         if bool((ends < order).any()):
@@ -175,15 +188,22 @@ class RegressedSteps(Estimator):
         each, back = torch.arange(rows, device=device).unsqueeze(-1), torch.arange(order, device=device)
         steps = ends.unsqueeze(-1) - 1 - back
         recent = self.observed(batch.x)[0][each, steps]  # (B, p, D), the last one first
-        about = recent[:, 0] if order else self.level().expand(rows, -1)  # moments about it do not cancel
-        vector = torch.cat([recent.new_ones(rows, 1), (recent - about.unsqueeze(1)).flatten(1)], -1)
         before = None
         if future is not None and batch.inputs is not None:
             before = torch.cat([batch.inputs[each, steps.flip(-1)], future], 1)
+        now = chain.filtered().log_probs.exp().reshape(rows, -1)
+        return self._labelled(self.steps_ahead(now, recent, before, num_steps), x, lengths, num_steps, ahead=future_inputs)
+
+    def steps_ahead(self, now: Tensor, recent: Tensor, before: Tensor | None, num_steps: int) -> Forecast:
+        """The K steps behind states (B, N) distributed as given; recent: (B, p, D) the observations before, the last one first.
+        before: (B, p + K, U) inputs of the last p steps and of those to come."""
+        rows, order, size = len(recent), self.order, self.num_features
+        about = recent[:, 0] if order else self.level().expand(rows, -1)  # moments about it do not cancel
+        vector = torch.cat([recent.new_ones(rows, 1), (recent - about.unsqueeze(1)).flatten(1)], -1)
         expected, noise = self._regressions_ahead(about, before, num_steps)
         transition: DenseTransition = self.specs()[0]
         matrix, last = transition.matrix.exp(), 1 + order * size
-        now = states = chain.filtered().log_probs.exp().reshape(rows, -1)
+        states = now
         second = states[..., None, None] * (vector.unsqueeze(-1) * vector.unsqueeze(-2)).unsqueeze(1)
         one, kept = torch.eye(last).to(vector)[:1], torch.eye(last).to(vector)[1 : last - size]  # the oldest is dropped
         moves, found = [], []
@@ -199,8 +219,10 @@ class RegressedSteps(Estimator):
             found.append((self._of_states(states).log(), mean + about, spread))
             second = second[..., :last, :last]
         log_probs, means, covariances = (torch.stack(parts, 1) for parts in zip(*found, strict=True))
-        told = Forecast(log_probs, None, means, covariances, PathMixture(now, matrix, vector, moves, noise, about))
-        return self._labelled(told, x, lengths, num_steps, ahead=future_inputs)
+        return Forecast(log_probs, None, means, covariances, PathMixture(now, matrix, vector, moves, noise, about))
+
+    def _reader(self) -> Filter:
+        return Regressions(self) if self._is_one_chain else super()._reader()
 
 
 class SeenBefore:

@@ -118,8 +118,8 @@ def _items(states: Any) -> Any:
     return states if isinstance(states, (list, tuple)) else ()
 
 
-def matching(gains: np.ndarray) -> list[int]:
-    """The column for each row of a square of numbers, each column once, whose sum is the largest.
+def matching(together: np.ndarray) -> list[int]:
+    """Of each row its column: the matching with the largest sum.
 
     Raises:
         ImportError: without scipy.
@@ -128,7 +128,7 @@ def matching(gains: np.ndarray) -> list[int]:
         from scipy.optimize import linear_sum_assignment
     except ImportError as error:
         raise ImportError('align: matching states needs scipy: pip install "pplseq[text]"') from error
-    return linear_sum_assignment(gains, maximize=True)[1].tolist()
+    return linear_sum_assignment(together, maximize=True)[1].tolist()
 
 
 class StateOrder:
@@ -147,11 +147,12 @@ class StateOrder:
         return named(states, None if states.is_floating_point() else self.state_names)
 
     def permuted(self: Any, order: Sequence[int]) -> Any:
-        """A copy in which state k is what was state order[k], with its name, what is held and its bounds; ``history`` is None.
+        """A copy in which state k is what was state order[k], with its name and moves, what is held and its bounds; ``history``
+        is None.
 
         Args:
-            order: every state once (of models with regimes these); where there are moves or starts that are not, states change
-                places with those alone that have the same ones (of mixtures those of a cluster, and whole clusters).
+            order: every state once (of models with regimes these). Of a mixture states of one cluster stay together: then the
+                clusters change places, too.
 
         Raises:
             ValueError: for another order, and a model whose states are told apart by more than their parameters. TypeError: for
@@ -164,13 +165,8 @@ class StateOrder:
         order = places.tolist()
         if sorted(order) != list(range(number)):
             raise ValueError(f"order: every state 0..{number - 1} once, got {checks.shown(order)}")
+        self._check_order(order)
         found, index = copy.deepcopy(self), torch.tensor(order)
-        for name, dims in (("graph", 2), ("start_states", 1)):
-            allowed = getattr(self, name, None)
-            if allowed is not None:
-                own = torch.as_tensor(allowed).cpu()
-                if not torch.equal(own[index][:, index] if dims == 2 else own[index], own):
-                    raise ValueError(self._why_not_in(name, order))
 
         def moved(value: Tensor, along: Sequence[int]) -> Tensor:
             for axis in along:
@@ -193,6 +189,12 @@ class StateOrder:
         for name, how in self._bounds.items():
             if not isinstance(how, str):
                 found._bounds[name] = [moved_end(end, slots[self._slot_name("bounds", name)].raw) for end in how]
+        for name, dims in (("start_states", (0,)), ("graph", (0, 1))):
+            if (mask := getattr(self, name, None)) is not None:
+                setattr(found, name, mask := moved(mask, dims))
+                if name in found._config:
+                    told = mask.tolist() if name == "graph" else mask.nonzero().flatten().tolist()
+                    found._config = found._config | {name: told}
         if self.state_names is not None:
             found.state_names = tuple(self.state_names[state] for state in order)
             if self._is_named:
@@ -205,36 +207,28 @@ class StateOrder:
 
         Args:
             x, lengths, **known: the data. by: "mean", from the state whose steps are expected to have the lowest mean of a
-                column, or "share", from the state in which most steps are expected to be; those without steps come last.
+                column, or "share", from the state in which most steps are expected to be; those without steps come last. Of a
+                mixture clusters come in this order, and in each its states.
         """
         checks.choice("by", by, ("mean", "share"))
         batch, probs = self._posteriors(x, lengths, known)
         if by == "share":
-            return self.permuted(self._ordered(-probs.sum(0), torch.ones(probs.shape[-1]).to(probs)))
+            return self.permuted(self._in_order(-probs.sum(0), torch.ones_like(probs[0])))
         if batch.x.dim() < 3:
             raise ValueError("by: words have no mean; sort by='share', or align the states with those of another model")
         if not 0 <= checks.count("column", column, 0) < batch.x.shape[-1]:
             raise ValueError(f"column must lie in 0..{batch.x.shape[-1] - 1}, got {column}")
         numbers = batch.x[..., column].flatten().double()
         weights = probs.masked_fill(numbers.isnan().unsqueeze(-1), 0.0)
-        return self.permuted(self._ordered(numbers.nan_to_num(0.0) @ weights, weights.sum(0)))
-
-    def _ordered(self, totals: Tensor, weights: Tensor) -> list[int]:
-        """States in the order of their means, from totals and weights (Z,) of each; those without weight come last."""
-        return (totals / weights).argsort(stable=True).tolist()
-
-    def _why_not_in(self, name: str, order: list[int]) -> str:
-        """What is said where states of other moves or starts would change places."""
-        what = "moves" if name == "graph" else "starts"
-        return f"{name}: states change places with those that have the same {what}, which those of order {order} have not"
+        return self.permuted(self._in_order(numbers.nan_to_num(0.0) @ weights, weights.sum(0)))
 
     def align(self: Any, other: Any, x, lengths=None, **known) -> Any:
         """A copy whose state k is the one that is most like state k of another model: the matching with the largest expected
         number of steps in which both models are in states that were matched; see :meth:`permuted`.
 
         Args:
-            other: a model with as many states, of any kind that takes these data; for a mixture one whose states are clusters
-                alike. x, lengths, **known: the data.
+            other: a model with as many states, of any kind that takes these data; of a mixture one with as many clusters,
+                which are matched as wholes. x, lengths, **known: the data.
 
         Raises:
             ImportError: without scipy.
@@ -242,10 +236,17 @@ class StateOrder:
         if getattr(other, "_num_observable_states", None) != self._num_observable_states:
             raise ValueError(f"other: expected a model of {self._num_observable_states} states, got {checks.shown(other)}")
         theirs, own = other._posteriors(x, lengths, known)[1], self._posteriors(x, lengths, known)[1]
-        return self.permuted(self._matched((theirs.cpu().T @ own.cpu()).numpy()))
+        return self.permuted(self._matched((theirs.cpu().T @ own.cpu()).numpy(), other))
 
-    def _matched(self, together: np.ndarray) -> list[int]:
-        """The own state for each of another model, of the matching with the largest sum of numbers (Z, Z), [theirs, own]."""
+    def _check_order(self, order: Sequence[int]) -> None:
+        """Raises ValueError for an order that would break states apart which belong together."""
+
+    def _in_order(self, sums: Tensor, weights: Tensor) -> list[int]:
+        """The states by sums / weights, (Z,) each, the smallest first, those of no weight last."""
+        return (sums / weights).argsort(stable=True).tolist()
+
+    def _matched(self, together: np.ndarray, other: Any) -> list[int]:
+        """Which state stands for each of the other model's, given (Z, Z) expected steps in both."""
         return matching(together)
 
     def _posteriors(self: Any, x, lengths, known: Mapping[str, Any]) -> tuple[Any, Tensor]:

@@ -220,7 +220,10 @@ def recipe_of(folder: str | Path) -> Recipe:
     for recipe in RECIPES.values():
         if model == (recipe.saved_as or recipe.name):
             return recipe
-    raise ValueError(f"{folder} holds a {model}, which no recipe is about")
+    raise ValueError(
+        f"{folder} holds a {model}, which has no commands: ask it from Python, pplseq.load({str(folder)!r}); models with "
+        f"commands are {', '.join(RECIPES)}"
+    )
 
 
 # ---------------------------------------------------------------- using it
@@ -326,9 +329,9 @@ def info(what: str | Path, data: str | Path | None = None, **settings: Any) -> d
     """What a run is; or, of a model's name and data, how large the data are and what training would cost.
 
     Args:
-        what: a run's folder, or the name of a recipe with `data` and its settings.
+        what: a run's folder, or the name of a recipe with `data` and its settings. A folder may be called as a recipe is.
     """
-    if str(what) in RECIPES:
+    if str(what) in RECIPES and not (data is None and not settings and Path(what).is_dir()):
         if data is None:
             raise ValueError(f"give the data that {what} would be trained on")
         recipe = RECIPES[str(what)]

@@ -26,10 +26,13 @@ from pplseq.distributions.state import Belief
 from pplseq.infer.fit.held import entries_of, settle
 from pplseq.kernels.precision import exact_products, matmul_precision
 from pplseq.runs import checkpoint, processes
+from pplseq.runs.captured import CapturedStep
 from pplseq.runs.loop import Step, Training, run_training
 from pplseq.runs.memory import release_freed_memory
 from pplseq.runs.settings import History, NonFiniteLoss, Progress, TrainSettings, perplexity
 from pplseq.threads import alone
+
+CAPTURED = {"cuda"}  # devices whose steps are captured
 
 
 def train(
@@ -121,6 +124,10 @@ class GradientTraining(Training):
         groups += [{"params": [parameter], "weight_decay": decay} for parameter, decay in own.items()]
         self.optimizer = torch.optim.AdamW(groups, lr=settings.lr, weight_decay=settings.weight_decay, fused=fused)
         self._follow(settings.chosen_schedule)
+        # texts of a model whose steps ask the device nothing
+        whole = self.of_text and self._direct_chain is not None and not self.together.several and not self.held
+        can = whole and self.device.type in CAPTURED
+        self.captured = CapturedStep(self._gradients, self.parameters, self.device) if can else None
         self.first_dropout = getattr(model, "state_dropout", 0.0)
         self.progress = Progress()
         self.belief = None
@@ -169,17 +176,19 @@ class GradientTraining(Training):
         start = None if getattr(batch, "is_first", True) else self.belief
         self.optimizer.zero_grad(set_to_none=True)
         if self.settings.final_dropout is not None:
-            left, end = self._left(p.step), self.settings.final_dropout
+            # in sixteen steps, as a captured step is of one rate
+            left, end = round(16 * self._left(p.step)) / 16, self.settings.final_dropout
             self.model.state_dropout = end + left * (self.first_dropout - end)
         known = checks.WHOLE.set(self.of_text)  # every word is there: it is not asked of the device
         try:
             if self.together.several:
                 with processes.one_lost():
                     chain, loss = self._sum_gradients(x, lengths, start, num_tokens)
+                self.belief = chain.filtered()  # which no gradient flows into
+            elif self.captured is not None and lengths is None and start is not None:
+                self.belief, loss = self.captured(x, start, getattr(self.model, "state_dropout", 0.0))
             else:
-                chain, loss = self.loss(x, lengths, start)
-                (loss / num_tokens).backward()
-            self.belief = chain.filtered()  # which no gradient flows into
+                self.belief, loss = self._gradients(x, start, lengths)
         finally:
             checks.WHOLE.reset(known)
         clip = math.inf if self.settings.clip is None else self.settings.clip
@@ -196,6 +205,12 @@ class GradientTraining(Training):
         if self.held:
             settle(self.held)
         self.on_step(p, num_tokens)
+
+    def _gradients(self, x: Tensor, start: Any, lengths: Tensor | None = None) -> tuple[Any, Tensor]:
+        """What a batch leaves to the next one, and its loss, with the gradients of its nats per token."""
+        chain, loss = self.loss(x, lengths, start)
+        (loss / (x.numel() if lengths is None else lengths.sum())).backward()
+        return chain.filtered(), loss.detach()
 
     def _sum_gradients(self, x: Tensor, lengths: Tensor | None, start: Any, num_tokens: int) -> tuple[Any, Tensor]:
         """The chain of this process's rows, its loss, and the gradient of all processes' loss, which is that of one process."""

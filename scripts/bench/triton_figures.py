@@ -16,7 +16,7 @@ import tempfile
 from pathlib import Path
 from typing import Any, NamedTuple
 
-KINDS = (("float32", "ieee"), ("float32", "tf32"), ("bfloat16", "ieee"), ("float64", "ieee"))
+KINDS = (("float32", "tf32x3"), ("float32", "tf32"), ("bfloat16", "ieee"), ("float64", "ieee"))
 SHARED_BYTES = {80: 163 * 1024, 90: 227 * 1024}  # that a program may have, by compute capability
 REGISTERS, SHARED_OF_SM, WARPS_OF_SM = 65536, {80: 164 * 1024, 90: 228 * 1024}, 64  # of a multiprocessor
 
@@ -97,20 +97,23 @@ POINTERS = {"bfloat16": "*bf16", "float32": "*fp32", "float64": "*fp64"}
 INTEGERS = ("NUMBER", "ORDER", "FIRST", "WHICH", "GROUP", "FIRST_PAIR", "ENTERED", "COUNT", "PATH", "PATHS")
 
 
-def specimens(dtype: str = "float32", precision: str = "ieee", *, width: int = 256, features: int = 256) -> list[Specimen]:
+def specimens(dtype: str = "float32", precision: str = "tf32x3", *, width: int = 256, features: int = 256) -> list[Specimen]:
     """All kernels at the sizes of a large model.
 
     Args:
-        dtype: of features; messages are float32 beside bfloat16. precision: of float32 products, "ieee" or "tf32".
+        dtype: of features; messages are float32 beside bfloat16. precision: of float32 products, "tf32x3" or "tf32".
         width: K. features: D; of float64 at most what the kernels take.
     """
-    from pplseq.kernels.triton import chain, pairs, paths, row_norm, shared
+    import torch
+
+    from pplseq.kernels.triton import chain, pairs, paths, shared
     from pplseq.kernels.triton.chain import tile_of
 
     size = {"bfloat16": 2, "float32": 4, "float64": 8}[dtype]
     tl = chain.tl
     given, real = POINTERS[dtype], POINTERS["float64" if dtype == "float64" else "float32"]
     REAL = tl.float64 if dtype == "float64" else tl.float32
+    messages = torch.float64 if dtype == "float64" else torch.float32
     common: dict[str, Any] = dict(PRECISION=precision, REAL=REAL)
 
     def types(function: Any, pointers: str, narrow: tuple[str, ...] = (), /, **others: str) -> dict[str, str]:
@@ -123,34 +126,26 @@ def specimens(dtype: str = "float32", precision: str = "ieee", *, width: int = 2
     def add(name: str, function: Any, of: dict[str, str], **options: Any) -> None:
         found.append(Specimen(name, function, of, options))
 
-    wide = min(features, row_norm.MOST_FEATURES[size])
-    for name, function, more in (
-        ("row normaliser", row_norm.row_norms, {}),
-        ("its gradient of rows", row_norm.weighted_sums, {"OF_ROWS": True}),
-        ("its gradient of columns", row_norm.weighted_sums, {"OF_ROWS": False}),
-    ):
-        rows, columns, warps, stages = row_norm.TILES["backward" if more else "forward"][size]
-        of = types(function, "OUT INTO OWN OTHER NORM GRAD SUMS", ("OUT", "INTO", "OWN", "OTHER"))
-        add(name, function, of, BR=rows, BC=columns, BD=wide, num_warps=warps, num_stages=stages, **more, **common)
     of = types(pairs.pair_matrices, "OUT INTO ENTERED COUNT LOG", ("OUT", "INTO"), LEFT="*i64", FILLED="*i8")
     add("pair matrices", pairs.pair_matrices, of, HAS_FILLED=True, **common, **pairs.matrix_tile(width, size))
     pointers = "LOG OTHER WHICH GROUP FIRST_PAIR ORDER FIRST LEFT RIGHT SHIFT LEAVING SCALE GRAD"
     of = types(pairs.feature_gradients, pointers, ("OTHER",))
     for side in (True, False):
         name = f"pair gradient of {'out' if side else 'into'}"
-        add(name, pairs.feature_gradients, of, OF_OUT=side, **common, **pairs.gradient_tile(features, size))
+        rough = {"PRECISION": "ieee" if precision == "tf32x3" else precision}
+        add(name, pairs.feature_gradients, of, OF_OUT=side, **common | rough, **pairs.gradient_tile(features, size))
     if dtype == "bfloat16":
         return found  # messages are never that rough
     flags = dict(FLAGS="*i32", ONLY="*i32")
     of = types(chain.filter_rows, "INIT TABLE NUMBER GATE EMIT BEGIN MESSAGES STEPS", **flags, least="fp32")
-    add("filter", chain.filter_rows, of, HAS_GATE=True, HAS_BEGIN=True, HAS_ONLY=False, REAL=REAL, **tile_of(width))
+    add("filter", chain.filter_rows, of, HAS_GATE=True, HAS_BEGIN=True, HAS_ONLY=False, REAL=REAL, **tile_of(width, messages))
     of = types(chain.look_back_rows, "TABLE NUMBER GATE EMIT AHEAD", **flags)
-    add("look back", chain.look_back_rows, of, HAS_GATE=True, HAS_ONLY=False, REAL=REAL, **tile_of(width))
+    add("look back", chain.look_back_rows, of, HAS_GATE=True, HAS_ONLY=False, REAL=REAL, **tile_of(width, messages, 8192))
     of = types(chain.count_pairs, "TABLE ORDER FIRST LEFT RIGHT SHIFT SCALE COUNTS")
     add("pair counts", chain.count_pairs, of, REAL=REAL, BI=64, BJ=64, num_warps=4)
     more = dict(FLAGS="*i32", POINTERS="*i32", LOG_PROB="*fp64", least="fp32")
     of = types(paths.best_rows, "INIT TABLE NUMBER EMIT BEGIN SCORES PATH", **more)
-    add("best path", paths.best_rows, of, HAS_BEGIN=True, REAL=REAL, **tile_of(width))
+    add("best path", paths.best_rows, of, HAS_BEGIN=True, REAL=REAL, **tile_of(width, messages))
     of = types(paths.draw_rows, "TABLE NUMBER FILTERED BEGIN PATHS", FLAGS="*i32", UNIFORM="*fp64")
     add("posterior sample", paths.draw_rows, of, HAS_BEGIN=True, BK=width, num_warps=4)
     of = types(shared.multiply_rows, "START MATRIX WEIGHT MESSAGES TOTALS", FLAGS="*i32")
@@ -167,7 +162,7 @@ def main() -> int:
         for dtype, precision in KINDS[2:3] if options.too_large else KINDS:
             for name, function, types, constants in specimens(dtype, precision):
                 if options.too_large:
-                    constants = constants | dict(BR=256, BC=256, num_stages=3)
+                    constants = constants | dict(BI=256, BD=256, num_stages=3)
                 figures = compiled_figures(function, capability, types, **constants)
                 fit &= figures.fits(capability)
                 found = {"kernel": name, "capability": capability, "dtype": dtype, "precision": precision, **figures._asdict()}

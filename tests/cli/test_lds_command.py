@@ -239,3 +239,18 @@ def test_without_data_a_run_is_evaluated_on_what_was_held_out(run, folder):
         assert "give DATA" in call("evaluate", held, code=2).output
     finally:
         (folder / "gone.csv").rename(folder / "test.csv")
+
+
+def test_a_run_may_be_called_as_its_model_is(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path / "x.csv", rows_of(0, 1, 30))
+    call("train", "lds", "x.csv", *TABLE, "--max-iterations", 2, "--out", "lds")
+    assert call("report", "lds").stdout.split() == ["lds/report.html"]
+    assert call("info", "lds").output == call("info", "./lds").output.replace("./lds", "lds")
+    assert "would" not in call("info", "lds", "x.csv", *TABLE).output  # what a training would cost
+
+
+def test_a_model_without_commands_says_where_it_is_asked(tmp_path):
+    model = pplseq.StructuralModel()
+    model.set_parameters(level=1.0, noise=1.0).save(tmp_path / "m")
+    assert "holds a structural, which has no commands: ask it from Python" in call("report", tmp_path / "m", code=2).output

@@ -9,6 +9,8 @@ from pplseq.infer import TraceBlockedEnum_ELBO
 from pplseq.infer.programs.blocked_enum import no_guide
 from pplseq.kernels.log_semiring import log_norm_reference, streamed_log_norm
 from pplseq.models import IOHMM, VLHMM
+from pplseq.runs import captured as captured_steps
+from pplseq.runs import training
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 
@@ -88,6 +90,7 @@ def test_input_output_hmm(options):
     """Likelihood, gradients and queries."""
     torch.manual_seed(0)
     model = IOHMM(3, **options)
+    model.is_fitted = True
     inputs = torch.randint(3, (5, 11)) if "num_symbols" in options else torch.randn(5, 11, 2).double()
     x = model.sample(inputs=inputs)[0]
     results = []
@@ -126,31 +129,17 @@ def test_kernels_give_what_their_twins_give(transition):
     torch.testing.assert_close(results[1], results[0])
 
 
-def test_a_step_is_captured_in_a_graph():
-    from pplseq import checks
-
-    model = make("cuda", transition="hierarchical").train()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, fused=True, capturable=True)
-    x = torch.randint(60, (4, 8), device="cuda")
-
-    def step():
-        optimizer.zero_grad(set_to_none=True)
-        with checks.trusted(), checks.whole_text():
-            loss = -model._direct_chain(x).log_prob().sum()
-            loss.backward()
-        optimizer.step()
-        return loss
-
-    side = torch.cuda.Stream()
-    with torch.cuda.stream(side):
-        for _ in range(3):
-            step()
-    torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        loss = step()
-    losses = []
-    for _ in range(5):
-        graph.replay()
-        losses.append(float(loss))
-    assert losses[-1] < losses[0]
+@pytest.mark.parametrize("options", [{}, {"num_topics": 3}, {"feature_dropout": 0.2}], ids=str)
+def test_captured_steps_learn_what_steps_learn(options, monkeypatch):
+    """With state dropout that falls, resets, carried beliefs and a last batch of another size."""
+    text = [[f"w{(7 * k + j * j) % 19}" for j in range(3 + k % 5)] for k in range(150)]
+    results, captured, record = [], [], captured_steps.recorded
+    monkeypatch.setattr(captured_steps, "recorded", lambda *args: captured.append(0) or record(*args))
+    for devices in (set(), {"cuda"}):
+        monkeypatch.setattr(training, "CAPTURED", devices)
+        model = VLHMM(24, hidden_size=8, transition="hierarchical", state_dropout=0.5, **options)
+        model.fit(text, num_blocks=6, epochs=4, batch_size=4, segment_length=8, seed=1, device="cuda", final_dropout=0.0,
+                  schedule="linear")  # fmt: skip
+        results.append([parameter.detach().cpu() for parameter in model.parameters()])
+    assert len(captured) > 3
+    torch.testing.assert_close(results[1], results[0], rtol=1e-3, atol=1e-4)

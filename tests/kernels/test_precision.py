@@ -69,7 +69,7 @@ def test_a_gpu_rounds_only_where_it_is_asked_to():
     before = matmul.fp32_precision
     for name, expected in {"tf32": "tf32", "auto": "ieee", "bfloat16": "ieee"}.items():
         with matmul_precision(name):
-            assert matmul.fp32_precision == expected == dot_precision()
+            assert matmul.fp32_precision == expected == dot_precision(torch.float32)
             with exact_products():
                 assert matmul.fp32_precision == "ieee"
             assert matmul.fp32_precision == expected

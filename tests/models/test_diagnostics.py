@@ -43,7 +43,8 @@ def test_residuals_of_draws_are_independent_and_normal(name):
 
 FAMILIES = {
     "poisson": {}, "negative_binomial": {}, "binomial": {"trials": 8}, "categorical": {"num_levels": 4}, "bernoulli": {},
-    "zero_inflated_poisson": {}, "hurdle_gamma": {}, "exponential": {}, "student_t": {}, "Laplace": {},
+    "zero_inflated_poisson": {}, "hurdle_gamma": {}, "exponential": {}, "student_t": {}, "Laplace": {}, "Beta": {},
+    "zero_truncated_poisson": {}, "zero_truncated_negative_binomial": {},
 }  # fmt: skip
 
 

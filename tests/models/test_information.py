@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from pplseq import ARHMM, HMM, IOHMM, LDS, SwitchingRegression
+from pplseq import ARHMM, HMM, IOHMM, LDS, VLHMM, SwitchingRegression
 from pplseq.models import ConstrainedLDS
 
 F64 = torch.float64
@@ -138,3 +138,10 @@ def test_intervals_hold_what_they_say():
         low, high = table.intervals(level).unbind(-1)
         torch.testing.assert_close(high - table.estimates, deviations * table.errors, rtol=1e-6, atol=0, equal_nan=True)
         torch.testing.assert_close(table.estimates - low, deviations * table.errors, rtol=1e-6, atol=0, equal_nan=True)
+
+
+def test_second_derivatives_that_no_memory_holds_are_refused_at_once():
+    model = VLHMM(8, num_words=4)
+    model.is_fitted = True
+    with pytest.raises(ValueError, match="summary: this takes .* GB of memory, .* second derivatives"):
+        model.summary([[0, 1, 2, 3]])

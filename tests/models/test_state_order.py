@@ -5,7 +5,7 @@ import pytest
 import torch
 from support.model_cases import CASES, words
 
-from pplseq import ARHMM, HMM, IOHMM, MixtureHMM, SemiMarkovHMM, SwitchingRegression
+from pplseq import ARHMM, HMM, IOHMM, MixtureHMM, SemiMarkovHMM, SwitchingRegression, load
 from pplseq.models import MixtureIOHMM, StreamingHMM
 
 VECTORS = {"num_features": 2}
@@ -22,6 +22,9 @@ MODELS = {
     "switching, deviations": lambda: SwitchingRegression(2, order=1, lags_of="deviations", switching=("mean", "variance")),
     "iohmm, symbols": lambda: IOHMM(3, num_symbols=3, num_outputs=6, initial="transition"),
     "switching, learned start": lambda: SwitchingRegression(3, initial="learned"),
+    "hmm, left to right": lambda: HMM(3, 6, graph="left_right"),
+    "hmm, graph": lambda: HMM(3, 6, graph=torch.tensor([[1, 1, 0], [0, 1, 1], [1, 0, 1]]).bool(), start_states=[1]),
+    "iohmm, left to right": lambda: IOHMM(3, num_symbols=3, num_outputs=6, graph="left_right"),
     "switching, durations": lambda: SwitchingRegression(3, duration="poisson", max_duration=3),
 }  # fmt: skip
 IOHMMS = ["iohmm", "iohmm, hidden layers", "iohmm, bits"]
@@ -91,6 +94,67 @@ def test_fits_stand_in_the_order_of_their_means_with_names_and_what_is_held(tmp_
     assert HMM.load(tmp_path / "m").loc.flatten().tolist() == moved.loc.flatten().tolist()
 
 
+def test_states_take_their_moves_along(tmp_path):
+    model = HMM(3, 6, graph="left_right", state_names=["a", "b", "c"])
+    found = model.permuted([2, 0, 1])
+    assert found.graph.tolist() == [[True, False, False], [True, True, True], [True, False, True]]
+    assert found.start_states.tolist() == [False, True, False]
+    x = words()
+    found.fit(x, max_iterations=3, seed=0).save(tmp_path / "m")
+    again = load(tmp_path / "m")
+    assert again.score(x) == found.score(x) and again.graph.tolist() == found.graph.tolist()
+    assert again.transition[0].tolist() == [1.0, 0.0, 0.0] and found.permuted([1, 2, 0]).state_names == ("a", "b", "c")
+
+
+def test_clusters_of_a_mixture_stand_in_an_order(tmp_path):
+    rng = np.random.default_rng(0)
+    rows = [rng.normal([0, 10][k % 3 == 0] + np.repeat(rng.integers(0, 2, 8), 5) * 3, 0.5) for k in range(18)]
+    told = MixtureHMM(2, 2, num_features=1).fit(rows, seed=0, num_restarts=4)
+    mixed = told.permuted([3, 2, 0, 1])
+    assert mixed.score(rows) == pytest.approx(told.score(rows))
+    assert torch.equal(mixed.predict(rows), 1 - told.predict(rows))
+    model = mixed.sorted(rows)
+    assert model.loc.flatten().tolist() == sorted(told.loc.flatten().tolist())
+    assert model.predict(rows).tolist() == [int(k % 3 == 0) for k in range(18)]
+    assert float(mixed.sorted(rows, by="share").weights[0]) == pytest.approx(2 / 3, abs=1e-6)
+    assert mixed.sorted(-1 * np.array(rows)[..., None]).num_clusters == 2
+    for start in ([0, 1, 2, 3], [3, 2, 0, 1], [2, 3, 1, 0], [2, 3, 0, 1], [1, 0, 2, 3], [3, 2, 1, 0]):
+        torch.testing.assert_close(told.permuted(start).align(model, rows).loc, model.loc)
+    model.save(tmp_path / "m")
+    assert load(tmp_path / "m").score(rows) == model.score(rows)
+    with pytest.raises(ValueError, match="expected a mixture of 2 clusters"):
+        told.align(HMM(4, num_features=1).fit(rows, max_iterations=1), rows)
+    inputs = [rng.normal(size=(40, 1)) for _ in rows]
+    driven = MixtureIOHMM(2, 2, num_inputs=1, outputs="normal").fit(rows, inputs=inputs, seed=0, num_restarts=4)
+    found = driven.permuted([2, 3, 1, 0])
+    assert torch.equal(found.predict(rows, inputs=inputs), 1 - driven.predict(rows, inputs=inputs))
+    back = found.align(driven, rows, inputs=inputs)
+    torch.testing.assert_close(*(each.smooth(rows, inputs=inputs).probs[0] for each in (back, driven)))
+
+
+def test_probabilities_are_tables_with_the_names_of_states():
+    pd = pytest.importorskip("pandas")
+    model, x = fitted(0, state_names=["a", "b", "c"])
+    frame = pd.DataFrame({"x": x}, index=pd.date_range("2024-01-01", periods=len(x), freq="D"))
+    table = model.smooth(frame).frame()
+    assert list(table.columns) == ["a", "b", "c"] and table.index.equals(frame.index)
+    np.testing.assert_array_equal(table.to_numpy(), model.smooth(x).probs[0])
+    several = model.filter([x[:3], x[:2]]).frame()
+    assert several["sequence"].tolist() == [0, 0, 0, 1, 1]
+    padded = model.smooth(x[:8].reshape(2, 4, 1), lengths=[4, 2])
+    assert len(padded.frame()) == 6 and len(padded.frame(1)) == 2
+    with pytest.raises(ValueError, match="row: which of the 2 sequences"):
+        padded.frame(2)
+    regimes = SemiMarkovHMM(2, num_features=1, max_duration=2, state_names=["up", "down"]).fit(x, max_iterations=1, seed=0)
+    assert list(regimes.smooth(x).frame().columns) == ["up", "down"]
+    assert regimes.forecast(x, 2).state_log_probs.shape == (1, 2, 2)
+    assert list(HMM(2, 6).set_parameters().fit(words(), max_iterations=1).smooth(words()[:1]).frame()) == ["state 0", "state 1"]
+    vlhmm = CASES["vlhmm"].model()
+    vlhmm.is_fitted = True
+    with pytest.raises(ValueError, match="frame: states in blocks are others at every step"):
+        vlhmm.smooth(words()).frame()
+
+
 def test_a_fit_is_aligned_with_another_of_another_kind():
     model, x = fitted(1)
     other = SwitchingRegression(3, switching=("mean",)).fit(x, seed=3)
@@ -102,11 +166,12 @@ def test_a_fit_is_aligned_with_another_of_another_kind():
 def test_states_that_cannot_change_places_are_refused():
     for name, what in (
         ("lds", "of which none can take the place"), ("vlhmm", "of which none"), ("iohmm, states", "outputs: these are"),
-        ("hmm, columns, left to right", "share emissions"), ("mixture of hmms", "order: "),
         ("props", "share emissions"),
+        ("hmm, columns, left to right", "share emissions"),
+        ("mixture of hmms", "order: the 2 states of a cluster stay together, got .0, 2."),
     ):  # fmt: skip
         with pytest.raises(ValueError, match=what):
-            CASES[name].model().permuted([1, 0, 2])
+            CASES[name].model().permuted([0, 2, 1, 3] if name.startswith("mixture") else [1, 0, 2])
     model, x = fitted(0)
     for order in ([0.9, 2.0, 1.0], "102", None, [[0, 1, 2]], [True, False, False]):
         with pytest.raises(TypeError, match="order must be whole numbers, every state 0..2 once, got"):
@@ -121,43 +186,3 @@ def test_states_that_cannot_change_places_are_refused():
     ):  # fmt: skip
         with pytest.raises(ValueError, match=what):
             call()
-
-
-def mixtures():
-    """Sequences of two kinds with two levels each, mixtures that were fitted to them, and what is known of them."""
-    random = np.random.default_rng(0)
-    x = [5.0 * (k % 2) + 2.0 * (np.arange(30) // 5 % 2) + 0.3 * random.normal(size=30) for k in range(12)]
-    inputs = [np.sin(np.arange(30.0))[:, None]] * 12
-    driven = {"num_inputs": {"emission": 1}, "num_outputs": 1, "outputs": "gaussian", "mealy": True}
-    yield MixtureHMM(2, 2, num_features=1).fit(x, seed=0, num_restarts=3), x, {}
-    yield MixtureIOHMM(2, 2, **driven).fit(x, inputs=inputs, seed=0, num_restarts=5), x, {"inputs": inputs}
-
-
-def test_clusters_and_the_states_in_them_change_places():
-    for model, x, known in mixtures():
-        other = model.permuted([3, 2, 0, 1])
-        assert other.score(x, **known) == pytest.approx(model.score(x, **known), rel=1e-12)
-        torch.testing.assert_close(other.predict(x, **known), 1 - model.predict(x, **known))
-        for found in (other.sorted(x, **known), model.sorted(x, **known)):
-            means = np.zeros(4)
-            for row, probs in zip(x, found.smooth(x, **known).probs, strict=True):
-                means += row @ np.asarray(probs)
-            means /= sum(np.asarray(probs).sum(0) for probs in found.smooth(x, **known).probs)
-            assert means == pytest.approx([0, 2, 5, 7], abs=0.3)
-        shares = sum(np.asarray(probs).sum(0) for probs in model.sorted(x, by="share", **known).smooth(x, **known).probs)
-        assert shares[0] >= shares[1] and shares[2] >= shares[3] and shares[:2].sum() >= shares[2:].sum()
-        back = other.align(model, x, **known)
-        for name, value in model.state_dict().items():
-            torch.testing.assert_close(back.state_dict()[name], value)
-        with pytest.raises(ValueError, match="stay in their clusters, 2 behind each other"):
-            model.permuted([0, 2, 1, 3])
-
-
-def test_states_with_the_same_moves_change_places():
-    """Of a graph: the second and the third, which follow the first and each go back to it."""
-    graph = torch.tensor([[True, True, True], [True, True, False], [True, False, True]])
-    x = torch.randn(1, 40, 1).double()
-    model = HMM(3, num_features=1, graph=graph).fit(x, seed=0)
-    assert model.permuted([0, 2, 1]).score(x) == pytest.approx(model.score(x), rel=1e-12)
-    with pytest.raises(ValueError, match="graph: states change places with those that have the same moves"):
-        model.permuted([1, 0, 2])

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from pplseq import notebooks
+from pplseq.infer.frames import framed
 
 
 class Factors(NamedTuple):
@@ -25,17 +26,42 @@ class StateMarginals(NamedTuple):
     """p(z_t | some or all of x). ids: (*B, T, K) which states, None for all. probs: (*B, T, K), 0 at padded steps.
 
     In block-sparse chains a missing token opens all states: its row of ``probs`` is 0 and its distribution stands in
-    wide_probs (R, Z), at row and step wide_places (R, 2).
+    wide_probs (R, Z), at row and step wide_places (R, 2). names: of the states; times: of each row those of its steps;
+    sequences: what the rows are called, and what the column is that said so; None where nothing says it.
     """
 
     ids: Tensor | None
     probs: Tensor
     wide_places: Tensor | None = None
     wide_probs: Tensor | None = None
+    names: tuple[str, ...] | None = None
+    times: tuple[Any, ...] | None = None
+    sequences: tuple[str, tuple[Any, ...]] | None = None
 
     def _repr_html_(self) -> str | None:
         """For notebooks; None for states in blocks, whose positions have other names at every step."""
-        return None if self.ids is not None else notebooks.by_steps("Probabilities of states", self.probs)
+        return None if self.ids is not None else notebooks.by_steps("Probabilities of states", self.probs, self.names)
+
+    def frame(self, row: int | None = None) -> Any:
+        """A frame of pandas with a row for each step and a column for each state, "state 0", ... where they have no names.
+
+        Args:
+            row: which of the B sequences; None for all, one behind the other, with a first column that says which where they
+                are several. The index is that of the frame that was asked about.
+
+        Raises:
+            ImportError: without pandas. ValueError: for states in blocks, which are others at every step, and for a row that is
+                not there.
+        """
+        if self.ids is not None:
+            raise ValueError("frame: states in blocks are others at every step; their columns are dense(num_states)")
+        tables = []
+        for probs in self.probs:
+            there = (probs != 0).any(-1)  # not so at padded steps
+            each = probs[there].detach().cpu().T.tolist()
+            names = self.names or [f"state {k}" for k in range(probs.shape[-1])]
+            tables.append(dict(zip(names, each, strict=True)))
+        return framed(row, tables, self.times, self.sequences)
 
     def dense(self, num_states: int) -> Tensor:
         """(*B, T, Z) over all states: for small Z."""

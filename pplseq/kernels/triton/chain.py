@@ -19,7 +19,6 @@ from torch import Tensor
 from pplseq.kernels.triton.launch import kernel, launch, power_of_two, serve, tl
 
 MOST_STATES = 1024  # of a chain: a row's message is held in the registers of one program
-CELLS = 4096  # of a tile of a matrix
 
 
 @kernel
@@ -143,10 +142,15 @@ def applies(table: Tensor, emit: Tensor) -> bool:
     return same and serve(table, emit) and 0 < emit.shape[-1] <= MOST_STATES and emit.numel() > 0 and table.numel() > 0
 
 
-def tile_of(num_states: int) -> dict[str, int]:
-    """Rows of a matrix that a program works on at once, states with padding, warps."""
+def tile_of(num_states: int, dtype: torch.dtype, most_cells: int = 16384) -> dict[str, int]:
+    """Rows of a matrix that a program works on at once, states with padding, warps.
+
+    Narrow matrices: many small programs. Wide ones: few, that must have much of their matrix on its way at once.
+    """
     wide = power_of_two(num_states)
-    return dict(BI=max(1, min(wide, CELLS // wide)), BK=wide, num_warps=8 if wide >= 512 else 4)
+    cells, warps = (most_cells, 8) if wide >= 256 else (4096, 2)
+    cells //= 4 if dtype == torch.float64 else 1
+    return dict(BI=max(1, min(wide, cells // wide)), BK=wide, num_warps=warps)
 
 
 def real_of(value: Tensor):
@@ -169,7 +173,7 @@ def filtered(
         filter_rows, (num_rows,), init, table, number, emit if gate is None else gate, emit, flags,
         emit if begin is None else begin, flags, messages, steps, num_steps, num_rows, num_states,
         torch.finfo(emit.dtype).min, HAS_GATE=gate is not None, HAS_BEGIN=begin is not None, HAS_ONLY=False,
-        REAL=real_of(emit), **tile_of(num_states),
+        REAL=real_of(emit), **tile_of(num_states, emit.dtype),
     )  # fmt: skip
     return messages, steps
 
@@ -187,7 +191,8 @@ def look_back(table: Tensor, number: Tensor, gate: Tensor | None, emit: Tensor, 
     gate, ahead = None if gate is None else gate.contiguous(), torch.empty_like(emit)
     launch(
         look_back_rows, (num_rows,), table, number, emit if gate is None else gate, emit, flags, flags, ahead,
-        num_steps, num_rows, num_states, HAS_GATE=gate is not None, HAS_ONLY=False, REAL=real_of(emit), **tile_of(num_states),
+        num_steps, num_rows, num_states, HAS_GATE=gate is not None, HAS_ONLY=False, REAL=real_of(emit),
+        **tile_of(num_states, emit.dtype, 8192),
     )  # fmt: skip
     return ahead
 

@@ -107,6 +107,12 @@ def power_of_two(size: int, least: int = 1) -> int:
     return max(least, 1 << (size - 1).bit_length())
 
 
-def dot_precision() -> str:
-    """How products of float32 numbers are made in kernels: "tf32" where torch's own products may be, else exactly."""
-    return "tf32" if torch.backends.cuda.matmul.fp32_precision == "tf32" else "ieee"
+def dot_precision(dtype: torch.dtype, exact: str = "ieee") -> str:
+    """How kernels multiply: float32 numbers as "tf32" where torch's own products may be, else as ``exact`` says.
+
+    Args:
+        exact: "ieee", without tensor cores, or "tf32x3", three of their products, which round no more than sums of float32 do.
+    """
+    if dtype != torch.float32:
+        return "ieee"
+    return "tf32" if torch.backends.cuda.matmul.fp32_precision == "tf32" else exact

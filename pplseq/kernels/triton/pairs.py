@@ -97,7 +97,8 @@ def feature_gradients(
 def matrix_tile(width: int, size: int) -> dict[str, int]:
     """Rows of a matrix at once, columns with padding, features at once, warps, for blocks of `width` states."""
     wide = power_of_two(width, 16)
-    return dict(BI=max(16, min(64, 4096 // wide)), BK=wide, BD=PIECE[size], num_warps=8, num_stages=2)
+    cells = 8192 if size == 4 else 4096
+    return dict(BI=max(16, min(64, cells // wide)), BK=wide, BD=PIECE[size], num_warps=8, num_stages=2)
 
 
 def gradient_tile(features: int, size: int) -> dict[str, int]:
@@ -126,7 +127,7 @@ def log_matrices(
         pair_matrices, (len(left), -(-states // tile["BI"])), out.contiguous(), into.contiguous(), left.contiguous(),
         entered.contiguous(), left if filled is None else filled.to(torch.int8).contiguous(), count, log,
         states, width,
-        HAS_FILLED=filled is not None, PRECISION=dot_precision(), REAL=real_of(out), **tile,
+        HAS_FILLED=filled is not None, PRECISION=dot_precision(out.dtype, "tf32x3"), REAL=real_of(out), **tile,
     )  # fmt: skip
     return log
 
@@ -163,7 +164,8 @@ def feature_sums(
         tile = gradient_tile(width, out.element_size())
         launch(
             feature_gradients, (len(own), -(-states // tile["BO"])), log, other.contiguous(), which.contiguous(), group,
-            first_pair, *sides, grad, states, width, OF_OUT=of_out, PRECISION=dot_precision(), REAL=real_of(log), **tile,
+            first_pair, *sides, grad, states, width, OF_OUT=of_out,
+            PRECISION=dot_precision(other.dtype), REAL=real_of(log), **tile,
         )  # fmt: skip
         found.append(grad)
     return found[0], found[1]

@@ -110,7 +110,7 @@ def best_paths(
     launch(
         best_rows, (num_rows,), init, table, number, emit, flags, emit if begin is None else begin,
         emit.new_empty(2, num_rows, num_states), pointers, path, log_prob, num_steps, num_rows, num_states,
-        torch.finfo(emit.dtype).min, HAS_BEGIN=begin is not None, REAL=real_of(emit), **tile_of(num_states),
+        torch.finfo(emit.dtype).min, HAS_BEGIN=begin is not None, REAL=real_of(emit), **tile_of(num_states, emit.dtype),
     )  # fmt: skip
     return path, log_prob.to(emit.dtype)
 

@@ -124,7 +124,7 @@ def filtered(init: Tensor, log_matrix: Tensor, emit: Tensor, flags: Tensor) -> t
     launch(
         filter_rows, (num_rows,), init.contiguous(), log_matrix.contiguous(), number, emit, emit, flags.contiguous(), emit,
         only, messages, steps, num_steps, num_rows, num_states, torch.finfo(emit.dtype).min, HAS_GATE=False, HAS_BEGIN=False,
-        HAS_ONLY=True, REAL=real_of(emit), **tile_of(num_states),
+        HAS_ONLY=True, REAL=real_of(emit), **tile_of(num_states, emit.dtype),
     )  # fmt: skip
     return messages, steps
 
@@ -160,7 +160,8 @@ def look_back(log_matrix: Tensor, emit: Tensor, flags: Tensor) -> Tensor:
     emit = emit.contiguous()
     launch(
         look_back_rows, (num_rows,), log_matrix.contiguous(), number, emit, emit, flags.contiguous(), only, ahead,
-        num_steps, num_rows, num_states, HAS_GATE=False, HAS_ONLY=True, REAL=real_of(emit), **tile_of(num_states),
+        num_steps, num_rows, num_states, HAS_GATE=False, HAS_ONLY=True, REAL=real_of(emit),
+        **tile_of(num_states, emit.dtype, 8192),
     )  # fmt: skip
     return ahead
 

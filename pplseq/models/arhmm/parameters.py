@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
@@ -35,8 +35,9 @@ class ARHMMParameters(RegressedSteps):
     steps_are = "vectors"
 
     def __init__(
-        self, num_states: int, num_features: int, order: int, num_inputs: int, durations: Mapping[str, Any], dtype: str
-    ):
+        self, num_states: int, num_features: int, order: int, num_inputs: int, durations: Mapping[str, Any],
+        state_names: Sequence[str] | None, dtype: str,
+    ):  # fmt: skip
         super().__init__()
         self.num_regimes, told = checks.count("num_states", num_states), moves_config(**durations)
         self.num_features = checks.count("num_features", num_features)  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -52,6 +53,7 @@ class ARHMMParameters(RegressedSteps):
         self._config: dict[str, Any] = dict(
             num_states=self.num_regimes, num_features=self.num_features, order=self.order, num_inputs=self.num_inputs
         ) | told
+        self._name_states(state_names)
         self.drawn()
 
     # ---------------------------------------------------------------- values
@@ -165,6 +167,11 @@ class ARHMMParameters(RegressedSteps):
         ends = smallest_variances(rows, FLOOR).log() / 2
         low = torch.full_like(self.scale[0].double(), -torch.inf).diagonal_scatter(ends)
         return {"scale": (low, low.new_tensor(torch.inf))}
+
+    _entry_axes: ClassVar[dict[str, Sequence[str]]] = {
+        "constants": ("columns",), "lags": ("", "columns", "columns"), "inputs": ("columns", "inputs"),
+        "covariances": ("columns", "columns"),
+    }  # fmt: skip
 
     # ---------------------------------------------------------------- distributions
     def level(self) -> Tensor:

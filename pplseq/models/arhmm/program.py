@@ -31,6 +31,7 @@ class ARHMM(RegimeQueries, ARHMMParameters):
         num_states: Z. num_features: D. order: p, or 0 for regressions on inputs alone. num_inputs: U, of exogenous regressors.
         duration, max_duration, num_phases: how long a state lasts, as of
             :class:`~pplseq.models.hmm.durations.SemiMarkovHMM`; None: as a Markov chain has it.
+        state_names: what the states are called, as of :class:`~pplseq.models.hmm.program.HMM`.
         dtype: "float64" or "float32".
 
     Raises:
@@ -52,10 +53,11 @@ class ARHMM(RegimeQueries, ARHMMParameters):
 
     def __init__(
         self, num_states: int, num_features: int, *, order: int = 1, num_inputs: int = 0, duration: str | None = None,
-        max_duration: int | None = None, num_phases: int | None = None, dtype: str = "float64",
+        max_duration: int | None = None, num_phases: int | None = None, state_names: Sequence[str] | None = None,
+        dtype: str = "float64",
     ):  # fmt: skip
         durations = dict(duration=duration, max_duration=max_duration, num_phases=num_phases)
-        super().__init__(num_states, num_features, order, num_inputs, durations, dtype)
+        super().__init__(num_states, num_features, order, num_inputs, durations, state_names, dtype)
 
     @one_chain
     def model(

@@ -11,6 +11,7 @@ from torch import Tensor
 from pplseq import checks
 from pplseq.infer.fit.em import Batch, Statistics
 from pplseq.infer.fit.held import Slot
+from pplseq.infer.forecasts import Forecast
 from pplseq.models.hmm.program import HMM
 from pplseq.models.parts.durations import DurationMoves, duration_size, moves_config
 from pplseq.models.regimes import RegimeQueries
@@ -106,6 +107,10 @@ class SemiMarkovHMM(RegimeQueries, HMM):
 
     def _state_axes(self) -> Mapping[str, Sequence[int]]:
         return {f"moves.{name}": axes for name, axes in self.moves.state_axes().items()} | self._emission_axes()
+
+    def _observations_of(self, states: Tensor, emission, known: Tensor | None = None) -> Forecast:
+        found = super()._observations_of(states, emission, known)
+        return found._replace(state_log_probs=self.regimes(states.exp()).log())
 
     # ---------------------------------------------------------------- fit
     @torch.no_grad()

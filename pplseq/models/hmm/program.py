@@ -47,7 +47,6 @@ from pplseq.models.parts.moves import allowed_moves, allowed_starts, shared_rows
 from pplseq.models.parts.priors import Priors
 from pplseq.models.parts.product_moves import ProductMoves
 from pplseq.models.remembered import Remembered, plain_parameters
-from pplseq.models.state_labels import checked_names
 from pplseq.models.state_languages import StateLanguages
 from pplseq.models.steps import (
     all_sizes,
@@ -83,8 +82,8 @@ class HMM(Constrainable, StateLanguages, LoopAnswers):
             "bernoulli", for all columns alike, or a list of names, one a column; columns are independent given the state.
             Also any class of ``pyro.distributions`` over single numbers by name ("Laplace"), or a
             :class:`~pplseq.models.parts.families.Family` of your own, which EM cannot learn unless it says how.
-            A family with zeros of their own is "zero_inflated_poisson", "hurdle_gamma" and the like; "gamma" and "binomial" are
-            others, and "categorical" is a column of levels.
+            A family with zeros of their own is "zero_inflated_poisson", "hurdle_gamma" and the like, one of counts that are
+            never 0 "zero_truncated_poisson"; "gamma" and "binomial" are others, and "categorical" is a column of levels.
         num_components: of the mixture, by default 2.
         num_levels: of "categorical" columns: of all, or a list with one a column, None at those of numbers.
         trials: of "binomial" columns, where they are the same at every step; else they come with the data.
@@ -173,9 +172,7 @@ class HMM(Constrainable, StateLanguages, LoopAnswers):
         }
         self._config = {"num_states": num_states} | self._config | {n: v for n, v in given.items() if v is not None}
         self.vocabulary = vocabulary
-        self.state_names = checked_names(state_names, self._num_observable_states)
-        if self.state_names is not None:
-            self._is_named, self._config = True, self._config | {"state_names": [*self.state_names]}
+        self._name_states(state_names)
         real = DTYPES[dtype]
         if self.priors is not None:  # their shapes are checked now, not at the first use
             self.priors.concentrations(num_states, num_words, torch.empty(0, dtype=real), shapes)

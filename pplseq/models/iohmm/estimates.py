@@ -82,17 +82,21 @@ def _softmax(model: IOParameters, part: str, allowed: Tensor | None) -> dict[str
     named: dict[str, Tensor] = {}
     for state, (own, possible) in enumerate(zip(weight, mask.tolist(), strict=True)):
         outcomes = [outcome for outcome, yes in enumerate(possible) if yes]
-        names = [_outcome(part, state, outcome) for outcome in outcomes[1:]]
+        names = [_outcome(model, part, state, outcome) for outcome in outcomes[1:]]
         contrasts = own[:, outcomes[1:]] - own[:, outcomes[:1]]
         named |= dict(_named(names, input_names(model, part), contrasts))
     return named
 
 
-def _outcome(part: str, state: int, outcome: int) -> str:
-    return {
-        "initial": f"initial[{outcome}]", "transition": f"transition[{state}->{outcome}]",
-        "emission": f"emission[{state}].x={outcome}",
-    }[part]  # fmt: skip
+def _state(model: IOParameters, state: int) -> str:
+    return str(state) if model.state_names is None else model.state_names[state]
+
+
+def _outcome(model: IOParameters, part: str, state: int, outcome: int) -> str:
+    if part == "emission":
+        return f"emission[{_state(model, state)}].x={outcome}"
+    to = _state(model, outcome)
+    return f"initial[{to}]" if part == "initial" else f"transition[{_state(model, state)}->{to}]"
 
 
 def _named(names: Sequence[str], inputs: Sequence[str], values: Tensor) -> Iterator[tuple[str, Tensor]]:
@@ -109,7 +113,7 @@ def _plain(model: IOParameters) -> dict[str, Tensor]:
         return {"emission": network.logits.sigmoid() if model.outputs == "bernoulli" else network.logits}
     named: dict[str, Tensor] = {}
     for state, own in enumerate(network.weight):
-        names = [f"emission[{state}].{output_name(model, number)}" for number in range(model.num_outputs)]
+        names = [f"emission[{_state(model, state)}].{output_name(model, number)}" for number in range(model.num_outputs)]
         named |= dict(_named(names, input_names(model, "emission"), own))
     return named
 
@@ -126,8 +130,8 @@ def _columns(model: IOParameters) -> Iterator[tuple[str, Tensor]]:
             yield f"emission.{name}", mean if column.family == "categorical" else mean[..., 0]
             continue
         for state, own in enumerate(network.weight[..., column.predictors]):
-            names = [f"emission[{state}].{name}"]
+            names = [f"emission[{_state(model, state)}].{name}"]
             if column.family == "categorical":
-                names = [f"emission[{state}].{name}={outcome}" for outcome in range(1, column.size)]
+                names = [f"emission[{_state(model, state)}].{name}={outcome}" for outcome in range(1, column.size)]
                 own = own[:, 1:] - own[:, :1]
             yield from _named(names, input_names(model, "emission"), own)

@@ -151,6 +151,14 @@ class IOParameters(Estimator):
     def _not_free(self) -> frozenset[str]:
         return self.fixed_parameters | self._held_parts
 
+    def _entry_name(self, name: str, place: Sequence[int], shape: Sequence[int]) -> str:
+        states, part = self.state_names, name.partition(".")[0]
+        if states is None or not place or part == "covariance" and shape[0] == shape[1] and len(shape) == 2:  # of all states
+            return super()._entry_name(name, place, shape)
+        table = part in PARTS and self.network(part).kind == "table"  # a row for each symbol comes first
+        of_states = {"initial": {len(place) - 1}, "transition": {len(place) - 2, len(place) - 1}}.get(part, {int(table)})
+        return name + "".join(f"[{states[k] if axis in of_states else k}]" for axis, k in enumerate(place))
+
     def estimates(self) -> dict[str, Tensor]:
         """What :meth:`summary` tells: see :func:`~pplseq.models.iohmm.estimates.estimates_of`."""
         return estimates_of(self)

@@ -90,6 +90,7 @@ class IOHMM(IOHMMQueries):
             program draws weights at sites such as "transition_network.weight".
         input_names, output_names: what the summary calls them: part -> names of its inputs; names of columns of outputs.
         formulas: :class:`~pplseq.models.iohmm.formulas.Formulas`, by which fits and questions read data frames, saved too.
+        state_names: what the states are called, as of :class:`~pplseq.models.hmm.program.HMM`.
         dtype: "float64" (what EM and NUTS want) or "float32".
 
     Raises:
@@ -138,6 +139,7 @@ class IOHMM(IOHMMQueries):
         input_names: Mapping[str, Sequence[str]] | None = None,
         output_names: Sequence[str] | None = None,
         formulas: Formulas | Mapping[str, Any] | None = None,
+        state_names: Sequence[str] | None = None,
         dtype: str = "float64",
     ):
         super().__init__()
@@ -205,6 +207,7 @@ class IOHMM(IOHMMQueries):
             input_names=self.input_names or None, output_names=self.output_names,
             embeddings=[[column, *sizes] for column, sizes in self.embeddings.items()] or None,
         )  # fmt: skip
+        self._name_states(state_names)
         if not self._own:
             self.drawn()
 

@@ -35,8 +35,12 @@ def times_of(times: Any, x: Any, lengths: Any = None) -> Any:
         if any(index is None for index in found):
             raise ValueError("times: x has no index that says them; give numbers or dates, one for each row")
         times = found if isinstance(x, (list, tuple)) else found[0]
-    if isinstance(times, (list, tuple)) and isinstance(x, (list, tuple)):
-        return [_values(row) for row in times]
+    several = isinstance(x, (list, tuple)) and not (len(x) and np.ndim(x[0]) == 0)  # of numbers it is one sequence
+    if isinstance(times, (list, tuple)) and several:
+        rows = [_values(row) for row in times]
+        if any(row.ndim != 1 for row in rows):
+            raise ValueError(f"times: expected those of each of the {len(x)} sequences of x, got {checks.shown(times)}")
+        return rows
     found = _values(times)
     if found.ndim == 1 and lengths is not None and sum(int(length) for length in lengths) == len(found):
         return np.split(found, np.cumsum([int(length) for length in lengths])[:-1])

@@ -18,6 +18,7 @@ from pplseq.distributions.gaussian_types import GaussianBelief
 from pplseq.distributions.state import MISSING, Belief
 from pplseq.files import write_text
 from pplseq.infer.discrete.chain import Chain
+from pplseq.models.base import GOES_ON
 from pplseq.models.forms import missing
 
 FORMAT = "pplseq online 1"
@@ -48,7 +49,7 @@ class Filter(Protocol):
 
     def step(self, x: Any, known: Mapping[str, Any]) -> Reading: ...
 
-    def ahead(self, num_steps: int) -> Any: ...
+    def ahead(self, num_steps: int | None, told: Mapping[str, Any]) -> Any: ...
 
     def kept(self) -> dict[str, Any]: ...
 
@@ -110,9 +111,19 @@ class Online:
         return reading
 
     @torch.no_grad()
-    def forecast(self, num_steps: int = 1) -> Any:
-        """What comes in the next K = num_steps steps, as ``model.forecast`` tells it of one row; nothing is read."""
-        return self._filter.ahead(checks.count("num_steps", num_steps))
+    def forecast(self, num_steps: int | None = None, **ahead) -> Any:
+        """What comes in the next K = num_steps steps, as ``model.forecast`` tells it of the whole row; nothing is read.
+
+        Args:
+            num_steps: K; by default 1, or as many as ``future_inputs`` tell. **ahead: what ``model.forecast`` takes of the
+                steps to come, as ``future_inputs`` (K, U).
+
+        Raises:
+            ValueError, TypeError: as ``model.forecast``; before the first step also where that takes no row without steps.
+        """
+        if num_steps is not None or not ahead:
+            num_steps = checks.count("num_steps", 1 if num_steps is None else num_steps)
+        return self._filter.ahead(num_steps, ahead)
 
     def save(self, path: str | Path) -> Path:
         """Writes where the sequence stands, as JSON; ``model.online(path)`` goes on from there to the same numbers."""
@@ -190,7 +201,7 @@ def word_of(x: Any, vocabulary: Any, num_words: int) -> int:
 
 def check_alone(model: Any, known: Mapping[str, Any]) -> None:
     """Raises for what is known beside an observation, where numbers alone are gone on with."""
-    model._check_names(known)
+    model._check_names({name.removeprefix("future_"): value for name, value in known.items()})
     if known:
         what = ", ".join(known)
         raise ValueError(f"{what}: {type(model).__name__} reads observations alone; ask filter for the whole sequence")
@@ -212,28 +223,37 @@ class Chains:
     def __init__(self, model: Any):
         self.model, self.belief = model, None
         self.previous = self.read = None  # the output before, and of this step, where they are fed back
+        self.last: Any = None  # what the last step went on from, its row, and what was known of it
 
-    def _chain(self, x: Any, known: Mapping[str, Any]) -> Any:
+    def _before(self) -> dict[str, Any]:
+        return {"start": self.belief} | ({} if self.previous is None else {"previous": self.previous})
+
+    def _row(self, x: Any) -> Any:
         if self.model.num_features is not None:
-            row = vector_row(x, self.model.num_features)
-        elif self.model.num_words is not None:
-            row = [word_of(x, self.model.vocabulary, self.model.num_words)]
-        else:  # symbols of an output
-            row = [MISSING if is_none(x) else x]
-        batch = self.model._as_batch([row], None, **{name: [as_row(value)] for name, value in known.items()})
-        before = {} if self.previous is None else {"previous": self.previous}
-        chain = self.model.posterior(batch.x, None, self.belief, **batch.known, **before)
+            return vector_row(x, self.model.num_features)
+        if self.model.num_words is not None:
+            return [word_of(x, self.model.vocabulary, self.model.num_words)]
+        return [MISSING if is_none(x) else x]  # symbols of an output
+
+    def _chain(self, row: Any, known: Mapping[str, Any]) -> Any:
+        batch = self.model._as_batch([row], None, **known)
+        chain = self.model.posterior(batch.x, None, **batch.known, **self._before())
         self.read = batch.x[:, 0] if getattr(self.model, "feedback", None) else None
         return chain
 
     def step(self, x: Any, known: Mapping[str, Any]) -> Reading:
         self.model._check_names(known)
-        chain = self._chain(x, known)
+        return self._read(self._row(x), {name: [as_row(value)] for name, value in known.items()})
+
+    def _read(self, row: Any, known: Mapping[str, Any]) -> Reading:
+        chain = self._chain(row, known)
         with torch.no_grad(), chain.unchecked() if isinstance(chain, Chain) else contextlib.nullcontext():
             log_prob = float(chain.log_prob().detach())
             if log_prob == -math.inf:
-                chain = self._chain(None, known)
+                row = self._row(None)
+                chain = self._chain(row, known)
             belief = chain.filtered()
+        self.last = self._before(), row, known
         self.belief, self.previous = belief, self.read
         if isinstance(belief, GaussianBelief):
             covariance = belief.covariance if belief.covariance.dim() == 2 else belief.covariance[0]
@@ -242,31 +262,63 @@ class Chains:
         regimes = getattr(self.model, "regimes", None)  # of models whose states are more than that
         return Reading(log_prob, states if regimes is None else regimes(torch.from_numpy(states)).numpy())
 
-    def ahead(self, num_steps: int) -> Any:
-        raise ValueError(
-            f"forecast: {type(self.model).__name__} is read by chains of one step; ask model.forecast for what comes behind "
-            "the whole sequence"
-        )
+    def ahead(self, num_steps: int | None, told: Mapping[str, Any]) -> Any:
+        """The model's forecast behind a row of the last step alone, which goes on from what was before it."""
+        before, row, known = (None, [], {}) if self.last is None else self.last
+        if self.last is None and self.belief is not None:
+            raise ValueError("forecast: the file does not say what the last step was; read one step more")
+        token = GOES_ON.set(before)
+        try:
+            return self.model.forecast([row], num_steps, **known, **told)
+        finally:
+            GOES_ON.reset(token)
 
     def kept(self) -> dict[str, Any]:
-        if self.belief is None:
-            return {"belief": None}
-        parts = [None if p is None else {"dtype": str(p.dtype), "value": p.tolist()} for p in (*self.belief, self.previous)]
-        return {"belief": parts}
+        if self.last is None:
+            return {"belief": _written(self.belief, self.previous)}
+        before, row, known = self.last
+        last = {
+            "belief": _written(before["start"], before.get("previous")), "row": _as_json(torch.as_tensor(row)),
+            "known": {name: _as_json(value[0]) for name, value in known.items()},
+        }  # fmt: skip
+        return {"belief": _written(self.belief, self.previous), "last": last}
 
     def take(self, kept: Mapping[str, Any]) -> None:
-        parts = kept["belief"]
+        last, end = kept.get("last"), self._belief_of(kept["belief"])
+        if last is not None:
+            self.belief, self.previous = self._belief_of(last["belief"])
+            known = {name: [_as_tensor(value)] for name, value in last["known"].items()}
+            self.model._check_names(known)
+            self._read(_as_tensor(last["row"]), known)
+        self.belief, self.previous = end
+
+    def _belief_of(self, parts: Any) -> tuple[Any, Tensor | None]:
+        """A belief and what is fed back, as they were written."""
         if parts is None:
-            return
+            return None, None
         kind = GaussianBelief if len(parts) == 3 else Belief
-        types = {str(each): each for each in (torch.float32, torch.float64, torch.int64, torch.int32)}
-        found: list[Any] = [None if part is None else torch.tensor(part["value"], dtype=types[part["dtype"]]) for part in parts]
+        found: list[Any] = [None if part is None else _as_tensor(part) for part in parts]
         belief = kind(*found[:-1])
         numbers = belief if isinstance(belief, GaussianBelief) else (belief.log_probs,)
         if any(part is None or not part.is_floating_point() or bool(part.isnan().any()) for part in numbers):
             raise ValueError("its belief holds what are no numbers")
         self.model._check_start(belief, 1)
-        self.belief, self.previous = belief, found[-1]
+        return belief, found[-1]
+
+
+TYPES = {str(each): each for each in (torch.float32, torch.float64, torch.int64, torch.int32)}
+
+
+def _as_json(part: Tensor) -> dict[str, Any]:
+    return {"dtype": str(part.dtype), "value": part.tolist()}
+
+
+def _as_tensor(part: Mapping[str, Any]) -> Tensor:
+    return torch.tensor(part["value"], dtype=TYPES[part["dtype"]])
+
+
+def _written(belief: Any, previous: Tensor | None) -> Any:
+    return None if belief is None else [None if part is None else _as_json(part) for part in (*belief, previous)]
 
 
 def vector_row(x: Any, size: int) -> Any:

@@ -77,7 +77,10 @@ class States:
 
     def step(self, x: Any, known: Mapping[str, Any]) -> Reading:
         check_alone(self.model, known)
-        like = self._log_likelihood(x)
+        return self.told(self._log_likelihood(x))
+
+    def told(self, like: np.ndarray | None) -> Reading:
+        """A step whose observation has these log-likelihoods (Z,), None where nothing was seen."""
         before, log_prob = self.start if self.belief is None else self._moved(self.belief), 0.0
         if like is not None:
             joint = before + like
@@ -89,7 +92,9 @@ class States:
         self.belief = before
         return Reading(log_prob, np.exp(before))
 
-    def ahead(self, num_steps: int) -> Any:
+    def ahead(self, num_steps: int | None, told: Mapping[str, Any]) -> Any:
+        check_alone(self.model, told)
+        assert num_steps is not None, "nothing else tells it"
         states, now = np.empty((num_steps, len(self.start))), self.belief
         for k in range(num_steps):
             now = states[k] = self.start if now is None else self._moved(now)

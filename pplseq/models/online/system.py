@@ -75,7 +75,9 @@ class System:
         self.begun, self.mean, self.covariance = True, mean + gain @ error, covariance
         return Reading(log_prob, self.mean, covariance)
 
-    def ahead(self, num_steps: int) -> Forecast:
+    def ahead(self, num_steps: int | None, told: Mapping[str, Any]) -> Forecast:
+        check_alone(self.model, told)
+        assert num_steps is not None, "nothing else tells it"
         mean, covariance, found = self.mean, self.covariance, []
         for k in range(num_steps):
             if k or self.begun:

@@ -34,7 +34,8 @@ def driven_family(name: Any, argument: str = "outputs") -> Family:
     if family.driven is None:
         raise ValueError(
             f"{argument}: {name_of(family)} has no mean or location that inputs could drive; there are: {', '.join(DRIVEN)}, "
-            "these as 'zero_inflated_...' or 'hurdle_...', and distributions of pyro.distributions with a loc"
+            "these as 'zero_inflated_...', 'hurdle_...' or 'zero_truncated_...', and distributions of pyro.distributions "
+            "with a loc"
         )
     return family
 
@@ -66,8 +67,8 @@ def family_of(name: Any, argument: str = "emission") -> Family:
             if spelled(name) not in classes:
                 raise ValueError(
                     f"{argument}: no family {name[:40]!r}.{checks.similar(name, [*FAMILIES, *classes.values()])} There are: "
-                    f"{', '.join(FAMILIES)}; these as 'zero_inflated_...' or 'hurdle_...'; or the name of a distribution of "
-                    "pyro.distributions over single numbers, as 'Laplace'; or a Family"
+                    f"{', '.join(FAMILIES)}; these as 'zero_inflated_...', 'hurdle_...' or 'zero_truncated_...'; or the name "
+                    "of a distribution of pyro.distributions over single numbers, as 'Laplace'; or a Family"
                 )
             kind = getattr(dist, classes[spelled(name)])
         return _of_class(kind)

@@ -34,7 +34,7 @@ def state_moments(
             families, of each step; None for none.
 
     Raises:
-        ImportError: without scipy, where a column is Student's t, binomial or negative binomial.
+        ImportError: without scipy, where a column is Student's t, beta, binomial or negative binomial.
     """
     moments = emissions.moments(known) if isinstance(emissions, FamilyTable) else emissions.moments()
     means, covariances = mixture_moments(weights, *moments)
@@ -168,6 +168,8 @@ def distribution_function(part: TorchDistribution) -> Function | None:
         return partial(_negative_binomial, values["total_count"], torch.sigmoid(-part.logits.detach().double()))
     if isinstance(part, dist.Binomial):
         return partial(_binomial, values["total_count"], part.probs.detach().double())
+    if isinstance(part, dist.Beta):
+        return partial(_beta, part.concentration1.detach().double(), part.concentration0.detach().double())
     if isinstance(part, dist.StudentT):
         return partial(_student, values)
     if getattr(part.support, "is_discrete", False):
@@ -199,6 +201,11 @@ def _binomial(trials: Tensor, chance: Tensor, x: Tensor) -> Tensor:
     more = (trials.numpy(force=True) - least).clip(1)  # none more: certain, below
     found = torch.as_tensor(_special().betainc(more, least + 1, 1 - chance.numpy(force=True))).to(x)
     return torch.where(x < 0, 0.0, torch.where(x >= trials, 1.0, found))
+
+
+def _beta(one: Tensor, zero: Tensor, x: Tensor) -> Tensor:
+    found = _special().betainc(one.numpy(force=True), zero.numpy(force=True), x.clamp(0.0, 1.0).numpy(force=True))
+    return torch.as_tensor(found).to(x)
 
 
 def _student(values: dict[str, Tensor], x: Tensor) -> Tensor:

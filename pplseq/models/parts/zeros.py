@@ -1,4 +1,5 @@
-"""Zero-inflated and hurdle families of any family: "zero_inflated_poisson", "hurdle_gamma" and the like.
+"""Zero-inflated and hurdle families of any family, and zero-truncated ones of counts: "zero_inflated_poisson", "hurdle_gamma",
+"zero_truncated_poisson" (counts that are never 0: a hurdle whose gate is shut) and the like.
 
 EM: of a zero-inflated family the gate's share of each zero is its posterior, and the rest of it is the base's; of a hurdle over
 counts as many zeros are added to what the base has seen as it would have shown beside it. The base's own M-step does the rest.
@@ -19,7 +20,8 @@ from pplseq.infer.fit.em import NOTHING, Statistics
 from pplseq.models.parts.families import FAMILIES, SHARE, TINY, Driven, Family, name_of
 from pplseq.models.parts.links import Link
 
-KINDS = ("zero_inflated", "hurdle")
+KINDS = ("zero_inflated", "hurdle", "zero_truncated")
+COUNTS = "poisson", "negative_binomial", "binomial"
 FIRST_GATE = 0.3  # where regressions begin
 
 
@@ -32,7 +34,8 @@ class ZerosFamily(Family):
 
     def predicted(self, link: Link, eta: Tensor, others: Mapping[str, Tensor]) -> WithZeros:
         own = {name: value for name, value in others.items() if name != "gate"}
-        return WithZeros(self.base.predicted(link, eta, own), others["gate"], self.kind == "hurdle")
+        base = self.base.predicted(link, eta, own)
+        return WithZeros(base, others.get("gate", eta.new_zeros(base.batch_shape)), self.kind != "zero_inflated")
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         return with_zeros, (self.kind, self.base)
@@ -40,7 +43,8 @@ class ZerosFamily(Family):
 
 @functools.cache
 def with_zeros(kind: str, base: Family) -> Family:
-    """The zero-inflated or the hurdle family of another, with the chance of a zero as parameter "gate" beside its own.
+    """The zero-inflated or the hurdle family of another, with the chance of a zero as parameter "gate" beside its own; or the
+    zero-truncated one.
 
     Raises:
         ValueError: for families that have zeros of this kind already, or whose support moves.
@@ -48,14 +52,19 @@ def with_zeros(kind: str, base: Family) -> Family:
     if isinstance(base, ZerosFamily) or base is FAMILIES["bernoulli"] or base.moving:
         why = "its support ends at a parameter" if base.moving else "of its zeros nothing could tell the gate's apart"
         raise ValueError(f"families: there is no {kind}_{name_of(base)}, {why}; use {name_of(base)}")
-    hurdle = kind == "hurdle"
+    hurdle, truncated = kind != "zero_inflated", kind == "zero_truncated"
+    if truncated and base not in [FAMILIES[name] for name in COUNTS]:
+        raise ValueError(f"families: there is no {kind}_{name_of(base)}; there are those of {', '.join(COUNTS)}")
 
-    def make(gate: Tensor, **own: Tensor) -> WithZeros:
-        return WithZeros(base.make(**own), gate, hurdle)
+    def make(gate: Tensor | None = None, **own: Tensor) -> WithZeros:
+        made = base.make(**own)
+        shut = next(iter(own.values())).new_zeros(made.batch_shape) if gate is None else gate
+        return WithZeros(made, shut, hurdle)
 
     def split(zero: Tensor, parameters: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
         """Which share of zeros is the gate's, and how many zeros the base would have shown beside each number above 0."""
-        made = WithZeros(base.make(**_own(parameters)), parameters["gate"].double(), hurdle)
+        gate = {} if truncated else {"gate": parameters["gate"].double()}
+        made = make(**gate, **_own(parameters))
         none = made.log_none.exp() if made.counts else torch.zeros_like(made.gate)
         if hurdle or not made.counts:
             return torch.ones_like(none), none / (1 - none).clamp_min(TINY)
@@ -89,13 +98,14 @@ def with_zeros(kind: str, base: Family) -> Family:
         after = base.update(own, _without_gate(parameters))
         # of a state that shows only zeros nothing is known of what it would be like above them
         after = {name: torch.where(seen < NOTHING, parameters[name].to(value), value) for name, value in after.items()}
-        return after | {"gate": (gates / total.clamp_min(TINY)).clamp(TINY, 1 - TINY)}
+        return after if truncated else after | {"gate": (gates / total.clamp_min(TINY)).clamp(TINY, 1 - TINY)}
 
     def start(column: Tensor, states: int) -> dict[str, Tensor]:
         assert base.start is not None
         above = column[column != 0]
         gate = (column == 0).to(column).mean().clamp(0.05, 0.95) * (1.0 if hurdle else 0.5)
-        return base.start(above if len(above) else column + base.fill, states) | {"gate": gate.expand(states)}
+        found = base.start(above if len(above) else column + base.fill, states)
+        return found if truncated else found | {"gate": gate.expand(states)}
 
     driven = base.driven
     if driven is not None:
@@ -103,16 +113,21 @@ def with_zeros(kind: str, base: Family) -> Family:
 
         def begin(mean: Tensor, variance: Tensor) -> dict[str, Tensor]:
             assert first is not None
-            return {"gate": FIRST_GATE * torch.ones_like(mean), **first(mean, variance)}
+            return ({} if truncated else {"gate": FIRST_GATE * torch.ones_like(mean)}) | first(mean, variance)
 
         driven = Driven(driven.name, driven.links, None if first is None else begin)
     holds = base.holds
+    if truncated:
+        assert holds is not None, "of counts"
+        told = (lambda column: (column > 0) & holds[0](column)), holds[1].replace("0, 1, 2", "1, 2, 3")
+    else:
+        told = None if holds is None else ((lambda column: (column == 0) | holds[0](column)), _zero_or(holds[1]))
     return ZerosFamily(
-        make, {**base.parameters, "gate": SHARE}, None if base.statistics is None else statistics,
-        None if base.update is None else update, None if base.start is None else start,
-        None if holds is None else (lambda column: (column == 0) | holds[0](column), _zero_or(holds[1])),
-        fill=base.fill, histogram=base.histogram, unusual=base.unusual, about_origin=base.about_origin,
-        called=f"{kind}_{name_of(base)}", driven=driven, sized=base.sized, base=base, kind=kind,
+        make, {**base.parameters} | ({} if truncated else {"gate": SHARE}),
+        None if base.statistics is None else statistics, None if base.update is None else update,
+        None if base.start is None else start, told, fill=max(base.fill, 1.0) if truncated else base.fill,
+        histogram=base.histogram, unusual=base.unusual, about_origin=base.about_origin, called=f"{kind}_{name_of(base)}",
+        driven=driven, sized=base.sized, base=base, kind=kind,
     )  # fmt: skip
 
 

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-Values = Mapping[str, Tensor]  # what is learned beside variances: "frequency", "damping" and "ar"
+Values = Mapping[str, Tensor]  # what is learned beside variances: "frequency", "damping", "ar" and "ma"
 
 
 class Component:
@@ -36,6 +36,10 @@ class Component:
     def move(self, values: Values, like: Tensor) -> Tensor:
         """(m, m) of a step."""
         raise NotImplementedError
+
+    def seen(self, values: Values, like: Tensor) -> Tensor:
+        """(m,) how much of each state is observed, where that is learned, too."""
+        return self.emission.to(like)
 
     def over(self, gaps: Tensor, values: Values, unit: float = 1.0) -> tuple[Tensor, dict[str, Tensor]]:
         """Moves (..., m, m) over times (...), and by variance the covariances (..., m, m) that one of 1 adds to them.
@@ -149,17 +153,29 @@ class Cycle(Component):
 
 
 class Autoregression(Component):
-    """x_t = ar_1 x_{t-1} + ... + ar_p x_{t-p} + noise, stationary; of order 1 an Ornstein-Uhlenbeck process at whole times."""
+    """z_t = ar_1 z_{t-1} + ... + ar_p z_{t-p} + noise, stationary; of order 1 an Ornstein-Uhlenbeck process at whole times.
 
-    learned = ("ar",)
+    With a moving average what is observed of it is z_t + ma_1 z_{t-1} + ... + ma_q z_{t-q}, an ARMA(p, q) process.
 
-    def __init__(self, order: int):
-        super().__init__("ar", [1.0] + [0.0] * (order - 1), ["ar"] + [""] * (order - 1))
+    Source of that form: J. D. Hamilton (1994), Time Series Analysis, section 13.1.
+    """
+
+    def __init__(self, order: int, average: int = 0):
+        self.learned = ("ar",) * bool(order) + ("ma",) * bool(average)
+        size, name = max(order, average + 1), "arma" if average else "ar"
+        super().__init__(name, [1.0] + [0.0] * (size - 1), [name] + [""] * (size - 1))
+
+    def _row(self, weights: Tensor, like: Tensor) -> Tensor:
+        return torch.cat([weights, like.new_zeros(len(self.emission) - len(weights))])
 
     def move(self, values, like):
         size = len(self.emission)
         below = torch.eye(size).to(like)[:-1]
-        return torch.cat([values["ar"][None], below])
+        return torch.cat([self._row(values.get("ar", like.new_zeros(0)), like)[None], below])
+
+    def seen(self, values, like):
+        emission = super().seen(values, like)
+        return self._row(torch.cat([emission[:1], values["ma"]]), like) if "ma" in values else emission
 
     def over(self, gaps, values, unit=1.0):
         if len(self.emission) > 1:
@@ -167,12 +183,12 @@ class Autoregression(Component):
         return values["ar"].abs() ** gaps[..., None, None], {"ar": _lost(values["ar"].abs(), gaps)}
 
     def first(self, values, variances):
-        move = self.move(values, values["ar"])
+        move = self.move(values, variances[self.name])
         size = len(move)
         noise = torch.zeros_like(move)
         noise[0, 0] = 1.0
         both = torch.eye(size * size).to(move) - torch.kron(move, move)
-        return variances["ar"] * torch.linalg.solve(both, noise.reshape(-1)).reshape(size, size)
+        return variances[self.name] * torch.linalg.solve(both, noise.reshape(-1)).reshape(size, size)
 
 
 def stationary_weights(partial: Tensor) -> Tensor:
@@ -188,12 +204,12 @@ def stationary_weights(partial: Tensor) -> Tensor:
 
 
 def partial_weights(weights: Tensor) -> Tensor:
-    """The other way round; ValueError for weights that are not stationary."""
+    """The other way round; ValueError for weights that are not those of a stationary process."""
     found = []
     while len(weights):
         last, before = weights[-1], weights[:-1]
         if not abs(float(last)) < 1:
-            raise ValueError("ar_weights: they must be those of a stationary process; make them smaller")
+            raise ValueError("they must be those of a stationary process; make them smaller")
         found.append(last)
         weights = (before + last * before.flip(0)) / (1 - last**2)
     return torch.stack(found[::-1])
@@ -221,10 +237,10 @@ def is_half(turn: float) -> bool:
 
 
 def components_of(
-    trend: str | None, level: str, seasons: Sequence[float], harmonics: Sequence[int] | None, cycle: bool, ar: int
+    trend: str | None, level: str, seasons: Sequence[float], harmonics: Sequence[int] | None, cycle: bool, ar: int, ma: int
 ) -> list[Component]:
     """The blocks that options ask for, in their order. harmonics: of each season; None for the dummies of the only one."""
-    blocks: list[Component] = [Level(level) if trend is None else Trend(trend, level)]
+    blocks: list[Component] = [] if level == "none" else [Level(level) if trend is None else Trend(trend, level)]
     if harmonics is None:
         blocks += [Dummies(int(season)) for season in seasons]
     else:
@@ -235,4 +251,4 @@ def components_of(
             taken += turns
             blocks += [Waves("seasonal" if len(seasons) == 1 else f"seasonal_{season:g}", turns)]
     blocks += [Cycle()] if cycle else []
-    return blocks + ([Autoregression(ar)] if ar else [])
+    return blocks + ([Autoregression(ar, ma)] if ar or ma else [])

@@ -36,9 +36,9 @@ FEWER = "make it of waves, few harmonics=... of each season"
 STARTS_OF_FITS = ("likely", "still", "shaken", "turning", "random")
 # deviations of shocks and noise, of the spread of a step, where fits start: the likelihood may have several maxima
 STEPS = {
-    "still": {"level": 0.3, "slope": 0.03, "seasonal": 0.1, "cycle": 0.3, "ar": 0.3, "noise": 0.5},
-    "shaken": {"level": 1.0, "slope": 0.3, "seasonal": 0.3, "cycle": 0.3, "ar": 0.3, "noise": 0.05},
-    "turning": {"level": 0.03, "slope": 1.0, "seasonal": 0.03, "cycle": 1.0, "ar": 1.0, "noise": 0.05},
+    "still": {"level": 0.3, "slope": 0.03, "seasonal": 0.1, "cycle": 0.3, "ar": 0.3, "arma": 0.3, "noise": 0.5},
+    "shaken": {"level": 1.0, "slope": 0.3, "seasonal": 0.3, "cycle": 0.3, "ar": 0.3, "arma": 0.3, "noise": 0.05},
+    "turning": {"level": 0.03, "slope": 1.0, "seasonal": 0.03, "cycle": 1.0, "ar": 1.0, "arma": 1.0, "noise": 0.05},
 }
 WIDE = 1e6  # variance of the first state, of the mean square of the data
 
@@ -50,7 +50,7 @@ class StructuralModel(LDS):
         level_t = level_{t-1} [+ slope_{t-1}] + N(0, level variance)      slope_t = slope_{t-1} + N(0, slope variance)
         seasonal_t = -(seasonal_{t-1} + ... + seasonal_{t-s+1}) + N(0, seasonal variance), or waves that turn, each shaken
         cycle_t: a wave that turns by a frequency that is learned, and dies away by ``damping`` a step
-        ar_t = ar_1 ar_{t-1} + ... + ar_p ar_{t-p} + N(0, ar variance)
+        ar_t = ar_1 ar_{t-1} + ... + ar_p ar_{t-p} + N(0, ar variance), or with a moving average of its shocks
 
     It has all verbs of :class:`~pplseq.models.lds.program.LDS`: ``forecast``, ``smooth``, ``reconstruct``; missing values are
     NaN. Every verb takes ``times=``, numbers or dates (in days) of the steps in the form of x, or "index": the processes in
@@ -61,13 +61,16 @@ class StructuralModel(LDS):
     constant velocity that is pushed at random, with ``ar=1`` an Ornstein-Uhlenbeck process.
 
     Args:
-        level: "stochastic", or "fixed" for a level (or trend) without shocks of its own.
+        level: "stochastic", or "fixed" for a level (or trend) without shocks of its own; "none" where there is none.
         trend: None, "stochastic" (with ``level="fixed"``: a smooth trend) or "fixed": a slope that never changes.
         seasonal: s, the steps of a season, a list of several, or None. One alone has a state for each step but one, which takes
             12 (T, s, s) numbers: of hundreds of steps give few ``harmonics``.
         harmonics: make seasons of waves, so many of each (a number, or a list): of a year of days, 3 to 10. None: of a list all
             there are. Then steps of a season need not be whole, as 365.25.
-        cycle: whether there is one. ar: p, the order of an autoregression, or 0. Both start where they tend to.
+        cycle: whether there is one. ar: p, the order of an autoregression, or 0. Both start where they tend to. ma: q, of its
+            moving average, or 0: an invertible ARMA(p, q) of the variance "arma". With ``level="none"``,
+            ``num_inputs=1``, inputs of ones and no noise (``set_parameters(noise=0).fit(..., fixed=["noise"])``) it is the
+            ARIMA(p, 0, q) with a constant of statsmodels.
         num_inputs: U, of regressors.
         initial: "wide": the first state has a variance a million times the mean square of the first data fitted, whose cost, in
             every score, grows with the states: scores of models with different components do not compare, `aic` and `bic`
@@ -101,22 +104,25 @@ class StructuralModel(LDS):
 
     def __init__(
         self, *, level: str = "stochastic", trend: str | None = None, seasonal: float | Sequence[float] | None = None,
-        harmonics: int | Sequence[int] | None = None, cycle: bool = False, ar: int = 0, num_inputs: int = 0,
+        harmonics: int | Sequence[int] | None = None, cycle: bool = False, ar: int = 0, ma: int = 0, num_inputs: int = 0,
         initial: str = "wide", dtype: str = "float64",
     ):  # fmt: skip
         Estimator.__init__(self)
-        checks.choice("level", level, ("stochastic", "fixed"))
+        checks.choice("level", level, ("stochastic", "fixed", "none"))
         if trend is not None:
             checks.choice("trend", trend, ("stochastic", "fixed"))
+        if level == "none" and (trend is not None or not (seasonal or cycle or ar or ma)):
+            raise ValueError("level: a trend has one, and without one there must be a season, a cycle, ar= or ma=; got 'none'")
         seasons, waves = _seasons(seasonal, harmonics)
         real = DTYPES[checks.choice("dtype", dtype, DTYPES)]
         size = sum(map(int, seasons)) if waves is None else 2 * sum(waves)
-        checks.fits("seasonal", 8.0 * (size + checks.count("ar", ar, 0)) ** 2, FEWER)
-        self.parts = components_of(trend, level, seasons, waves, bool(cycle), ar)
+        size += max(checks.count("ar", ar, 0), checks.count("ma", ma, 0) + bool(ma))
+        checks.fits("seasonal", 8.0 * size**2, FEWER)
+        self.parts = components_of(trend, level, seasons, waves, bool(cycle), ar, ma)
         self.num_features, self.num_inputs = 1, checks.count("num_inputs", num_inputs, 0)
         self.initial = "diffuse" if checks.choice("initial", initial, STARTS) == "diffuse" else "learned"
         self._config: dict[str, Any] = dict(
-            level=level, trend=trend, seasonal=seasonal, harmonics=harmonics, cycle=bool(cycle), ar=ar,
+            level=level, trend=trend, seasonal=seasonal, harmonics=harmonics, cycle=bool(cycle), ar=ar, ma=ma,
             num_inputs=self.num_inputs, initial=initial,
         )
         self.num_states = sum(len(part.emission) for part in self.parts)
@@ -135,6 +141,8 @@ class StructuralModel(LDS):
             self.raw_damping = nn.Parameter(torch.full((1,), 2.0, dtype=real))
         if ar:
             self.raw_ar = nn.Parameter(torch.zeros(ar, dtype=real))
+        if ma:
+            self.raw_ma = nn.Parameter(torch.zeros(ma, dtype=real))
         weights = nn.Parameter(torch.zeros(1, num_inputs, dtype=real)) if num_inputs else None
         self.register_parameter("emission_inputs", weights)
         self.state_prior = self.emission_prior = RegressionPrior()
@@ -153,8 +161,8 @@ class StructuralModel(LDS):
 
     @property
     def learned(self) -> dict[str, Tensor]:
-        """What moves take beside variances: "frequency" of a cycle, radians a step or unit of time, its "damping", and "ar"
-        (p,)."""
+        """What moves take beside variances: "frequency" of a cycle, radians a step or unit of time, its "damping", "ar" (p,)
+        and "ma" (q,)."""
         found, unit = self._learned, self._unit
         if unit == 1:
             return found
@@ -167,7 +175,9 @@ class StructuralModel(LDS):
         found = {}
         if self._config["cycle"]:
             found |= {"frequency": math.pi * self.raw_frequency[0].sigmoid(), "damping": self.raw_damping[0].sigmoid()}
-        return found | ({"ar": stationary_weights(self.raw_ar.tanh())} if self._config["ar"] else {})
+        if self._config["ar"]:
+            found["ar"] = stationary_weights(self.raw_ar.tanh())
+        return found | ({"ma": -stationary_weights(self.raw_ma.tanh())} if self._config["ma"] else {})
 
     @property
     def transition(self) -> Tensor:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -217,7 +227,10 @@ class StructuralModel(LDS):
 
     @property
     def emission(self) -> Tensor:  # pyright: ignore[reportIncompatibleVariableOverride]
-        return self.loadings
+        if not self._config["ma"]:
+            return self.loadings
+        learned = self._learned
+        return torch.cat([part.seen(learned, self.loadings) for part in self.parts])[None]
 
     @property
     def state_noise(self) -> Tensor:
@@ -244,7 +257,7 @@ class StructuralModel(LDS):
         """The matrices of the linear dynamical system, without gradients."""
         inputs, first = self.emission_inputs, self._initial_belief
         return Parameters(
-            self.transition, None, None, self.state_noise, self.loadings, None, inputs, self._emission_noise, first.mean,
+            self.transition, None, None, self.state_noise, self.emission, None, inputs, self._emission_noise, first.mean,
             first.covariance,
         ).copy()  # fmt: skip
 
@@ -313,19 +326,21 @@ class StructuralModel(LDS):
 
     @torch.no_grad()
     def set_parameters(  # pyright: ignore
-        self, *, noise=None, inputs=None, width=None, frequency=None, damping=None, ar_weights=None, **variances
-    ) -> Self:
-        """Sets variances, of "level", "slope", "seasonal" ("seasonal_24" of several), "cycle", "ar" and noise, weights (U,) of
-        inputs, that of a wide first state, the frequency of a cycle (radians a step), its damping, and the weights (p,) of an
-        autoregression, which must be stationary."""
+        self, *, noise=None, inputs=None, width=None, frequency=None, damping=None, ar_weights=None, ma_weights=None,
+        **variances,
+    ) -> Self:  # fmt: skip
+        """Sets variances, of "level", "slope", "seasonal" ("seasonal_24" of several), "cycle", "ar" ("arma") and noise, weights
+        (U,) of inputs, that of a wide first state, the frequency of a cycle (radians a step), its damping, and the weights (p,)
+        of an autoregression, which must be stationary, and (q,) of its moving average, which must be invertible."""
         checks.parameters_of(self, variances, [*self._held_as, *(["width"] if self.initial != "diffuse" else [])])
-        for name, value in (("frequency", frequency), ("damping", damping), ("ar_weights", ar_weights)):
-            if value is not None and name.removesuffix("_weights") not in self.learned:
-                raise ValueError(f"{name}: this model has none; make it with {'ar=...' if name[0] == 'a' else 'cycle=True'}")
+        given = {"frequency": frequency, "damping": damping, "ar_weights": ar_weights, "ma_weights": ma_weights}
+        given = {name: value for name, value in given.items() if value is not None}
+        for name in given:
+            if (own := name.removesuffix("_weights")) not in self.learned:
+                raise ValueError(f"{name}: this model has none; make it with {'cycle=True' if own == name else f'{own}=...'}")
         over_time = self._unit != 1
         before = {name: value * self._shares()[name] for name, value in self._variances.items()} if over_time else {}
-        given = {"frequency": frequency, "damping": damping, "ar": ar_weights}
-        self._put_learned({name: value for name, value in given.items() if value is not None})
+        self._put_learned({name.removesuffix("_weights"): value for name, value in given.items()})
         if width is not None and self.initial == "diffuse":
             raise ValueError("width: nothing is known of a diffuse start; make the model with initial='wide'")
         for name, value in variances.items():
@@ -334,7 +349,8 @@ class StructuralModel(LDS):
         for name, value in (before | variances).items():  # shares of a cycle's depend on its damping
             self.log_scales[self.variances.index(name)] = _half_log(float(value) / float(shares[name]))
         if noise is not None:
-            self.log_noise.fill_(_half_log(checks.positive("noise", noise)))
+            checks.positive("noise", noise, zero=True)
+            self.log_noise.fill_(_half_log(noise))
         if width is not None:
             self.width.fill_(checks.positive("width", width))
         if inputs is not None:
@@ -350,10 +366,16 @@ class StructuralModel(LDS):
             self.raw_frequency.fill_(_logit(checks.share("frequency", frequency, f"(0, {most})") / most))
         if (damping := values.get("damping")) is not None:
             self.raw_damping.fill_(_logit(checks.share("damping", damping, "(0, 1)") ** unit))
-        if (weights := values.get("ar")) is not None:
-            weights = checks.finite("ar_weights", checks.numbers("ar_weights", weights).double().to(self.raw_ar))
-            weights = checks.shape("ar_weights", weights, self.raw_ar.shape)
-            self.raw_ar.copy_(partial_weights(weights if unit == 1 else weights.abs() ** unit).atanh())
+        for name, sign in (("ar", 1.0), ("ma", -1.0)):
+            if (weights := values.get(name)) is None:
+                continue
+            raw, told = getattr(self, f"raw_{name}"), f"{name}_weights"
+            weights = checks.shape(told, checks.finite(told, checks.numbers(told, weights).double().to(raw)), raw.shape)
+            try:
+                raw.copy_(partial_weights(sign * weights if unit == 1 else weights.abs() ** unit).atanh())
+            except ValueError as error:
+                told = f"{told}: {error}"
+                raise ValueError(told if sign > 0 else told.replace("a stationary", "an invertible")) from None
 
     @property
     def _held_as(self) -> dict[str, tuple[str, int | None]]:
@@ -361,7 +383,7 @@ class StructuralModel(LDS):
         found: dict[str, tuple[str, int | None]] = {name: ("log_scales", k) for k, name in enumerate(self.variances)}
         others = {
             "noise": "log_noise", "inputs": "emission_inputs", "frequency": "raw_frequency", "damping": "raw_damping",
-            "ar_weights": "raw_ar",
+            "ar_weights": "raw_ar", "ma_weights": "raw_ma",
         }  # fmt: skip
         return found | {name: (raw, None) for name, raw in others.items() if raw in self.slots}
 
@@ -406,7 +428,8 @@ class StructuralModel(LDS):
         return super()._bounds_by(found, method)
 
     def _held_estimate(self, name: str, value: Tensor) -> Tensor:
-        raw, place = self._held_as.get({"ar": "ar_weights"}.get(name, name.removeprefix("variance of ")), (name, None))
+        own = {"ar": "ar_weights", "ma": "ma_weights"}.get(name, name.removeprefix("variance of "))
+        raw, place = self._held_as.get(own, (name, None))
         mask = self._fixed_entries.get(raw)
         found = torch.full_like(value, raw in self._not_free, dtype=torch.bool)
         if mask is None:
@@ -494,6 +517,9 @@ class StructuralModel(LDS):
         self.width.fill_(WIDE * float(seen.square().mean().clamp_min(1e-300)))
         if self.num_inputs:
             self.emission_inputs.zero_()
+            if self._config["level"] == "none":  # nothing else takes the mean up
+                driven, numbers = batch.inputs[known[..., 0]].double(), seen.double().unsqueeze(-1)
+                self.emission_inputs.copy_(torch.linalg.lstsq(driven.cpu(), numbers.cpu(), driver="gelsd").solution.T)
         if how != "likely":
             self._start_at(how, spread)
             return
@@ -524,6 +550,10 @@ class StructuralModel(LDS):
         if self._config["ar"]:
             self.raw_ar.fill_(0.0)
             self.raw_ar[0] = 0.5
+        if self._config["ma"]:
+            self.raw_ma.fill_(0.0)
+            if way == "random":
+                self.raw_ma.add_(0.5 * torch.randn_like(self.raw_ma))
 
     # ---------------------------------------------------------------- queries
     def forecast(  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -560,12 +590,12 @@ class StructuralModel(LDS):
         "slope" is that of the trend; "inputs" has no variance.
         """
         batch, chain = self._posterior(x, lengths, inputs=inputs, times=times)
-        states, found, first = chain.smoothed_states(), {}, 0
+        states, found, first, learned = chain.smoothed_states(), {}, 0, self._learned
         covariances, like = states.covariances.dense(), self._results_like(x)
         for part in self.parts:
             size = len(part.emission)
             some = slice(first, first + size)
-            weights = part.emission.to(self.loadings)
+            weights = part.seen(learned, self.loadings)
             mean = states.means[..., some] @ weights
             variance = torch.einsum("...ij,i,j->...", covariances[..., some, some], weights, weights)
             found[part.name] = StateMoments(as_given(mean, like), as_given(variance, like))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -47,7 +47,7 @@ class SwitchingParameters(RegressedSteps):
 
     def __init__(
         self, num_regimes: int, order: int, num_inputs: int, lags_of: str, switching: Sequence[str] | str, initial: str,
-        durations: Mapping[str, Any], dtype: str,
+        durations: Mapping[str, Any], state_names: Sequence[str] | None, dtype: str,
     ):  # fmt: skip
         super().__init__()
         self.num_regimes = checks.count("num_regimes", num_regimes)
@@ -91,6 +91,7 @@ class SwitchingParameters(RegressedSteps):
             num_regimes=self.num_regimes, order=self.order, num_inputs=self.num_inputs, lags_of=lags_of,
             switching=switching if isinstance(switching, list) else list(self.switching), initial=initial,
         ) | told  # fmt: skip
+        self._name_states(state_names)
         self.drawn()
 
     # ---------------------------------------------------------------- values
@@ -173,6 +174,8 @@ class SwitchingParameters(RegressedSteps):
         if self.order:
             found["lags"] = found["lags"]._replace(raw_of=Tensor.clone, value_of=Tensor.clone)
         return found | self.moves.slots
+
+    _entry_axes: ClassVar[dict[str, Sequence[str]]] = {"mean": (), "inputs": ("inputs",), "lags": ("",), "variance": ()}
 
     # ---------------------------------------------------------------- data
     @torch.no_grad()

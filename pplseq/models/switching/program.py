@@ -36,6 +36,7 @@ class SwitchingRegression(RegimeQueries, SwitchingParameters):
         initial: "stationary" (as statsmodels) or "learned".
         duration, max_duration, num_phases: how long regimes last, as of
             :class:`~pplseq.models.hmm.durations.SemiMarkovHMM`; None: as a Markov chain has it. With lags of values.
+        state_names: what the regimes are called, as of :class:`~pplseq.models.hmm.program.HMM`.
         dtype: "float64" or "float32".
 
     Raises:
@@ -69,10 +70,11 @@ class SwitchingRegression(RegimeQueries, SwitchingParameters):
         duration: str | None = None,
         max_duration: int | None = None,
         num_phases: int | None = None,
+        state_names: Sequence[str] | None = None,
         dtype: str = "float64",
     ):
         durations = dict(duration=duration, max_duration=max_duration, num_phases=num_phases)
-        super().__init__(num_regimes, order, num_inputs, lags_of, switching, initial, durations, dtype)
+        super().__init__(num_regimes, order, num_inputs, lags_of, switching, initial, durations, state_names, dtype)
 
     @one_chain
     def model(

@@ -60,8 +60,7 @@ def word_probs(model: Any, predicted: Tensor, weight: float | Tensor | None = No
 def forecast_words(model: TextLDS, x, num_steps: int, lengths=None) -> NextWords:
     """See :meth:`TextLDS.forecast <pplseq.models.text_lds.program.TextLDS.forecast>`."""
     x, lengths, empty = without_empty_rows(in_ids(rewritten(x, model.forms, model.vocabulary), model.vocabulary), lengths)
-    batch = model._as_batch(x, lengths)
-    last = model.posterior(batch.x, batch.lengths).filtered()
+    last = model._posterior(x, lengths)[1].filtered()
     first = GaussianBelief(torch.zeros_like(last.mean[0]), model.start_covariance)
     states = next_states(model.transition, model.state_noise, None, last, num_steps, (empty, first))
     return NextWords(word_probs(model, states.mean).log(), *states)

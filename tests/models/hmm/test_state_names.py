@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from pplseq import HMM, SemiMarkovHMM, Vocabulary
-from pplseq.models import SequenceModel
+from pplseq import ARHMM, HMM, IOHMM, SemiMarkovHMM, SwitchingRegression, Vocabulary, load
+from pplseq.models import MixtureIOHMM
 from pplseq.recipes.text.questions import decode_states, sample_states
 
 X = np.r_[np.zeros(20), np.full(20, 5.0)] + np.random.default_rng(0).normal(size=40)
@@ -25,7 +25,7 @@ def test_paths_are_told_by_name(tmp_path):
     with pytest.warns(RuntimeWarning, match=r"no standard errors of initial\[calm\]"):
         summary = str(named.summary(X))
     assert "transition[calm][busy]" in summary and "loc[busy][0]" in summary
-    again = SequenceModel.load(named.save(tmp_path / "model"))
+    again = load(named.save(tmp_path / "model"))
     assert (again.decode(X) == named.decode(X)).all()
     assert type(named)(**named.get_params()).state_names == ("calm", "busy")
 
@@ -41,6 +41,53 @@ def test_labels_by_name_come_out_by_name():
 def test_regimes_have_names():
     model = SemiMarkovHMM(2, num_features=1, max_duration=3, state_names=["a", "b"]).fit(X, seed=0, max_iterations=2)
     assert set(model.decode(X)[0]) <= {"a", "b"} and model.n_best(X, 2).states.shape == (1, 2, 40)
+
+
+NAMED = {
+    "autoregression": (lambda **told: ARHMM(2, 1, **told), {}, ["constants[up][0]", "transition[up][down]"]),
+    "that lasts": (lambda **told: ARHMM(2, 1, duration="poisson", max_duration=30, **told), {}, ["duration[down]"]),
+    "regression": (
+        lambda **told: SwitchingRegression(2, num_inputs=1, switching=("mean", "inputs"), **told), {"inputs": X},
+        ["mean[up]", "inputs[down][0]", "variance[0]"],
+    ),
+    "iohmm": (
+        lambda **told: IOHMM(2, num_inputs=1, mealy=True, outputs="normal", **told), {"inputs": X},
+        ["transition[up->down].u0", "emission[down].x0.u0", "scale.x0[up]"],
+    ),
+    "iohmm, tied": (
+        lambda **told: IOHMM(2, num_inputs=0, outputs="gaussian", num_outputs=2, covariance="tied", **told), {},
+        ["covariance[0][1]", "emission[down][1]", "initial[up]"],
+    ),
+    "iohmm, a table": (
+        lambda **told: IOHMM(2, num_symbols=3, num_outputs=2, mealy=True, **told), {"inputs": np.arange(40) % 3},
+        ["emission[2][down][1]", "transition[2][up][down]"],
+    ),
+    "clusters": (
+        lambda **told: MixtureIOHMM(1, 2, num_inputs=1, outputs="normal", **told), {"inputs": X}, ["scale.x0[down]"],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NAMED)
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_every_model_of_states_tells_them_by_name(name, tmp_path):
+    make, known, entries = NAMED[name]
+    x = X if "table" not in name else (np.abs(X) > 1).astype(int)
+    x = np.stack([X, X[::-1]], 1) if "tied" in name else x
+    labels = [["up", "down"][k // 20] if k % 3 else None for k in range(40)]
+    model = make(state_names=["up", "down"]).fit(x, states=labels, seed=0, method="em", max_iterations=5, **known)
+    assert set(entries) <= set(model.summary(x, **known).names)
+    path = model.decode(x, **known)[0].tolist()
+    given = model.decode(x, states=labels, **known)[0].tolist()
+    assert {*path} <= {"up", "down"} and all(label in (None, found) for label, found in zip(labels, given, strict=True))
+    assert list(model.smooth(x, **known).frame()) == ["up", "down"]
+    again = load(model.save(tmp_path / "m"))
+    assert again.state_names == ("up", "down") and again.decode(x, **known)[0].tolist() == path
+    assert type(model)(**model.get_params()).state_names == ("up", "down")
+    found = model.permuted([1, 0])
+    assert found.state_names == ("down", "up") and found.decode(x, **known)[0].tolist() == path
+    with pytest.raises(ValueError, match="state_names: expected 2 different names"):
+        make(state_names=["a", "a"])
 
 
 def test_a_vocabulary_says_how_many_words_there_are():

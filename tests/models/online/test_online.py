@@ -130,9 +130,14 @@ def test_models_of_blocks_are_saved(tmp_path):
     for word in (0, 3, -1, 5):
         online.step(word)
     again = model.online(online.save(tmp_path / "place"))
-    assert again.step(2).log_prob == online.step(2).log_prob
-    with pytest.raises(ValueError, match="forecast: VLHMM is read by chains of one step"):
-        online.forecast()
+    then = online.step(2).log_prob
+    assert again.step(2).log_prob == then
+    told = json.loads((tmp_path / "place").read_text())
+    (tmp_path / "older").write_text(json.dumps({name: value for name, value in told.items() if name != "last"}))
+    older = model.online(tmp_path / "older")  # as files were before they said the last step
+    with pytest.raises(ValueError, match="forecast: the file does not say what the last step was"):
+        older.forecast()
+    assert older.step(2).log_prob == then and older.forecast().word_log_probs.shape == (1, 1, 6)
 
 
 def test_words_columns_and_what_is_impossible():
@@ -165,10 +170,101 @@ def test_fed_back_outputs_go_on_too(tmp_path):
         model.posterior(x[:, 2:], start=begun, inputs=inputs[:, 2:])
 
 
-@pytest.mark.parametrize("make", [lambda: ARHMM(2, 1, order=1), lambda: SwitchingRegression(2, order=1)])
-def test_models_of_lags_are_refused_by_name(make):
-    with pytest.raises(ValueError, match="online: every step of this .* depends on the observations before it"):
-        fitted(make()).online()
+FIELDS = ("state_log_probs", "word_log_probs", "means", "covariances", "state_means", "state_covariances")
+AHEAD = [name for name, case in CASES.items() if case.verbs >= {"filter", "forecast"}]
+
+
+def forecasts_agree(told, expected, near=1e-9):
+    named = [name for name in FIELDS if isinstance(getattr(expected, name, None), torch.Tensor)]
+    assert named
+    for name in named:
+        one, other = getattr(told, name), getattr(expected, name)
+        close(*(each.exp() if "log" in name else each for each in (one, other.detach())), rtol=near, atol=near)
+
+
+@pytest.mark.parametrize("name", AHEAD)
+def test_forecasts_are_those_behind_the_whole_row(name, tmp_path):
+    case = CASES[name]
+    model, x, known = fitted(case.model()), case.data()[0], {key: value[0] for key, value in case.known.items()}
+    future = {f"future_{key}": value[:2] for key, value in known.items()}
+    online = read(model, x, known)[0]
+    whole = {key: value[None] for key, value in known.items()}
+    expected = model.forecast(x[None], 2, **whole, **future)
+    forecasts_agree(online.forecast(2, **future), expected, 1e-6)
+    again = model.online(online.save(tmp_path / "place"))
+    forecasts_agree(again.forecast(2, **future), expected, 1e-6)
+    assert again.log_prob == online.log_prob
+
+
+LAGS = {
+    "autoregression": lambda: ARHMM(2, 2, order=2), "that lasts": lambda: ARHMM(2, 2, duration="explicit", max_duration=3),
+    "with inputs": lambda: ARHMM(2, 2, num_inputs=1), "without lags": lambda: ARHMM(2, 2, order=0, num_inputs=1),
+    "regression": lambda: SwitchingRegression(2, order=2, num_inputs=1),
+    "deviations": lambda: SwitchingRegression(2, order=2, num_inputs=1, lags_of="deviations"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LAGS)
+def test_models_of_lags_remember_them(name, tmp_path):
+    torch.manual_seed(0)
+    model = fitted(LAGS[name]())
+    x, inputs = torch.randn(9, model.num_features).double(), torch.randn(11, 1).double()
+    if not model.order:
+        x[3] = torch.nan
+    known = {"inputs": inputs[:9]} if model.num_inputs else {}
+    ahead = {"future_inputs": inputs[9:]} if model.num_inputs else {}
+    online = agrees(model, x, {key: value[None] for key, value in known.items()})
+    expected = model.forecast([x], 2, **{key: [value] for key, value in known.items()}, **ahead)
+    forecasts_agree(online.forecast(2, **ahead), expected)
+    low, high = online.forecast(**ahead | ({} if ahead else {"num_steps": 2})).intervals(0.8)
+    close(torch.stack([low, high]), torch.stack(expected.intervals(0.8)))
+    again = model.online(online.save(tmp_path / "place"))
+    forecasts_agree(again.forecast(2, **ahead), expected)
+    more = {"inputs": inputs[9]} if model.num_inputs else {}
+    assert again.step(x[0], **more).log_prob == online.step(x[0], **more).log_prob
+    states = [0 if k % 4 == 1 else None for k in range(9)]  # some are known
+    online = model.online()
+    for k in range(9):
+        online.step(x[k], states=states[k], **{key: value[k] for key, value in known.items()})
+    whole = model.score([x], states=[states], **{key: [value] for key, value in known.items()})
+    assert online.log_prob == pytest.approx(whole, rel=1e-9)
+
+
+def test_what_models_of_lags_refuse():
+    model = fitted(ARHMM(2, 1, order=2, num_inputs=1))
+    online = model.online()
+    online.step(1.0, inputs=0.5)
+    for known, message in (({}, "expected the 1 numbers"), ({"inputs": [1.0, 2.0]}, "1 finite"), ({"inputs": "a"}, "1 finite")):
+        with pytest.raises(ValueError, match=f"inputs: expected .*{message.split()[-1]}|{message}"):
+            online.step(1.0, **known)
+    with pytest.raises(ValueError, match="a number is missing"):
+        online.step(None, inputs=0.5)
+    with pytest.raises(ValueError, match="states: expected a state 0..1"):
+        online.step(1.0, inputs=0.5, states=2)
+    with pytest.raises(ValueError, match="goes on from the last 2 vectors; read 1 more"):
+        online.forecast(future_inputs=[[1.0]])
+    assert online.num_steps == 1
+    online.step(2.0, inputs=0.5)
+    with pytest.raises(ValueError, match="future_inputs must be given"):
+        online.forecast()
+    with pytest.raises(TypeError, match="no argument 'future_trials'"):
+        online.forecast(future_trials=3)
+    with pytest.raises(ValueError, match="goes on from a step; read one before"):
+        fitted(ARHMM(2, 1, order=0, num_inputs=1)).online().forecast(future_inputs=[[1.0]])
+
+
+def test_exposures_and_inputs_of_the_steps_to_come():
+    model = HMM(2, emission="poisson").fit([3, 5, 9, 1, 0, 2, 7, 8], exposure=[1, 2, 3, 1, 1, 1, 2, 2], max_iterations=2)
+    online = model.online()
+    for count, hours in ((3, 1.0), (9, 2.0)):
+        online.step(count, exposure=hours)
+    told = online.forecast(2, future_exposure=[4.0, 1.0])
+    close(told.means, model.forecast([[3, 9]], 2, exposure=[[1.0, 2.0]], future_exposure=[4.0, 1.0]).means)
+    model = fitted(LDS(1, 1, num_inputs=1))
+    online = model.online()
+    online.step(1.0, inputs=0.5)
+    told = online.forecast(future_inputs=[[1.0], [2.0]])
+    close(told.means, model.forecast([[1.0]], inputs=[[[0.5]]], future_inputs=[[1.0], [2.0]]).means)
 
 
 @pytest.mark.parametrize("none", [None, math.nan, np.ma.masked, np.float64("nan")])

@@ -21,8 +21,10 @@ STATES = np.arange(120) // 15 % 2
 def zeros(kind, pmf, at_zero):
     """The density of a family with zeros of their own, from that of another, as textbooks have it."""
 
-    def density(x, gate, **own):
+    def density(x, gate=0.0, **own):
         above = (1 - gate) * pmf(x, **own)
+        if kind == "zero_truncated":
+            return np.where(x == 0, 0.0, pmf(x, **own) / (1 - at_zero(**own)))
         if kind == "hurdle":
             return np.where(x == 0, gate, above / (1 - at_zero(**own)))
         return np.where(x == 0, gate + (1 - gate) * at_zero(**own), above)
@@ -64,6 +66,14 @@ CASES = {
         {}, lambda r: counts(r, 3, r.gamma(2, 6, len(STATES))), {},
         zeros("hurdle", lambda x, mean, size: stats.nbinom.pmf(x, **size_of(mean, size)),
               lambda mean, size: stats.nbinom.pmf(0, **size_of(mean, size))),
+    ),
+    "zero_truncated_poisson": (
+        {}, lambda r: counts(r, 2, 9) + 1, {}, zeros("zero_truncated", poisson, lambda rate: np.exp(-rate)),
+    ),
+    "zero_truncated_binomial": (
+        {}, lambda r: r.binomial(TRIALS.astype(int), np.where(STATES == 0, 0.2, 0.7)).clip(1), {"trials": TRIALS},
+        zeros("zero_truncated", lambda x, probs, trials: stats.binom.pmf(x, trials, probs),
+              lambda probs, trials: (1 - probs) ** trials),
     ),
     "zero_inflated_gamma": (
         {}, lambda r: counts(r, 2, 9) * r.gamma(4, 0.25, len(STATES)), {},
@@ -329,6 +339,7 @@ REFUSED = {
         dict(emission="poisson"), [ROWS, ROWS[:2]], dict(exposure=[ROWS + 1, [1.0]])
     ),
     "x: column 0 must hold levels 0..2 ": (dict(emission="categorical", num_levels=3), ROWS, {}),
+    "x: column 0 must hold counts 1, 2, 3": (dict(emission="zero_truncated_poisson"), [np.zeros(3)], {}),
     "x: column 0 must hold counts": (dict(emission="hurdle_poisson"), ROWS + 0.5, {}),
 }  # fmt: skip
 
@@ -352,6 +363,7 @@ def test_data_that_do_not_fit_are_refused_by_name(message):
         (dict(emission="poisson", trials=3), "trials: they are of 'binomial' emissions"),
         (dict(emission="zero_inflated_bernoulli"), "no zero_inflated_bernoulli, of its zeros nothing"),
         (dict(emission="hurdle_hurdle_poisson"), "no hurdle_hurdle_poisson, of its zeros nothing"),
+        (dict(emission="zero_truncated_gamma"), "no zero_truncated_gamma; there are those of poisson, negative_binomial"),
         (dict(emission="hurdle_Pareto"), "its support ends at a parameter"),
         (dict(emission="hurdle_poison"), "no family 'poison'. Did you mean 'poisson'"),
     ],
@@ -365,6 +377,8 @@ OUTPUTS = {
     "hurdle_normal": lambda r, mean: (mean + r.normal(size=len(mean))) * (r.random(len(mean)) < 0.7),
     "zero_inflated_poisson": lambda r, mean: r.poisson(mean) * (r.random(len(mean)) < 0.7),
     "hurdle_negative_binomial": lambda r, mean: r.poisson(mean) * (r.random(len(mean)) < 0.7),
+    "zero_truncated_poisson": lambda r, mean: r.poisson(mean) + 1,
+    "zero_truncated_negative_binomial": lambda r, mean: r.poisson(mean) + 1,
     "hurdle_gamma": lambda r, mean: r.gamma(3, mean / 3) * (r.random(len(mean)) < 0.7),
     "student_t": lambda r, mean: mean + r.standard_t(3, len(mean)),
     "Laplace": lambda r, mean: mean + r.laplace(0, 1, len(mean)),

@@ -28,6 +28,9 @@ OPTIONS = {
     "part of a season": ({"seasonal": [365.25, 7], "harmonics": [2, 3]}, {}, 1 + 4 + 6),
     "cycle": ({"cycle": True, "trend": "fixed"}, {"frequency": 0.6, "damping": 0.9}, 2 + 2),
     "ar": ({"ar": 3}, {"ar_weights": [0.5, 0.2, -0.1]}, 1 + 3),
+    "arma": ({"ar": 1, "ma": 2, "level": "fixed"}, {"ar_weights": [0.5], "ma_weights": [0.4, -0.3]}, 1 + 3),
+    "a moving average": ({"ma": 1, "level": "none"}, {"ma_weights": [0.7]}, 2),
+    "no level": ({"seasonal": 4, "level": "none", "ar": 2, "ma": 1}, {"ar_weights": [0.5, 0.2], "ma_weights": [-0.8]}, 3 + 2),
 }
 
 
@@ -77,6 +80,57 @@ def test_what_starts_where_it_tends_to_is_not_diffuse():
     assert wide.aic(x) == pytest.approx(model.aic(x)) == pytest.approx(2 * (5 + 1) - 2 * model.score(x))
 
 
+def autocovariances(ar, ma, steps):
+    """Of ARMA with shocks of variance 1, from its responses to one."""
+    response = np.zeros(2000)
+    for t in range(2000):
+        past = [response[t - k] for k in range(1, len(ar) + 1) if t >= k]
+        response[t] = np.dot(ar[: len(past)], past) + (1.0, *ma)[t] if t <= len(ma) else np.dot(ar[: len(past)], past)
+    found = np.array([response[: 2000 - h] @ response[h:] for h in range(steps)])
+    return torch.tensor(found[abs(np.subtract.outer(range(steps), range(steps)))])
+
+
+@pytest.mark.parametrize("ar, ma", [([0.5, 0.2], [0.4]), ([], [0.6, -0.2, 0.1]), ([0.7], [-0.3, 0.2]), ([0.3], [])])
+def test_arma_is_the_process_of_its_responses(ar, ma):
+    told = {f"{name}_weights": weights for name, weights in (("ar", ar), ("ma", ma)) if weights}
+    model = StructuralModel(level="fixed", ar=len(ar), ma=len(ma))
+    model.set_parameters(noise=0, width=9.0, **{"arma" if ma else "ar": 0.7}, **told)
+    x = torch.randn(30, generator=torch.Generator().manual_seed(0)).double()
+    dense = torch.distributions.MultivariateNormal(torch.zeros(30).double(), 0.7 * autocovariances(ar, ma, 30) + 9.0)
+    assert model.score(x) == pytest.approx(float(dense.log_prob(x)), abs=1e-9)
+    for name, weights in told.items():
+        torch.testing.assert_close(model.estimates()[name[:2]].detach(), torch.tensor(weights).double())
+    x[3:6] = torch.nan
+    seen = ~x.isnan()
+    dense = torch.distributions.MultivariateNormal(torch.zeros(27).double(), dense.covariance_matrix[seen][:, seen])
+    assert model.score(x) == pytest.approx(float(dense.log_prob(x[seen])), abs=1e-9)
+
+
+def test_arma_around_a_constant_is_fitted_to_the_largest_likelihood():
+    optimize = pytest.importorskip("scipy.optimize")
+    rng = np.random.default_rng(4)
+    shocks, x = rng.normal(size=81), np.zeros(80)
+    for t in range(80):
+        x[t] = 0.6 * x[t - 1] + shocks[t + 1] + 0.5 * shocks[t]
+    x, ones = x * 3 + 50, np.ones(80)
+    model = StructuralModel(level="none", ar=1, ma=1, num_inputs=1).set_parameters(noise=0).fit(x, inputs=ones, fixed=["noise"])
+
+    def worse(values):
+        cov = np.exp(values[3]) * autocovariances([np.tanh(values[0])], [np.tanh(values[1])], 80)
+        around = torch.full((80,), values[2], dtype=torch.float64)
+        return -float(torch.distributions.MultivariateNormal(around, cov).log_prob(torch.tensor(x)))
+
+    best = optimize.minimize(worse, [0.5, 0.5, 50.0, 2.0], method="BFGS")
+    assert model.score(x, inputs=ones) == pytest.approx(-best.fun, abs=1e-4) and model.num_free_parameters == 4
+    found = {name: value.detach() for name, value in model.estimates().items()}
+    assert float(found["ar"]) == pytest.approx(np.tanh(best.x[0]), abs=0.01)
+    assert float(found["ma"]) == pytest.approx(np.tanh(best.x[1]), abs=0.01)
+    assert float(found["inputs"]) == pytest.approx(best.x[2], abs=0.05)
+    assert set(model.components(x, inputs=ones)) == {"arma", "inputs"}
+    errors = dict(zip(model.summary(x, inputs=ones).names, model.summary(x, inputs=ones).errors.tolist(), strict=True))
+    assert errors["ma[0]"] == pytest.approx(best.hess_inv[1, 1] ** 0.5 * (1 - np.tanh(best.x[1]) ** 2), rel=0.3)
+
+
 def test_weights_are_those_of_a_stationary_process():
     partial = torch.tensor([0.9, -0.8, 0.5, 0.99]).double()
     weights = stationary_weights(partial)
@@ -94,6 +148,11 @@ def test_weights_are_those_of_a_stationary_process():
         (lambda: StructuralModel(seasonal=[24, 168], harmonics=[3]), "harmonics: expected one number for each of 2 seasons"),
         (lambda: StructuralModel(seasonal=[1.5]), "seasonal must be at least 2 steps"),
         (lambda: StructuralModel(ar=1).set_parameters(ar_weights=[1.0]), "ar_weights: they must be those of a stationary"),
+        (lambda: StructuralModel(ma=1).set_parameters(ma_weights=[-1.0]), "ma_weights: they must be those of an invertible"),
+        (lambda: StructuralModel().set_parameters(ma_weights=[0.5]), "ma_weights: this model has none; make it with ma=..."),
+        (lambda: StructuralModel(level="none"), "level: .* without one there must be a season, a cycle, ar= or ma="),
+        (lambda: StructuralModel(level="none", trend="fixed", ar=1), "level: a trend has one"),
+        (lambda: StructuralModel(ma=1).fit([1.0, 3.0, 2.0, 5.0], times=[0, 1, 3, 4]), "times: arma moves step by step"),
         (lambda: StructuralModel().set_parameters(frequency=1.0), "frequency: this model has none; make it with cycle=True"),
     ],
 )

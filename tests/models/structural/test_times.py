@@ -227,3 +227,13 @@ def test_padded_times_end_where_their_rows_do(form):
     for row, size in enumerate(lengths):
         alone = model.forecast(x[row, :size], times=times[row, :size], future_times=[20.0, 21.0]).means
         assert torch.allclose(found[row], alone.reshape(found[row].shape))
+
+
+def test_a_sequence_as_a_list_has_times_as_a_list():
+    x, times = [1.0, 3.0, 2.0, 5.0], [0, 1, 3, 4]
+    model = StructuralModel().fit(np.array(x), times=np.array(times))
+    expected = model.score(np.array(x), times=np.array(times))
+    assert model.score(x, times=times) == model.score([x], times=[times]) == model.score(x, times=(0, 1, 3, 4)) == expected
+    for rows in ([x], [x, x]):
+        with pytest.raises(ValueError, match="times: expected those of each of the"):
+            model.score(rows, times=times)
