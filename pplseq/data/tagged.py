@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, overload
 
@@ -106,7 +106,7 @@ class TaggedFile(Sequence[TaggedSentence]):
 
 def read_tagged(
     path: str | Path,
-    format: str | None = None,
+    format: str | Callable[[str, Sequence[str]], str] | None = None,
     column: str | int | Mapping[str, str | int | None] | None = None,
     *,
     on_error: str = "raise",
@@ -122,7 +122,7 @@ def read_tagged(
         path: a UTF-8 file, plain or packed as .gz or .xz; "-" reads standard input.
         format: "conllu", "conllup" (CoNLL-U Plus), "columns" (CoNLL-2000), "tabs" (the same between tabs alone, so that words
             may hold spaces), "word_tag" (a sentence a line) or "words" (the same without tags). None: by the name (.conllu,
-            .conllup) or the first lines, but for "tabs".
+            .conllup) or the first lines, but for "tabs". Or a function from the name and the first lines to one of these.
         column: that holds the tags. CoNLL-U: "upos" (default), "xpos", "feats", ..., "misc:Entity"; columns: a number, the
             word being column 0 (default 1), or "chunk" (2). A dictionary chooses by the file's format.
         on_error: "raise", or "skip" sentences that cannot be read, which are then in `skipped`.
@@ -146,12 +146,15 @@ def read_tagged(
         raise ValueError(f"tags: expected 'required' or 'optional', got {checks.shown(tags)}")
     name, optional = STDIN if str(path) == "-" else str(path), tags == "optional"
     raw = list(read_raw_lines(path))
-    if format is None:
+    if not isinstance(format, str):
         sample = [line.decode("utf-8", "replace").strip("\ufeff\r\n") for _, line in raw if line.strip()][:SAMPLE_LINES]
         if not sample and not to_tag:
             raise ValueError(f"{name}: no words; the file is empty")
         plain = name.removesuffix(Path(name).suffix) if Path(name).suffix in OPENERS else name
-        format = guess_format(plain, sample, separator=separator, tags_optional=optional or not sample, to_tag=to_tag)
+        if format is None:
+            format = guess_format(plain, sample, separator=separator, tags_optional=optional or not sample, to_tag=to_tag)
+        else:
+            format = format(plain, sample)
     chosen = column.get(format) if isinstance(column, Mapping) else column
     of_words = word_column.get(format, 0) if isinstance(word_column, Mapping) else word_column
     tag_format = make_format(format, chosen, separator=separator, tags_optional=optional, word_column=of_words)

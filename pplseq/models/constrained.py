@@ -171,7 +171,7 @@ class Constrainable(Estimator):
         chain = self.constrained(constraint, length=length, prefix=prefix, end=end, **known)
         with seeded(seed):
             drawn = chain.sample(num_sequences)
-        x, states = drawn.words[:, 0], drawn.states[:, 0]
+        x, states = drawn.words[:, 0], self._named_states(drawn.states[:, 0])
         words = None
         if self.vocabulary is not None:
             words = [self.vocabulary.decode(row[row >= 0].tolist()) for row in x]
@@ -198,8 +198,12 @@ def up_to_end(model: SequenceModel, drawn: Sample, end: str | int | None) -> Sam
     ends = drawn.x == end_of(end, words_of(model))
     behind = ends.cumsum(1) > ends.long()
     x, states = drawn.x.masked_fill(behind, -1), drawn.states
-    mark = behind if states.dim() == 2 else behind.unsqueeze(-1)
-    states = states.masked_fill(mark, -1 if states.dim() == 2 else 0)
+    if isinstance(states, np.ndarray):  # by name
+        states = states.copy()
+        states[np.asarray(behind.cpu())] = None
+    else:
+        mark = behind if states.dim() == 2 else behind.unsqueeze(-1)
+        states = states.masked_fill(mark, -1 if states.dim() == 2 else 0)
     return Sample(x, states, None if vocabulary is None else [vocabulary.decode(row[row >= 0].tolist()) for row in x])
 
 

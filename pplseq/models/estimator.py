@@ -80,18 +80,18 @@ class Paths(NamedTuple):
 class Sample(NamedTuple):
     """Sequences drawn from a model.
 
-    x: (B, T) words or (B, T, D) vectors. states: (B, T), or (B, T, h) where they are Gaussian. words: x in the words of the
-    model's vocabulary, where it has one.
+    x: (B, T) words or (B, T, D) vectors. states: (B, T), by name where they have names, or (B, T, h) where they are Gaussian.
+    words: x in the words of the model's vocabulary, where it has one.
     """
 
     x: Tensor
-    states: Tensor
+    states: Any
     words: list[list[str]] | None = None
 
     def _repr_html_(self) -> str | None:
         """For notebooks."""
         parts = {"state": self.states[0], "x": self.x[0]}
-        columns = {name: part.unsqueeze(-1) if part.dim() == 1 else part for name, part in parts.items()}
+        columns = {name: part[:, None] if part.ndim == 1 else part for name, part in parts.items()}
         names = [f"{name}{k}" if part.shape[-1] > 1 else name for name, part in columns.items() for k in range(part.shape[-1])]
         if len(names) > notebooks.MOST_COLUMNS:
             return None
@@ -517,11 +517,12 @@ class Estimator(DiagnosticQueries, StateOrder, HeldParameters, SequenceModel):
         row adds up to its log-probability. Sentences get no ``<eos>`` here, as :meth:`score` gives them."""
         return as_given(self._posterior(x, lengths, **known)[1].token_log_probs(), self._results_like(x, **known))
 
-    def sample_states(self, x, num_samples: int = 1, lengths=None, *, seed: int | None = None, **known) -> Tensor:
-        """(S, B, T) paths of states drawn from their exact posterior, -1 at padded steps; lists are padded."""
+    def sample_states(self, x, num_samples: int = 1, lengths=None, *, seed: int | None = None, **known):
+        """(S, B, T) paths of states (of models with regimes of these) drawn from their exact posterior, -1 at padded steps; by
+        name where they have names, and then None. Lists are padded."""
         checks.count("num_samples", num_samples)
         with seeded(seed):
-            return self._posterior(x, lengths, **known)[1].sample(num_samples)
+            return self._named_states(self._posterior(x, lengths, **known)[1].sample(num_samples))
 
     # ---------------------------------------------------------------- what comes next
     def predict_next(self, x, lengths=None, **known) -> Forecast:
@@ -594,7 +595,8 @@ class Estimator(DiagnosticQueries, StateOrder, HeldParameters, SequenceModel):
         with seeded(seed):
             states, x = self.draws(num_sequences=num_sequences, num_steps=num_steps, **known)
         known = None if self.vocabulary is None else self.vocabulary.words
-        return Sample(x, states, None if known is None else [[known[word] for word in row] for row in x.tolist()])
+        words = None if known is None else [[known[word] for word in row] for row in x.tolist()]
+        return Sample(x, self._named_states(states), words)
 
     def _inputs_to_draw(self, inputs: Any, num_sequences: int, num_steps: int | None) -> tuple[Any, Any]:
         """Inputs of sequences that are drawn, in the form that the program takes, and how many steps these are."""

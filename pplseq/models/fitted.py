@@ -184,7 +184,15 @@ class FittedState(SequenceModel):
         stamps = self._stamps()
         if names is None:
             names = [name for name, parameter in self.named_parameters() if _looks_drawn(name, parameter)] or list(stamps)
-        vars(self)["_drawn"] = {name: stamps[name] for name in names if name in stamps}
+        certain = self._certain
+        vars(self)["_drawn"] = {name: stamps[name] for name in names if name in stamps and stamps[name][0] not in certain}
+
+    @property
+    def _certain(self) -> set[int]:
+        """Parameters, by their ids, of distributions over one thing, as of the next of two regimes that do not stay."""
+        slots: Mapping[str, Slot] = getattr(self, "slots", {})
+        ways = {id(slot.raw): slot.allowed for slot in slots.values() if slot.rows and slot.allowed is not None}
+        return {key for key, allowed in ways.items() if bool((allowed.sum(-1) <= 1).all())}
 
     def _stamps(self) -> dict[str, tuple]:
         return {name: (id(parameter), parameter._version, _some_of(parameter)) for name, parameter in self.named_parameters()}

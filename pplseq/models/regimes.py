@@ -13,7 +13,7 @@ from torch import Tensor
 from pplseq import checks
 from pplseq.infer.discrete.results import StateMarginals
 from pplseq.models.batch import as_given
-from pplseq.models.estimator import Estimator, Sample
+from pplseq.models.estimator import Estimator
 from pplseq.models.parts.protocols import Moves
 from pplseq.models.state_labels import matching, named
 
@@ -59,14 +59,8 @@ class RegimeQueries(Estimator):
     def _regime(self, path: Tensor) -> Tensor:
         return torch.where(path < 0, path, self.regime_of[path])
 
-    def sample_states(self, x, num_samples: int = 1, lengths=None, *, seed: int | None = None, **known) -> Tensor:
-        """(S, B, T) paths of regimes drawn from their exact posterior, -1 at padded steps."""
-        return self._regime(super().sample_states(x, num_samples, lengths, seed=seed, **known))
-
-    def sample(self, num_steps: int | None = None, num_sequences: int = 1, *, seed: int | None = None, **known) -> Sample:
-        """Sequences drawn from the model, with their regimes; see :meth:`~pplseq.models.estimator.Estimator.sample`."""
-        drawn: Sample = super().sample(num_steps, num_sequences, seed=seed, **known)
-        return drawn._replace(states=self._regime(drawn.states))
+    def _named_states(self, states: Tensor) -> Any:
+        return super()._named_states(self._regime(states))
 
 
 class ClusterQueries(Estimator):

@@ -142,6 +142,10 @@ class StateOrder:
         """
         raise ValueError(f"a {type(self).__name__} has states of which none can take the place of another")
 
+    def _named_states(self: Any, states: Tensor) -> Any:
+        """States of the chain (..., T) as answers tell them: by name where they have names."""
+        return named(states, None if states.is_floating_point() else self.state_names)
+
     def permuted(self: Any, order: Sequence[int]) -> Any:
         """A copy in which state k is what was state order[k], with its name and moves, what is held and its bounds; ``history``
         is None.

@@ -87,11 +87,11 @@ class ConstrainedStates:
         return as_given(found.dense(self.model.num_states), self.model._results_like(x, **known))
 
     @torch.no_grad()
-    def sample_states(self, x, num_samples: int = 1, lengths=None, *, seed: int | None = None, **known) -> Tensor:
-        """(S, B, T) paths drawn from the posterior of those that satisfy it, -1 at padded steps."""
+    def sample_states(self, x, num_samples: int = 1, lengths=None, *, seed: int | None = None, **known):
+        """(S, B, T) paths drawn from the posterior of those that satisfy it, as the model's ``sample_states`` tells them."""
         checks.count("num_samples", num_samples)
         with seeded(seed):
-            return self._chains(x, lengths, known)[1].sample(num_samples)
+            return named(self._chains(x, lengths, known)[1].sample(num_samples), self.model.state_names)
 
     @torch.no_grad()
     def constraint_log_prob(self, x, lengths=None, **known) -> Tensor:

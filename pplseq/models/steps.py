@@ -93,7 +93,8 @@ def steps_to_come(
     return found
 
 
-SIZED = {"trials": "binomial", "exposure": "poisson"}  # what families take of each step, and one of them
+# what families take of each step, and such families
+SIZED = {"trials": ("binomial",), "exposure": ("poisson", "negative_binomial")}
 
 
 def all_sizes(
@@ -123,8 +124,8 @@ def all_sizes(
             continue
         if not columns[name]:
             raise ValueError(
-                f"{name}: {SIZED[name]} columns take it, and this model has none; leave it out, or make the model with "
-                f"{SIZED[name]!r} among its families"
+                f"{name}: {' and '.join(SIZED[name])} columns take it, those with zeros of their own too, and this model has "
+                f"none; leave it out, or make the model with {' or '.join(map(repr, SIZED[name]))} among its families"
             )
         value = step_sizes(name, value, shape, num_features)
         if found is None:

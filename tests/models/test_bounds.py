@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from scipy.optimize import minimize
+from scipy.optimize import lsq_linear, minimize
 
 from pplseq import HMM, IOHMM, LDS
 from pplseq.infer.fit.held import filled
@@ -295,6 +295,27 @@ def test_switching_means_and_variances(bounds, binds):
         assert bool(model.mean.diff() > 0) == (how == "increasing")
     with pytest.raises(ValueError, match="method='lbfgs'"):
         model.fit(NUMBERS, bounds=bounds, method="em")
+
+
+@pytest.mark.parametrize("unit", [1.0, 1e4])
+def test_effects_of_inputs_are_those_of_bounded_least_squares(unit):
+    """Of regimes that are known, each a regression of its own; inputs and numbers in units of their own."""
+    random, regime = np.random.default_rng(0), np.arange(160) // 20 % 2
+    inputs = random.normal(size=(160, 2)) * [100.0, 0.01]
+    slopes = np.where(regime[:, None] == 1, [0.5, -0.2], [-0.3, 0.9]) / [100.0, 0.01]
+    x = unit * (1 + 2 * regime + (inputs * slopes).sum(1) + 0.3 * random.normal(size=160))
+    low, high = unit * np.array([[-0.002, 0.0], [0.0, 0.0]]), unit * np.array([[0.002, np.inf], [0.003, np.inf]])
+    model = SwitchingRegression(2, num_inputs=2)
+    model.fit(x, inputs=inputs, states=regime, method="lbfgs", seed=0, bounds={"inputs": (low, high)}, tolerance=1e-10)
+    for k in (0, 1):
+        rows = np.column_stack([inputs, np.ones(160)])[regime == k]
+        ends = [*low[k], -np.inf], [*high[k], np.inf]
+        best = lsq_linear(rows * [0.01, 100, 1], x[regime == k], [end * np.array([100, 0.01, 1]) for end in ends], tol=1e-12)
+        found = [*model.estimates()["inputs"][k].tolist(), model.estimates()["mean"][k].item()]
+        np.testing.assert_allclose(np.array(found) * [100, 0.01, 1], best.x, atol=1e-3 * unit)
+        assert model.estimates()["variance"][k].item() == pytest.approx(2 * best.cost / len(rows), rel=1e-3)
+    with pytest.raises(ValueError, match="method='lbfgs'"):
+        model.fit(x, inputs=inputs, bounds={"inputs": (low, high)}, method="em")
 
 
 def test_weights_of_autoregressions_that_states_share():

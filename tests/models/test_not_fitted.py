@@ -113,3 +113,23 @@ def test_a_copy_is_no_more_fitted_than_its_model():
 def test_parameters_are_named_as_they_are_set(make, names):
     with pytest.raises(NotFittedError, match=rf"random parameters \({names}\)"):
         make()._check_fitted()
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: pplseq.SwitchingRegression(2, duration="poisson", max_duration=4),
+        lambda: pplseq.SwitchingRegression(2, duration="negative_binomial", num_phases=3),
+        lambda: pplseq.ARHMM(2, 1, duration="poisson", max_duration=4),
+        lambda: pplseq.SemiMarkovHMM(2, num_features=1, max_duration=4),
+        lambda: HMM(2, num_features=1, graph=torch.tensor([[False, True], [True, False]])),
+    ],
+)
+def test_what_can_only_be_one_thing_is_not_random(make):
+    """The next of two regimes, when one ends, is the other: nobody has to say so."""
+    model, x = make(), torch.arange(20.0, dtype=torch.float64).sin().reshape(1, -1, 1)
+    told = {name: value.detach() for name, value in model.estimates().items() if name != "transition"}
+    with pytest.raises(NotFittedError, match=r"random parameters \((?!.*transition)"):
+        model.score(x)
+    assert model.set_parameters(**told).score(x) == make().set_parameters(**told, transition=[[0, 1], [1, 0]]).score(x)
+    assert torch.equal(model.estimates()["transition"].detach(), 1 - torch.eye(2, dtype=torch.float64))

@@ -103,3 +103,93 @@ def test_a_floor_is_of_what_has_the_scale(name, method):
     x = np.where(np.arange(len(x)) % 3 == 0, 0.0, x) if name != "Cauchy" else np.append(x, 1e5)
     model = HMM(1, emission=name).fit(x, seed=0, method=method, **({"num_steps": 400} if method == "sgd" else {}))
     assert 0.6 < float(model.estimates()["scale"].detach()) < 1.5
+
+
+POSITIVE = np.where(RNG.random(200) < 0.4, 2.0, RNG.gamma(2.0, 3.0, 200))
+ANGLES = np.where(RNG.random(200) < 0.4, 1.0, RNG.uniform(-3, 3, 200))
+SHAPES = {  # numbers that repeat, the parameter that runs away, and where it ends
+    "exponential": (np.where(POSITIVE == 2, 0.0, POSITIVE), "rate", "largest"),
+    "HalfNormal": (np.where(POSITIVE == 2, 0.0, POSITIVE), "scale", "smallest"),
+    "HalfCauchy": (np.where(POSITIVE == 2, 0.0, POSITIVE), "scale", "smallest"),
+    "gamma": (POSITIVE, "concentration", "largest"),
+    "hurdle_gamma": (np.where(POSITIVE > 8, 0.0, POSITIVE), "concentration", "largest"),
+    "von_mises": (ANGLES, "concentration", "largest"),
+    "VonMises": (ANGLES, "concentration", "largest"),
+    "Beta": (np.where(ANGLES == 1, 0.3, (ANGLES + 3) / 6), "concentration1", "largest"),
+    "Kumaraswamy": (np.where(ANGLES == 1, 0.3, (ANGLES + 3) / 6), "concentration0", "largest"),
+}
+
+
+def end_of(name, x, which):
+    """A million, or the millionth of what numbers are like."""
+    size = np.abs(x[x != 0] if name.startswith("hurdle") else x).mean()
+    ends = {"rate": 1e6 / size, "scale": size / 1e6, "concentration1": 1e6 / (1 - x).min(), "concentration0": 1e100}
+    return ends.get(which, 1e6)
+
+
+@pytest.mark.filterwarnings("ignore:.*collapsed")
+@pytest.mark.parametrize("method", ["em", "lbfgs", "sgd"])
+@pytest.mark.parametrize("name", SHAPES)
+def test_shapes_have_ends_too(name, method):
+    x, which, end = SHAPES[name]
+    model = HMM(2, emission=name)
+    if method not in model.methods:
+        return
+    model.fit(x, method=method, seed=0, **({"num_steps": 300} if method == "sgd" else {}))
+    found, limit = model.estimates()[which].detach(), end_of(name, x, which)
+    assert bool((found <= limit * 1.001).all() if end == "largest" else (found >= limit / 1.001).all())
+    assert np.isfinite(model.score(x)) and model.score(x) < 700
+
+
+@pytest.mark.parametrize("unit", [1e-12, 1.0, 1e9])
+@pytest.mark.parametrize("name", ["exponential", "HalfNormal"])
+def test_ends_are_of_the_units_of_the_data(name, unit):
+    """By EM and by gradients the same, and said; a state that is a thousand times faster is no such state."""
+    x, which, end = SHAPES[name]
+    for method in ("em", "lbfgs") if name == "exponential" else ("lbfgs",):
+        model = HMM(2, emission=name)
+        with pytest.warns(RuntimeWarning, match=f"collapsed to the {end}"):
+            model.fit(x * unit, method=method, seed=0)
+        scale = float(model.estimates()[which].detach().log().sum()) + (1 if which == "rate" else -1) * 2 * np.log(unit)
+        wanted = np.log(end_of(name, x, which)) + (np.log(1 / x[x > 0].mean()) if which == "rate" else np.log(RMS))
+        assert scale == pytest.approx(wanted, abs=0.2)
+        fast = np.where(RNG.random(300) < 0.5, RNG.exponential(1e-3, 300), RNG.exponential(1.0, 300)) * unit
+        model = HMM(2, emission=name).fit(fast, method=method, seed=0, num_restarts=5)
+        ratio = model.estimates()[which].detach()
+        assert 300 < float(ratio.max() / ratio.min()) < 3000
+
+
+RMS = float(np.sqrt(np.square(SHAPES["HalfNormal"][0][SHAPES["HalfNormal"][0] > 0]).mean()))
+
+
+def outputs_by(family, x, states, method="em"):
+    """Scales of an IOHMM of numbers that one input drives."""
+    x, inputs = torch.tensor(x).reshape(1, -1, 1), torch.tensor(INPUTS).reshape(1, -1, 1)
+    model = IOHMM(states, num_inputs={"emission": 1}, num_outputs=[1], outputs=[family], mealy=True)
+    model.fit(x, inputs=inputs, method=method, seed=0, **({"num_steps": 300} if method == "sgd" else {"num_restarts": 3}))
+    return next(value for _, name, value in model.noise.values() if name == "scale").detach()
+
+
+@pytest.mark.parametrize("family", ["normal", "Laplace", "Cauchy", "student_t"])
+def test_scales_of_driven_outputs_have_floors(family):
+    x = np.where(RNG.random(200) < 0.4, 0.0, 2 + INPUTS + RNG.laplace(0, 1, 200))
+    floor = 1e-2 * x.std()
+    if family in ("Cauchy", "student_t"):
+        floor = min(floor, 1e-2 * 1.4826 * np.median(np.abs(x - np.median(x))))
+    with pytest.warns(RuntimeWarning, match="met its floor"):
+        assert float(outputs_by(family, x, 2).min()) == pytest.approx(floor, rel=0.05)
+    if family != "student_t":  # which ends at another maximum, without a narrow state
+        with pytest.warns(RuntimeWarning, match="met its floor"):
+            assert float(outputs_by(family, x, 2, "sgd").min()) == pytest.approx(floor, rel=0.05)
+    with pytest.warns(RuntimeWarning, match="met its floor"):  # in units in which scales are large numbers
+        assert float(outputs_by(family, 1e9 * x, 2).min()) == pytest.approx(1e9 * floor, rel=0.05)
+
+
+@pytest.mark.parametrize("unit", [1e-9, 1.0, 1e9])
+def test_zeros_of_a_gate_are_none_of_the_floor_of_outputs(unit):
+    """As least squares of what is not zero."""
+    x = np.where(np.arange(200) % 3 == 0, 0.0, 500 + INPUTS + RNG.normal(size=200))
+    rows = np.column_stack([INPUTS, np.ones(200)])[x != 0]
+    left = x[x != 0] - rows @ np.linalg.lstsq(rows, x[x != 0])[0]
+    found = outputs_by("hurdle_normal", unit * x, 1)
+    assert float(found) / unit == pytest.approx(np.sqrt(np.square(left).mean()), rel=1e-3)

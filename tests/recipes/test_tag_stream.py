@@ -26,7 +26,7 @@ def saved(tmp_path_factory):
 def test_every_line_is_answered_before_the_next_is_read(saved):
     events = []
     stream = slowly([b"the dog", b" barks\n", b"a dog .\nThe ", b"old house\n", b"no end"], events)
-    assert holds_words(stream)
+    assert holds_words(stream, saved[0])
     tag_stream(stream, saved[0], TagQuestions(), events.append, events.append)
     assert events == [
         b"the dog", b" barks\n", "the_DET dog_NOUN barks_VERB\n", b"a dog .\nThe ", "a_DET dog_NOUN ._PUNCT\n", b"old house\n",
@@ -57,8 +57,8 @@ def test_the_output_is_that_of_a_file(saved, options, tmp_path):
 
 def test_what_is_no_stream_of_words_is_read_whole(saved):
     for first in (b"# text = a\n", b"1\ta\t_\n", b"1-2\ta\t_\n", b"", b"\n \n"):
-        assert not holds_words(slowly([first] if first else []))
-    assert holds_words(slowly([b"\n1 a\n"])) and not holds_words(io.BytesIO(b"a"))
+        assert not holds_words(slowly([first] if first else []), saved[0])
+    assert holds_words(slowly([b"\n1 a\n"]), saved[0]) and not holds_words(io.BytesIO(b"a"), saved[0])
     conllu = b"1\tthe\t_\t_\t_\t_\t0\t_\t_\t_\n2\tdog\t_\t_\t_\t_\t0\t_\t_\t_\n\n"
     command = ["tag", "run", str(saved[1]), "--format", "conllu"]
     found = CliRunner().invoke(main, command, input=slowly([conllu[:20], conllu[20:]]))

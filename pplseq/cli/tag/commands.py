@@ -26,7 +26,8 @@ MODEL = click.argument("model", type=click.Path(path_type=Path))
 def tag() -> None:
     """Taggers: tag files, score and compare.
 
-    Files are CoNLL-U, columns as CoNLL-2000's, or word_TAG, a sentence a line; .gz and .xz as well.
+    Files are CoNLL-U, columns as CoNLL-2000's, or word_TAG, a sentence a line; .gz and .xz as well. A file is read as the one
+    that a model was trained on where it may be written so (--format says otherwise).
 
     A first run: `pplseq train tagger train.conllu --out runs/tagger`, then
     `echo "the dog barks" | pplseq tag run runs/tagger --probabilities`.
@@ -69,7 +70,15 @@ def run(ctx: click.Context, model: Path, text: str, out: str, to: str | None, as
     from pplseq.recipes.taggers.answers import answer_each, answer_on, check_answerable
     from pplseq.recipes.taggers.stream import holds_words, tag_stream
     from pplseq.recipes.taggers.systems import load_tagger
-    from pplseq.recipes.taggers.tagging import other_scheme, other_tags, read, read_raw, run_page, written_separator
+    from pplseq.recipes.taggers.tagging import (
+        other_scheme,
+        other_tags,
+        read,
+        read_raw,
+        run_page,
+        separator_of,
+        written_separator,
+    )
 
     use_threads(options["threads"])
     saved = load_tagger(model)
@@ -84,13 +93,13 @@ def run(ctx: click.Context, model: Path, text: str, out: str, to: str | None, as
     plain = (text, out) == ("-", "-") and reading.format in (None, "words") and options["on_error"] is None
     plain = plain and (reading.column, reading.word_column) == (None, None)
     whole = [options[name] for name in ("splitter", "html", "cluster")] + [getattr(saved.tagger, "word_columns", None)]
-    if plain and not any(whole) and holds_words(sys.stdin.buffer):
+    if plain and not any(whole) and holds_words(sys.stdin.buffer, saved):
 
         def write(lines: str) -> None:
             click.echo(lines, nl=False)
             sys.stdout.flush()
 
-        separator = reading.separator
+        separator = separator_of(reading, saved)
         if not as_json and to in (None, "word_tag"):
             separator = written_separator(saved, separator, say)
         shape = {"to": to, "as_json": as_json, "separator": separator, "columns": saved.columns_in(to)}
@@ -130,10 +139,11 @@ def run(ctx: click.Context, model: Path, text: str, out: str, to: str | None, as
         tagged = [TaggedSentence(s.words, tuple(found["tags"])) for s, found in zip(sentences, told, strict=True)]
         probabilities = [found["probabilities"] for found in told] if questions.probabilities else None
         columns = saved.columns_in(to) if to not in (None, sentences.format) else {}
-        separator, source = reading.separator, sentences
+        separator = given_separator = separator_of(reading, saved)
+        source = sentences
         if (to or sentences.format) in ("word_tag", "words"):
             separator = written_separator(saved, separator, say)
-            if separator != reading.separator:  # a source is written with the separator it was read with
+            if separator != given_separator:  # a source is written with the separator it was read with
                 to, source = "word_tag", sentences.written_as(make_format("word_tag", separator=separator))
         write_tagged(out, tagged, to, **columns, source=source, probabilities=probabilities, separator=separator)
     if options["html"] is not None:

@@ -16,7 +16,7 @@ from torch import Tensor
 from pplseq import checks
 from pplseq.distributions.drawing import undrawn
 from pplseq.infer.fit.em import Batch, FitHistory
-from pplseq.infer.fit.held import Entries, Slot, above, entries_of, held, holding, settle
+from pplseq.infer.fit.held import Ends, Entries, Slot, between, entries_of, held, holding, settle
 from pplseq.infer.fit.points import Points
 from pplseq.threads import alone
 
@@ -49,7 +49,7 @@ class Descent:
         self.num_steps, self.order = checks.count("num_steps", num_steps), list[int]()
         self.parameters = list(parameters)
         self.moved: dict[str, Tensor] = {}
-        self.least: dict[str, Tensor] = {}
+        self.ends: Ends = {}
         self.points = Points(dict(enumerate(self.parameters)))
         self.optimizer = torch.optim.Adam(self.points.leaves, lr=checks.positive("lr", lr))
         self.schedule = torch.optim.lr_scheduler.ExponentialLR(self.optimizer, 0.1 ** (1 / num_steps))
@@ -74,7 +74,7 @@ class Descent:
         found.whose = model
         found.moved = {name: raw for name, raw in model.named_parameters() if raw.requires_grad}
         told = {name for name, raw in found.moved.items() if (own := entries_of(raw)) is not None and own.bounded}
-        found.least = {name: end for name, end in least_numbers(model, batches).items() if name not in told}
+        found.ends = {name: ends for name, ends in ends_of(model, batches).items() if name not in told}
         return found
 
     def step(self) -> float:
@@ -92,16 +92,16 @@ class Descent:
             self.optimizer.step()
             self.points.put()
             settle(self.parameters)
-            for name, end in self.least.items():
+            for name, (low, high) in self.ends.items():
                 raw = self.moved[name]
-                raw.data.copy_(torch.where(_free(raw), raw.maximum(end), raw))
+                raw.data.copy_(torch.where(_free(raw), raw.clamp(low, high), raw))
             self.schedule.step()
             self.history.losses.append(float(loss.detach()))
         return self.history.losses[-1]
 
     def remarks(self) -> list[str]:
         """What is to be said of the parameters as they are."""
-        return collapsed(self.moved, self.least)
+        return collapsed(self.moved, self.ends)
 
     def run(self) -> FitHistory:
         """All steps."""
@@ -138,7 +138,7 @@ def maximize_by_lbfgs(
     Args:
         model: offers ``log_joint(x, lengths, share=..., **batch.known)``, differentiable; and may offer ``_parameter_units()``,
             by name how much each number of a parameter varies: steps are taken in these, so that a fit does not depend on
-            what the data are measured in; and ``_least(batches)``, see :func:`least_numbers`.
+            what the data are measured in; and ``_ends(batches)``, see :func:`ends_of`.
         num_steps: iterations at most, of up to 25 evaluations each. lr: length of the first trial step.
         tolerance: stop when an iteration gains at most this, nats per token, and so does one along the gradient alone.
 
@@ -198,19 +198,24 @@ def maximize_by_lbfgs(
             tolerance_change=0.0, tolerance_grad=0.0,
         )  # fmt: skip
 
-    least, optimizer, along_gradient, is_kept = least_numbers(model, batches), anew(), False, False
+    ends, optimizer, along_gradient, is_kept = ends_of(model, batches), anew(), False, False
+    inside = {name: raw.detach().clone() for name, raw in moved.items()}
     with ExitStack() as kept:
         for _ in range(num_steps):
             with undrawn(model):
                 history.losses.append(float(optimizer.step(closure)))  # before the step
             put()
-            if not is_kept and below(moved, least):  # on the way to where there is no maximum
+            if not is_kept and beyond(moved, ends):  # on the way to where there is no maximum
                 is_kept = True
-                kept.enter_context(holding([(Slot(moved[name]), above(moved[name], end)) for name, end in least.items()]))
+                for name, raw in moved.items():  # others went along with those that are too far
+                    raw.data.copy_(inside[name])
+                kept.enter_context(holding([(Slot(moved[name]), between(moved[name], *both)) for name, both in ends.items()]))
                 points = Points(moved, units)
                 parameters, optimizer, along_gradient = points.leaves, anew(), False
                 history.losses.clear()
                 continue
+            if not is_kept and ends:
+                inside = {name: raw.detach().clone() for name, raw in moved.items()}
             gain = history.losses[-2] - history.losses[-1] if len(history.losses) > 1 else math.inf
             if gain <= tolerance and along_gradient:
                 history.converged, history.reason = True, f"gain of at most {tolerance:.3g} nats per token"
@@ -220,28 +225,33 @@ def maximize_by_lbfgs(
                 optimizer = anew()
         else:
             history.reason = f"num_steps = {num_steps} done without convergence"
-    history.note(collapsed(moved, least))
+    history.note(collapsed(moved, ends))
     for note in history.notes:
         warnings.warn(note, RuntimeWarning, stacklevel=3)
     return history
 
 
-def least_numbers(model: Any, batches: Sequence[Batch]) -> dict[str, Tensor]:
-    """By name of a parameter the smallest numbers that a fit to these data may come to, -inf for any, in its shape: logarithms
-    of scales, whose likelihood would have no maximum where a state sees the same number again and again. EM has such floors in
-    its M-steps. None of what is held whole."""
-    found = model._least(batches) if hasattr(model, "_least") else {}
+def ends_of(model: Any, batches: Sequence[Batch]) -> Ends:
+    """By name of a parameter the smallest and the largest numbers that a fit to these data may come to, infinite for any, in
+    its shape: logarithms of scales and of concentrations, whose likelihood would have no maximum where a state sees the same
+    number again and again. EM has such ends in its M-steps. None of what is held whole."""
+    found = model._ends(batches) if hasattr(model, "_ends") else {}
     own = {name: raw for name, raw in model.named_parameters() if raw.requires_grad}
-    found = {name: end.to(own[name]).expand(own[name].shape) for name, end in found.items() if name in own}
-    for name, end in found.items():  # where bounds say otherwise
-        if isinstance(told := entries_of(own[name]), Entries):
-            found[name] = torch.where((told.high > end) & told.low.isinf(), end, -torch.inf)
-    return found
+    ends: Ends = {}
+    for name, both in found.items():
+        if name in own:
+            low, high = (end.to(own[name]).expand(own[name].shape) for end in both)
+            if isinstance(told := entries_of(own[name]), Entries):  # where bounds say otherwise
+                low = torch.where((told.high > low) & told.low.isinf(), low, -torch.inf)
+                high = torch.where((told.low < high) & told.high.isinf(), high, torch.inf)
+            ends[name] = low, high
+    return ends
 
 
-def below(moved: Mapping[str, Tensor], least: Mapping[str, Tensor]) -> bool:
-    """Whether a number that is not held is smaller than it may be."""
-    return any(bool(((moved[name] < end) & _free(moved[name])).any()) for name, end in least.items())
+def beyond(moved: Mapping[str, Tensor], ends: Ends) -> bool:
+    """Whether a number that is not held is smaller or larger than it may be."""
+    outside = (((moved[name] < low) | (moved[name] > high)) & _free(moved[name]) for name, (low, high) in ends.items())
+    return any(bool(part.any()) for part in outside)
 
 
 def _free(raw: Tensor) -> Tensor:
@@ -249,16 +259,20 @@ def _free(raw: Tensor) -> Tensor:
     return torch.ones_like(raw, dtype=torch.bool) if mask is None else ~mask
 
 
-def collapsed(moved: Mapping[str, Tensor], least: Mapping[str, Tensor]) -> list[str]:
-    """What is to be said of parameters that have come to their smallest numbers."""
+def collapsed(moved: Mapping[str, Tensor], ends: Ends) -> list[str]:
+    """What is to be said of parameters that have come to their smallest or largest numbers."""
     found = []
-    for name, end in least.items():
-        at = (moved[name] <= end + NEAR) & _free(moved[name]) & end.isfinite()
-        if bool(at.any()):
-            found.append(
-                f"{int(at.sum())} of {int(end.isfinite().sum())} scales collapsed to the smallest one allowed, on the way to a "
-                "likelihood without a maximum, as of a state that sees one number again and again; give priors or fewer states"
-            )
+    for name, (low, high) in ends.items():
+        raw, free = moved[name], _free(moved[name])
+        called = name.rpartition("raw_")[2].rpartition("_")[2].rstrip("01")
+        what = f"{called}s" if called in ("rate", "concentration", "df") else "scales"
+        for end, at, word in ((low, raw <= low + NEAR, "smallest"), (high, raw >= high - NEAR, "largest")):
+            if bool((at := at & free & end.isfinite()).any()):
+                found.append(
+                    f"{int(at.sum())} of {int(end.isfinite().sum())} {what} collapsed to the {word} one allowed, on the way to "
+                    "a likelihood without a maximum, as of a state that sees one number again and again; give priors or fewer "
+                    "states"
+                )
     return found
 
 

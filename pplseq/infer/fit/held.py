@@ -15,6 +15,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+Ends = dict[str, tuple[Tensor, Tensor]]  # by name of a parameter the smallest and the largest numbers it may have
+
 
 class Slot(NamedTuple):
     """A parameter as it is learned. raw: its numbers. rows: whether rows of them are logits of probabilities. allowed: which of
@@ -372,11 +374,12 @@ def _set_entries(raw: Tensor, entries: Any) -> None:
         raw.held_entries = entries  # pyright: ignore[reportAttributeAccessIssue]
 
 
-def above(raw: nn.Parameter, least: Tensor) -> Entries | Together:
-    """Where numbers of a parameter may lie as it is told, and none of those that are not held below ``least``."""
+def between(raw: nn.Parameter, low: Tensor, high: Tensor) -> Entries | Together:
+    """Where numbers of a parameter may lie as it is told, those that are not held between ``low`` and ``high`` too."""
     own = entries_of(raw)
     if isinstance(own, Together):
         return own
     if own is None:
         own = Entries(torch.full_like(raw, -torch.inf), torch.full_like(raw, torch.inf), False, torch.zeros_like(raw).bool())
-    return own._replace(low=torch.where(own.mask, own.low, own.low.maximum(least.to(own.low))))
+    low, high = own.low.maximum(low.to(own.low)), own.high.minimum(high.to(own.high))
+    return own._replace(low=torch.where(own.mask, own.low, low), high=torch.where(own.mask, own.high, high))

@@ -12,7 +12,7 @@ from pplseq import checks
 from pplseq.distributions.conditional import ConditionalEmission
 from pplseq.distributions.dense import DenseTransition, GaussianEmission
 from pplseq.infer.fit.em import Batch
-from pplseq.infer.fit.held import Slot, held
+from pplseq.infer.fit.held import Ends, Slot, held
 from pplseq.models.hmm.tables import DTYPES
 from pplseq.models.lds.parameters import scale_of
 from pplseq.models.parts.durations import moves_config, moves_of
@@ -160,12 +160,13 @@ class ARHMMParameters(RegressedSteps):
         about = values["lags"].sum(1) @ self.centre if self.order else 0.0
         self.weights[..., 0] = values["constants"] - self.centre + about
 
-    def _least(self, batches: Sequence[Batch]) -> dict[str, Tensor]:
+    def _ends(self, batches: Sequence[Batch]) -> Ends:
         """The smallest logarithms of the scales of what regressions leave; see
-        :func:`~pplseq.infer.fit.gradients.least_numbers`."""
+        :func:`~pplseq.infer.fit.gradients.ends_of`."""
         rows = torch.cat([x[seen] for x, seen in map(self._explained, batches)])
         ends = smallest_variances(rows, FLOOR).log() / 2
-        return {"scale": torch.full_like(self.scale[0].double(), -torch.inf).diagonal_scatter(ends)}
+        low = torch.full_like(self.scale[0].double(), -torch.inf).diagonal_scatter(ends)
+        return {"scale": (low, low.new_tensor(torch.inf))}
 
     _entry_axes: ClassVar[dict[str, Sequence[str]]] = {
         "constants": ("columns",), "lags": ("", "columns", "columns"), "inputs": ("columns", "inputs"),

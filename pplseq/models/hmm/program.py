@@ -373,8 +373,9 @@ class HMM(Constrainable, StateLanguages, LoopAnswers):
             states: (B, T) observed states, negative where unknown.
             emission_noises: (B, T, D, D) or (T, D, D) known covariances that are added to those of the states: measurement
                 errors of known size; of Gaussian vectors.
-            trials, exposure: of each step, of "binomial" and of "poisson" columns: (B, T), (T,), a number, or (B, T, D), of
-                which those of other columns do not count. A rate is then one of a unit of exposure.
+            trials, exposure: of each step, of "binomial" columns, and of "poisson" and "negative_binomial" ones (also
+                "zero_inflated_..." and "hurdle_..."): (B, T), (T,), a number, or (B, T, D), of which those of other columns do
+                not count. A rate, or mean, is then one of a unit of exposure.
             **sizes: how much to generate, or what a mini-batch stands for: :class:`~pplseq.models.base.Sizes`.
         """
         known: dict[str, Any] = dict(states=states, emission_noises=emission_noises, trials=trials, exposure=exposure)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from pplseq import checks
 from pplseq.data.vocabulary import Vocabulary
 from pplseq.infer.fit.em import Batch
-from pplseq.infer.fit.held import Slot
+from pplseq.infer.fit.held import Ends, Slot
 from pplseq.infer.forecasts import Forecast
 from pplseq.models.estimator import Estimator
 from pplseq.models.parts.emissions import CategoricalTable, GaussianTable, like
@@ -160,8 +160,8 @@ class StateTables(Estimator):
         """How much locations may vary, so that a fit does not depend on what the data are measured in."""
         return {f"emissions.{name}": unit for name, unit in self.emissions.units().items()}
 
-    def _least(self, batches: Sequence[Batch]) -> dict[str, Tensor]:
-        """The smallest numbers of emissions, see :func:`~pplseq.infer.fit.gradients.least_numbers`; priors have none."""
+    def _ends(self, batches: Sequence[Batch]) -> Ends:
+        """The ends of numbers of emissions, see :func:`~pplseq.infer.fit.gradients.ends_of`; with priors there are none."""
         if self.num_features is None or getattr(self, "priors", None) is not None:
             return {}
         rows = []
@@ -170,7 +170,7 @@ class StateTables(Estimator):
             if batch.lengths is not None:
                 seen = seen & (torch.arange(x.shape[1], device=x.device) < batch.lengths.unsqueeze(-1))
             rows.append(x[seen])
-        return {f"emissions.{name}": end for name, end in self.emissions.least(torch.cat(rows)).items()}
+        return {f"emissions.{name}": both for name, both in self.emissions.ends(torch.cat(rows)).items()}
 
     def _check_held(self, method: str) -> None:
         super()._check_held(method)

@@ -20,6 +20,7 @@ from pplseq.models.iohmm.estimates import estimates_of
 from pplseq.models.iohmm.forms import put_to_steps
 from pplseq.models.iohmm.formulas import Formulas
 from pplseq.models.iohmm.networks import GaussianNoise, Network, WeightPriors
+from pplseq.models.parts.ends import least_scales
 from pplseq.models.parts.responses import Dispersions, ResponseColumns
 from pplseq.models.row_labels import check_rows_ahead
 
@@ -234,7 +235,7 @@ class IOParameters(Estimator):
         return total
 
     def least_variances(self, batch: Batch) -> Tensor:
-        """(D,) the smallest variances of Gaussian outputs."""
+        """(D,) the smallest variances of outputs with a location and a scale, whose square it is; NaN of columns without."""
         values, seen = self.observed(batch.x)
         there = seen if seen.dim() == values.dim() else seen.unsqueeze(-1).expand_as(values)
         there = there & ~values.isnan()
@@ -243,6 +244,13 @@ class IOParameters(Estimator):
             there = there & (steps < batch.lengths.unsqueeze(-1)).unsqueeze(-1)
         if self.covariance_floor is not None:
             return values.new_full(values.shape[-1:], self.covariance_floor)
+        if self.columns is not None:
+            rows = values.where(there, torch.nan).flatten(0, 1)
+            scales = rows.new_full(rows.shape[-1:], torch.nan, dtype=torch.float64)
+            for column in self.columns.scaled:
+                assert column.kind is not None, "those with a scale have a family"
+                scales[column.number] = least_scales(column.kind, rows[:, column.number, None], FLOOR)[0]
+            return scales.square().to(self.reference)
         count = there.sum((0, 1)).double()
         about = values.where(there, 0.0).double().sum((0, 1)) / count.clamp_min(1.0)
         values = (values.double() - about).where(there, 0.0)
@@ -287,5 +295,5 @@ class IOParameters(Estimator):
         elif (linear := network.linear_weight) is not None:
             for column in noise.columns.scaled:
                 if column.link == "identity":
-                    weights[linear][..., column.first].mul_(noise.raw[0, column.place].exp())
+                    weights[linear][..., column.first].mul_(noise.raw[0, column.scale_place].exp())
             weights[linear][..., -1, :] = eta

@@ -418,7 +418,8 @@ class IOHMM(IOHMMQueries):
             fixed: parts that keep their parameters: "initial", "transition", "emission", "noise" (covariances, dispersions).
                 Those none of whose parameters has ``requires_grad`` are held as well; what is held is not in
                 ``num_free_parameters``.
-            trials, exposure: of each step, of "binomial" and "poisson" columns: (B, T), (T,) or lists as x is one, or a number.
+            trials, exposure: of each step, of "binomial" columns, and of "poisson" and "negative_binomial" ones (those with
+                zeros of their own too): (B, T), (T,) or lists as x is one, or a number.
             **options: ``device``, to which the model moves first; max_iterations (100) and tolerance (1e-5 nats per step) of
                 "em" and "gem"; num_steps and lr of "sgd" and "svi"; those of
                 :func:`~pplseq.infer.fit.gradients.fit_variationally` and ``sample_parameters``.

@@ -14,6 +14,7 @@ from pplseq import checks
 from pplseq.data.ragged import for_torch
 from pplseq.distributions.conditional import ConditionalEmission
 from pplseq.distributions.dense import StepTransition
+from pplseq.distributions.drawing import seeded
 from pplseq.distributions.state import Belief, Emission, Transition
 from pplseq.infer.discrete.chain import Chain
 from pplseq.infer.discrete.dense import DenseChain
@@ -31,7 +32,7 @@ from pplseq.models.iohmm.networks import GaussianNoise
 from pplseq.models.iohmm.parameters import IOParameters
 from pplseq.models.iohmm.quantiles import emission_means, with_quantiles
 from pplseq.models.parts.responses import ResponseEmission
-from pplseq.models.state_labels import numbers_of_states
+from pplseq.models.state_labels import named, numbers_of_states
 from pplseq.models.state_languages import StateLanguages
 from pplseq.models.steps import all_sizes, check_sizes, sizes_beside
 
@@ -330,7 +331,8 @@ class IOHMMQueries(StateLanguages, IOParameters):
             trials, exposure: of each step, where outputs have them. **known: what else the program takes.
 
         Returns:
-            x (B, T[, D]) and the states behind it (B, T); missing and -1 at padded steps. Lists for a list of inputs.
+            x (B, T[, D]) and the states behind it (B, T), by name where they have names; missing and -1, or None, at padded
+            steps. Lists for a list of inputs.
         """
         if inputs is None:
             if num_steps is None:
@@ -348,13 +350,15 @@ class IOHMMQueries(StateLanguages, IOParameters):
                 f"num_steps, num_sequences: the inputs say how much is drawn, {rows} sequences of {steps} steps; got "
                 f"{num_steps} and {num_sequences}, leave them out"
             )
-        x, states, _ = super().sample(steps, rows, seed=seed, inputs=batch.inputs, **known)
+        self._check_fitted()
+        with seeded(seed):
+            states, x = self.draws(num_sequences=rows, num_steps=steps, inputs=batch.inputs, **known)
         if batch.lengths is not None:
             padded = torch.arange(steps, device=x.device) >= batch.lengths.unsqueeze(-1)
             states = states.masked_fill(padded, -1)
             x = torch.where(padded if self.format.discrete else padded.unsqueeze(-1), batch.x, x)
         like: Any = self._results_like(None, inputs=inputs)
-        return Sample(cast(Tensor, as_given(x, like)), cast(Tensor, as_given(states, like)))
+        return Sample(cast(Tensor, as_given(x, like)), named(as_given(states, like), self.state_names))
 
     # ---------------------------------------------------------------- effects of inputs
     @torch.no_grad()

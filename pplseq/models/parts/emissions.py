@@ -18,7 +18,7 @@ from pplseq.distributions.dense import CategoricalEmission, GaussianEmission
 from pplseq.distributions.state import MISSING, Emission
 from pplseq.infer.fit.closed_forms import dirichlet_mode, gaussian_mode, with_held
 from pplseq.infer.fit.em import NOTHING, Statistics, least_variances
-from pplseq.infer.fit.held import Slot, entries_of, held, is_bound, kept, restored
+from pplseq.infer.fit.held import Ends, Slot, entries_of, held, is_bound, kept, restored
 from pplseq.models.base import first_parameter
 from pplseq.models.parts import partly_seen
 from pplseq.models.parts.families import Parameter, Probabilities
@@ -69,9 +69,9 @@ class Table(PyroModule):
     def raw(self, name: str) -> nn.Parameter:
         return getattr(self, f"raw_{name}")
 
-    def least(self, rows: Tensor) -> dict[str, Tensor]:
-        """By raw name the smallest numbers that a fit by gradients to vectors (N, D) may come to: see
-        :func:`~pplseq.infer.fit.gradients.least_numbers`."""
+    def ends(self, rows: Tensor) -> Ends:
+        """By raw name the smallest and largest numbers that a fit by gradients to vectors (N, D) may come to: see
+        :func:`~pplseq.infer.fit.gradients.ends_of`."""
         return {}
 
     @property
@@ -352,13 +352,14 @@ class GaussianTable(Table):
         """Moments are taken about the means of vectors x (B, T, D), at steps (B, T) that were seen, from now on."""
         self.origin = x[seen].double().nanmean(0).nan_to_num(0.0)
 
-    def least(self, rows: Tensor) -> dict[str, Tensor]:
+    def ends(self, rows: Tensor) -> Ends:
         floor = smallest_variances(rows)
         floor = floor if self.floor is None else torch.full_like(floor, self.floor)
         if self.covariance in ("diag", "spherical"):
-            return {"log_scale": (floor if self.covariance == "diag" else floor.mean(0, keepdim=True)).log() / 2}
+            low = (floor if self.covariance == "diag" else floor.mean(0, keepdim=True)).log() / 2
+            return {"log_scale": (low, low.new_tensor(torch.inf))}
         off = torch.full((len(floor), len(floor)), -torch.inf, dtype=floor.dtype, device=floor.device)
-        return {"scale_tril": off.diagonal_scatter(floor.log() / 2)}
+        return {"scale_tril": (off.diagonal_scatter(floor.log() / 2), -off)}
 
     def lowest(self, count: Tensor, first: Tensor, second: Tensor, about: Tensor) -> Tensor:
         """(D,) smallest variances, from the number of all vectors, their sum (D,) and that of squares (D,) about a point."""

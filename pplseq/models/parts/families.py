@@ -140,7 +140,7 @@ class Driven:
         links: those it may have, the usual one first.
         start: mean and variance () of a column -> first values of the other parameters; None: they are fitted to the column.
         make: mean or location, others by name -> the distribution; None: the family's own. of_logits: the same of log odds.
-        averages: whether the likeliest mean of numbers that share one is theirs, whatever the other parameters are.
+        averages: whether the likeliest mean of numbers that share one, and exposures, is theirs, whatever else is learned.
     """
 
     name: str
@@ -165,7 +165,8 @@ class Family:
             see :mod:`~pplseq.models.parts.family_start`.
         holds: whether a column of data (N,) lies in the support, and how to say what it takes.
         unusual: where a column (N,) hints at another unit than the family takes, and what to say of it.
-        fill: a number of the support, inside of it. histogram: whether the statistics are those of :func:`histogram`.
+        fill: a number of the support, inside of it. histogram: whether the statistics are those of :func:`histogram`, but where
+            exposures are told.
         about_origin: whether statistics and update take numbers, and "loc", as seen from a point near the data, so that moments
             lose no digits; the point is then among the parameters of both, "origin" (D,).
         moving: names of parameters that the support depends on. called: what messages call it.
@@ -242,7 +243,7 @@ def _weighted(obs: Tensor, weight: Tensor) -> Statistics:
     return {"weight": weight.sum(0), "first": torch.einsum("nzd,nd->zd", weight, obs)}
 
 
-def _mean(statistics: Statistics, smallest: float = TINY) -> Tensor:
+def _mean(statistics: Statistics, smallest: float) -> Tensor:
     return (statistics["first"] / statistics["weight"].clamp_min(TINY)).clamp_min(smallest)
 
 
@@ -334,12 +335,31 @@ def histogram(obs: Tensor, weight: Tensor, largest: int) -> Statistics:
     return {"histogram": total.scatter_add_(0, index, weight).movedim(0, -1)}
 
 
-def _negative_binomial(mean: Tensor, size: Tensor) -> TorchDistribution:
+def _negative_binomial(mean: Tensor, size: Tensor, exposure: Tensor | None = None) -> TorchDistribution:
+    mean = mean if exposure is None else mean * exposure
     return dist.NegativeBinomial(size, logits=mean.log() - size.log(), validate_args=False)
+
+
+def _negative_binomial_statistics(obs: Tensor, weight: Tensor, p: Parameters) -> Statistics:
+    """Where exposures differ: each count is Poisson with a rate of its own, which is Gamma(size, size / mean); expectations of
+    that and its log."""
+    size, mean = p["size"].double(), p["mean"].double()
+    shape, rate = obs.unsqueeze(1) + size, size / mean + p["exposure"]
+    parts = {"first": shape / rate, "log": torch.digamma(shape) - rate.log()}
+    return {"weight": weight.sum(0)} | {name: (weight * part).sum(0) for name, part in parts.items()}
 
 
 def _negative_binomial_update(s: Statistics, p: Parameters) -> dict[str, Tensor]:
     """The mean is that of the data whatever the size is; the size by Newton's method."""
+    if "histogram" not in s:
+        weight = s["weight"].clamp_min(TINY)
+        first, log = s["first"] / weight, s["log"] / weight
+        own = _kept("mean", first.clamp_min(TINY), p)
+
+        def expected(size: Tensor) -> Tensor:
+            return size * (size / own).log() - torch.lgamma(size) + size * log - size * first / own
+
+        return {"mean": own, "size": maximize_each(p["size"].to(own), expected)}
     histogram = s["histogram"]  # (Z, D, N)
     number = torch.arange(histogram.shape[-1]).to(histogram)
     weight = histogram.sum(-1).clamp_min(TINY)
@@ -396,6 +416,12 @@ def _size(name: str) -> Callable[[Tensor, Tensor], dict[str, Tensor]]:
     return lambda mean, variance: {name: (mean**2 / variance.clamp_min(1e-12)).clamp(0.5, 50.0)}
 
 
+def _exponential_update(s: Statistics, _: Parameters) -> dict[str, Tensor]:
+    """A state of zeros has a mean that is a millionth of the data's."""
+    size = s["first"].sum(0) / s["weight"].sum(0).clamp_min(TINY)
+    return {"rate": 1 / _mean(s, 0.0).maximum(torch.where(size > 0, size, 1.0) / LARGEST)}
+
+
 # ------------------------------------------------------------------------------------------------ angles
 def _circular_update(s: Statistics, p: Parameters) -> dict[str, Tensor]:
     """Source: K. V. Mardia and P. E. Jupp (2000), Directional statistics, section 5.3.1."""
@@ -437,11 +463,12 @@ FAMILIES: dict[str, Family] = {
     ),
     "negative_binomial": Family(
         _negative_binomial, {"mean": POSITIVE, "size": Parameter(constraints.positive, (1.0, 2.0))},
-        None, _negative_binomial_update,
+        _negative_binomial_statistics, _negative_binomial_update,
         lambda column, states: {"mean": _rates(column, states)["rate"], "size": column.new_full((states,), 5.0)}, WHOLE,
         histogram=True, driven=Driven(
-            "mean", POSITIVE_LINKS, _size("size"), lambda mean, size: _negative_binomial(positive(mean), size), averages=True
-        ),
+            "mean", POSITIVE_LINKS, _size("size"), averages=True,
+            make=lambda mean, size, exposure=None: _negative_binomial(positive(mean), size, exposure),
+        ), sized="exposure",
     ),
     "von_mises": Family(
         lambda loc, concentration: CircularNormal(loc, concentration, validate_args=False),
@@ -455,8 +482,8 @@ FAMILIES: dict[str, Family] = {
     ),
     "exponential": Family(
         lambda rate: dist.Exponential(rate, validate_args=False), {"rate": POSITIVE},
-        lambda obs, weight, _: _weighted(obs, weight), lambda s, _: {"rate": 1 / _mean(s)},
-        lambda column, states: {"rate": 1 / _some(column, states).clamp_min(0.1 * column.mean()).clamp_min(TINY)},
+        lambda obs, weight, _: _weighted(obs, weight), _exponential_update,
+        lambda column, states: {"rate": 1 / _some(column, states).clamp_min(0.1 * float(column.mean() or TINY))},
         (lambda column: column >= 0, "numbers of at least 0"), driven=Driven(
             "rate", ("log",), make=lambda mean: dist.Exponential(1 / positive(mean), validate_args=False), averages=True
         ),

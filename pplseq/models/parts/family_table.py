@@ -20,9 +20,8 @@ from pplseq.distributions.conditional import ConditionalEmission
 from pplseq.distributions.state import Emission
 from pplseq.infer.fit.closed_forms import dirichlet_mode
 from pplseq.infer.fit.em import NOTHING, Statistics
-from pplseq.infer.fit.held import Slot, is_bound, kept
+from pplseq.infer.fit.held import Ends, Slot, is_bound, kept
 from pplseq.models.parts.emissions import (
-    FLOOR,
     GaussianTable,
     Table,
     check_vectors,
@@ -30,8 +29,8 @@ from pplseq.models.parts.emissions import (
     like,
     mixture_moments,
     safe_log,
-    smallest_variances,
 )
+from pplseq.models.parts.ends import least_scales, shape_ends, without_zeros
 from pplseq.models.parts.families import (
     Family,
     Parameter,
@@ -46,12 +45,10 @@ from pplseq.models.parts.family_start import clusters, fit_family
 from pplseq.models.parts.named_families import family_of, is_known, spelled
 from pplseq.models.parts.partly_seen import filled_at_random
 from pplseq.models.parts.priors import Priors
-from pplseq.models.parts.zeros import ZerosFamily
 
 SPREAD = 0.5  # of the first parameters, before any data
-WITH_VARIANCE = ("normal", "LogNormal", "Laplace", "Logistic", "Gumbel")
-MEDIAN_DEVIATION = 1.4826  # standard deviations of a normal distribution, in median deviations of it
 FEW = 4  # numbers that fit no family
+CLOSE = 1 + 1e-6  # to an end of what a parameter may be
 
 
 class FamilyTable(Table):
@@ -172,21 +169,21 @@ class FamilyTable(Table):
                 found |= {f"raw_{prefix}{name}": scale for name in real}
         return found
 
-    def least(self, rows: Tensor) -> dict[str, Tensor]:
-        found = {}
+    def ends(self, rows: Tensor) -> Ends:
+        found: Ends = {}
         for prefix, family, columns in self.parts:
+            own = without_zeros(family, rows[:, columns].double())
             if {"loc", "scale"} <= family.parameters.keys():
-                own = rows[:, columns].double()
-                if family.holds is not None and not bool(family.holds[0](own.new_full((1,), -1.0)).all()):
-                    own = own.log().where(own > 0, torch.nan)  # whose scale is that of logarithms
-                if isinstance(family, ZerosFamily):
-                    own = own.where(own != 0, torch.nan)  # which are none of its scale
-                least = smallest_variances(own).sqrt()
-                if name_of(family) not in WITH_VARIANCE:  # of heavy tails a variance says nothing of the scale
-                    deviation = (own - own.nanmedian(0).values).abs().nanmedian(0).values
-                    robust = math.sqrt(FLOOR) * MEDIAN_DEVIATION * deviation
-                    least = torch.where(robust > 0, least.minimum(robust), least)
-                found[f"raw_{prefix}scale"] = family.parameters["scale"].unconstrained(least)
+                low = family.parameters["scale"].unconstrained(least_scales(family, own))
+                found[f"raw_{prefix}scale"] = low, low.new_tensor(torch.inf)
+                continue
+            size = own.abs().nanmean(0).nan_to_num(0.0)
+            near = None
+            if "concentration1" in family.parameters:
+                near = torch.stack([-(-side).nan_to_num(-1.0).amax(0) for side in (own, 1 - own)])
+            for name, (low, high) in shape_ends(family, torch.where(size > 0, size, 1.0), near).items():
+                raws = (family.parameters[name].unconstrained(end) for end in (low, high))
+                found[f"raw_{prefix}{name}"] = next(raws), next(raws)
         return found
 
     def _make(self, values: Mapping[str, Tensor]) -> Columns:
@@ -309,7 +306,7 @@ class FamilyTable(Table):
             elif family.sized == "trials":
                 parameters["trials"] = self._all_trials(weights)
             own = torch.where(seen, own - parameters.get("origin", 0.0), family.fill)
-            if family.histogram:
+            if family.histogram and "exposure" not in parameters:
                 found = histogram(own, weights, self._largest)
             else:
                 assert family.statistics is not None, "EM was refused before"
@@ -327,7 +324,7 @@ class FamilyTable(Table):
             assert family.update is not None, "EM was refused before"
             own = {n.removeprefix(prefix): v for n, v in statistics.items() if n.startswith(prefix)}
             before = self._own(prefix, family, columns, values)
-            weight = own["histogram"].sum(-1) if family.histogram else own["weight"]
+            weight = own["histogram"].sum(-1) if "histogram" in own else own["weight"]
             empty = weight < NOTHING
             within: Any = {
                 f"within {name}": partial(self._within, f"{prefix}{name}", parameter, before)
@@ -342,6 +339,16 @@ class FamilyTable(Table):
             if bool(empty.any()):
                 states = empty.any(-1).nonzero().flatten().tolist()
                 remarks.append(f"states {states} are empty and keep their parameters")
+            first, mass = (own.get(f"own {name}", own.get(name, torch.zeros(()))).sum(0) for name in ("first", "weight"))
+            size = first / mass.clamp_min(NOTHING)
+            for name, (low, high) in shape_ends(family, torch.where(size > 0, size, 1.0)).items():
+                at = (after[name] <= low * CLOSE) | (after[name] >= high / CLOSE)
+                if bool((at & ~empty).any()):
+                    states = (at & ~empty).any(-1).nonzero().flatten().tolist()
+                    remarks.append(
+                        f"states {states} collapsed to the {'largest' if bool(high.isfinite().all()) else 'smallest'} {name} "
+                        "allowed, as of a state that sees one number again and again; give priors or fewer states"
+                    )
         return remarks
 
     def _within(self, name: str, parameter: Parameter, before: Mapping[str, Tensor], new: Tensor) -> Tensor:
@@ -450,8 +457,8 @@ class MixtureTable(Table):
     def units(self) -> dict[str, Tensor]:
         return {f"gaussians.{name}": unit for name, unit in self.gaussians.units().items()}
 
-    def least(self, rows: Tensor) -> dict[str, Tensor]:
-        return {f"gaussians.{name}": end for name, end in self.gaussians.least(rows).items()}
+    def ends(self, rows: Tensor) -> Ends:
+        return {f"gaussians.{name}": both for name, both in self.gaussians.ends(rows).items()}
 
     def spec(self, known: Tensor | None = None) -> MixtureEmission:
         return MixtureEmission(self.log_weights, self.gaussians.spec())

@@ -174,7 +174,12 @@ class _Kumaraswamy(dist.Kumaraswamy):
 
     def log_prob(self, value: Tensor) -> Tensor:
         a, b, log = self.concentration1, self.concentration0, value.log()
-        return a.log() + b.log() + (a - 1) * log + (b - 1) * (-torch.expm1(a * log)).log()
+        power = a * log
+        near = power > -math.log(2)  # 1 - x^a, where it is small and where it is nearly 1
+        left = torch.where(
+            near, (-torch.expm1(power.where(near, -1.0))).log(), torch.log1p(-power.where(~near, -1.0).exp())
+        )
+        return a.log() + b.log() + (a - 1) * log + (b - 1) * left
 
 
 CORRECTED: dict[type, type] = {dist.SoftAsymmetricLaplace: _SoftAsymmetricLaplace, dist.Kumaraswamy: _Kumaraswamy}

@@ -163,8 +163,8 @@ class Emissions(Protocol):
         """By name of a raw parameter how much it varies, in the units of the data; none of those without units."""
         ...
 
-    def least(self, rows: Tensor) -> dict[str, Tensor]:
-        """By raw name the smallest numbers that a fit by gradients to vectors (N, D) may come to."""
+    def ends(self, rows: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
+        """By raw name the smallest and largest numbers that a fit by gradients to vectors (N, D) may come to."""
         ...
 
     # ---------------------------------------------------------------- answers

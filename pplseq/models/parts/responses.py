@@ -65,6 +65,12 @@ class Column:
             return ()
         return tuple(name for name in self.kind.parameters if name != self.kind.driven.name)
 
+    @property
+    def scale_place(self) -> int | None:
+        """Where among the dispersions of all columns the scale about its location stands; None of a family without."""
+        about = self.kind is not None and self.kind.driven is not None and self.kind.driven.name == "loc"
+        return (self.place or 0) + self.dispersions.index("scale") if about and "scale" in self.dispersions else None
+
     def named(self, values: Tensor, dim: int = -1) -> dict[str, Tensor]:
         """Its dispersions by name, of those of all columns along a dimension, which stays."""
         return {name: values.narrow(dim, (self.place or 0) + number, 1) for number, name in enumerate(self.dispersions)}
@@ -181,8 +187,8 @@ class ResponseColumns:
 
     @property
     def scaled(self) -> list[Column]:
-        """Those with a scale in units of their numbers, whose square has a floor; it is their first dispersion."""
-        return [column for column in self.columns if column.kind is not None and column.kind.about_origin]
+        """Those with a scale in units of their numbers, whose square has a floor."""
+        return [column for column in self.columns if column.scale_place is not None]
 
     def check(self, x: Tensor) -> None:
         """Raises ValueError where a column of x (B, T, D) holds what is none of its family's."""

@@ -71,7 +71,7 @@ def with_zeros(kind: str, base: Family) -> Family:
         return made.gate / (made.gate + (1 - made.gate) * none), torch.zeros_like(none)
 
     def statistics(obs: Tensor, weight: Tensor, parameters: Mapping[str, Tensor]) -> Statistics:
-        assert base.statistics is not None, "has EM, without a histogram"
+        assert base.statistics is not None, "has EM"
         zero = (obs + parameters.get("origin", 0.0) == 0).unsqueeze(1)
         share, unseen = split(zero, parameters)
         gates = torch.where(zero, share * weight, 0.0)
@@ -84,7 +84,7 @@ def with_zeros(kind: str, base: Family) -> Family:
         return {"weight": weight.sum(0), "gate": gates.sum(0)} | {f"own {name}": value for name, value in own.items()}
 
     def update(s: Statistics, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        if base.histogram:
+        if "histogram" in s:
             counts = s["histogram"].clone()
             share, unseen = split(counts[..., 0] > 0, parameters)
             total, gates = counts.sum(-1), counts[..., 0] * share
@@ -124,7 +124,7 @@ def with_zeros(kind: str, base: Family) -> Family:
         told = None if holds is None else ((lambda column: (column == 0) | holds[0](column)), _zero_or(holds[1]))
     return ZerosFamily(
         make, {**base.parameters} | ({} if truncated else {"gate": SHARE}),
-        None if base.histogram or base.statistics is None else statistics, None if base.update is None else update,
+        None if base.statistics is None else statistics, None if base.update is None else update,
         None if base.start is None else start, told, fill=max(base.fill, 1.0) if truncated else base.fill,
         histogram=base.histogram, unusual=base.unusual, about_origin=base.about_origin, called=f"{kind}_{name_of(base)}",
         driven=driven, sized=base.sized, base=base, kind=kind,

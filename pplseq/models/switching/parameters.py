@@ -15,7 +15,7 @@ from pplseq.distributions.conditional import ConditionalEmission
 from pplseq.distributions.dense import DenseTransition, GaussianEmission
 from pplseq.distributions.state import Emission, Transition
 from pplseq.infer.fit.em import Batch
-from pplseq.infer.fit.held import Slot
+from pplseq.infer.fit.held import Ends, Slot
 from pplseq.models.hmm.tables import DTYPES
 from pplseq.models.parts.durations import moves_config, moves_of
 from pplseq.models.parts.moves import persistent
@@ -166,6 +166,11 @@ class SwitchingParameters(RegressedSteps):
             raw_of=lambda variance: variance.log() / 2 - self.unit.log(), support=(0.0, math.inf),
             value_of=lambda raw: (2 * (raw + self.unit.log())).exp(),
         )  # fmt: skip
+        if self.num_inputs:
+            found["inputs"] = found["inputs"]._replace(
+                raw_of=lambda inputs: inputs * self.input_units / self.unit,
+                value_of=lambda raw: raw * self.unit / self.input_units,
+            )
         if self.order:
             found["lags"] = found["lags"]._replace(raw_of=Tensor.clone, value_of=Tensor.clone)
         return found | self.moves.slots
@@ -192,10 +197,10 @@ class SwitchingParameters(RegressedSteps):
         if not all(map(torch.equal, before, (self.unit, self.centre, self.input_units))):
             self._write(values)  # else they would be what they are but for rounding
 
-    def _least(self, batches: Sequence[Batch]) -> dict[str, Tensor]:
-        """The smallest logarithm of a scale, in the units of the data; see
-        :func:`~pplseq.infer.fit.gradients.least_numbers`."""
-        return {"log_scale": torch.full_like(self.log_scale, math.log(FLOOR) / 2)}
+    def _ends(self, batches: Sequence[Batch]) -> Ends:
+        """The smallest logarithm of a scale, in the units of the data; see :func:`~pplseq.infer.fit.gradients.ends_of`."""
+        low = torch.full_like(self.log_scale, math.log(FLOOR) / 2)
+        return {"log_scale": (low, low.new_tensor(math.inf))}
 
     def in_units(self, x: Tensor, inputs: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """Numbers and inputs as the parameters see them."""

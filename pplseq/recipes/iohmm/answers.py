@@ -372,7 +372,7 @@ def _answer(
         return {"path": model.decode(one, inputs=given)[0].tolist()}
     if question == "sample":
         paths = model.sample_states(one, options.num_samples, inputs=given, seed=options.seed + n)
-        return {"paths": [torch.as_tensor(path).reshape(-1).tolist() for path in paths]}
+        return {"paths": [path.reshape(-1).tolist() for path in paths]}
     if question == "score":
         return {"log_prob": float(model.score(one, inputs=given))}
     if question == "classify":

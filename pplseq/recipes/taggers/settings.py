@@ -29,17 +29,17 @@ class TaggedReading:
     Args:
         column: that holds the tags: upos, xpos, feats, ... of CoNLL-U, or a key as misc:Entity; a number of columns, the word
             being 0 (default: upos, and 1; of a run, the one it was trained on).
-        format: of the file (default: by its name or first lines); "tabs" are columns between tabs alone, whose words may hold
-            spaces.
+        format: of the file (default: by its name or first lines; of a run, the one it was trained on where they may be of it);
+            "tabs" are columns between tabs alone, whose words may hold spaces.
         word_column: that holds the words, of columns and tabs (default: 0; of a run, the one it was trained on).
-        separator: between word and tag of word_tag.
+        separator: between word and tag of word_tag (default: _; of a run, the one it was trained on).
         on_error: stop at a sentence that cannot be read, or go on without it and say its lines.
     """
 
     column: str | None = None
     format: Format | None = None
     word_column: int | None = None
-    separator: str = "_"
+    separator: str | None = None
     on_error: Literal["raise", "skip"] = "raise"
 
 

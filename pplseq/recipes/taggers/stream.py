@@ -15,16 +15,26 @@ from pplseq.files import json_line
 from pplseq.recipes.taggers.answers import answer_each
 from pplseq.recipes.taggers.settings import TagQuestions
 from pplseq.recipes.taggers.systems import SavedTagger
+from pplseq.recipes.taggers.tagging import columns_of_tags
 
 
-def holds_words(stream: Any) -> bool:
+def holds_words(stream: Any, saved: SavedTagger) -> bool:
     """Whether a stream may be read as it comes and what it has first are words: no comment and no columns between tabs, as
-    CoNLL-U begins. Waits for the first bytes, which stay in the stream."""
+    CoNLL-U begins, nor columns with tags of the model. Waits for the first bytes, which stay in the stream."""
+    lines = first_lines(stream)
+    if not lines or lines[0].startswith("#") or re.match(r"\d+(-\d+|\.\d+)?\t", lines[0]):
+        return False
+    return columns_of_tags(saved, lines) is None
+
+
+def first_lines(stream: Any) -> list[str]:
+    """The lines that a stream has first, without blank ones; none of a stream that cannot be looked into."""
     peek = getattr(stream, "peek", None)
     if peek is None:
-        return False
-    first = peek(1).removeprefix(b"\xef\xbb\xbf").lstrip(b" \r\n").partition(b"\n")[0]
-    return bool(first) and not first.startswith(b"#") and not re.match(rb"\d+(-\d+|\.\d+)?\t", first)
+        return []
+    lines = peek(1).decode("utf-8-sig", "replace").split("\n")
+    whole = lines[:-1] or lines  # the last may not be all there yet
+    return [line.strip(" \r") for line in whole if line.strip()]
 
 
 def tag_stream(

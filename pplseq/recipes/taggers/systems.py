@@ -97,7 +97,7 @@ class SavedTagger(NamedTuple):
         tagger: as it was saved. system: its name in the table.
         column: that its tags were read from, where that was chosen. format: of the training text.
         ambiguous: words that the training text tags in more than one way; None where that is not known.
-        word_column: that its words were read from.
+        word_column: that its words were read from. separator: between word and tag of that text, in word_tag.
     """
 
     tagger: Any
@@ -106,6 +106,7 @@ class SavedTagger(NamedTuple):
     format: str | None
     ambiguous: frozenset[str] | None
     word_column: int = 0
+    separator: str = "_"
 
     @property
     def columns(self) -> dict[str, str | int | None]:
@@ -231,7 +232,8 @@ def trained(tagger: Any, system: str, sentences: Sequence[TaggedSentence]) -> Sa
     named = isinstance(tag_format, ConlluFormat)
     column = ",".join(tag_format.column_names) if named else getattr(tag_format, "column", None)
     word_column = getattr(tag_format, "word_column", 0)
-    return SavedTagger(tagger, system, column, file_format, training_words(sentences).ambiguous, word_column)
+    separator = getattr(tag_format, "separator", "_")
+    return SavedTagger(tagger, system, column, file_format, training_words(sentences).ambiguous, word_column, separator)
 
 
 def summary_of(
@@ -370,6 +372,7 @@ def save_tagger(saved: SavedTagger, folder: str | Path) -> None:
         "column": saved.column,
         "word_column": saved.word_column,
         "file_format": saved.format,
+        "separator": saved.separator,
         "ambiguous_words": None if saved.ambiguous is None else sorted(saved.ambiguous),
     }
     saved.tagger.save(folder, training)
@@ -394,14 +397,16 @@ def load_tagger(folder: str | Path) -> SavedTagger:
     if training is None:
         return SavedTagger(tagger, tagger.name, None, None, None)  # saved from Python
     again = "train again, as by `pplseq train tagger`"
-    noted = {"system": str, "column?": (str, int), "word_column?": int, "file_format?": str, "ambiguous_words?": [str]}
+    noted = {"system": str, "column?": (str, int), "word_column?": int, "file_format?": str, "separator?": str,
+             "ambiguous_words?": [str]}  # fmt: skip
     check_content(training, noted, folder, again, "training")
     words = training["ambiguous_words"]
     known = None if words is None else frozenset(words)
     column, file_format = training["column"], training["file_format"]
     if file_format == ConlluFormat.name and column in range(len(CONLLU_COLUMNS)):  # as it was written once
         column = CONLLU_COLUMNS[column]
-    return SavedTagger(tagger, training["system"], column, file_format, known, training.get("word_column") or 0)
+    word_column, separator = training.get("word_column") or 0, training.get("separator") or "_"
+    return SavedTagger(tagger, training["system"], column, file_format, known, word_column, separator)
 
 
 def parse_settings(settings: tuple[str, ...]) -> dict[str, Any]:

@@ -14,7 +14,17 @@ from typing import Any, NamedTuple, cast
 
 from pplseq import checks
 from pplseq.data.columns import TaggedSentence, decoded, read_raw_lines
-from pplseq.data.tag_formats import BETWEEN_COLUMNS, ConlluFormat, Line, LineError
+from pplseq.data.tag_formats import (
+    BETWEEN_COLUMNS,
+    NEW_DOCUMENT,
+    NO_TAG,
+    ColumnsFormat,
+    ConlluFormat,
+    Line,
+    LineError,
+    TabsFormat,
+    guess_format,
+)
 from pplseq.data.tagged import STDIN, SentenceBlock, SkippedSentence, TaggedFile, read_tagged
 from pplseq.files import write_text
 from pplseq.models.taggers.scores import TagScores, TrainingWords, difference_interval, mcnemar, score_tags
@@ -27,9 +37,87 @@ from pplseq.report import tag_tables
 from pplseq.report.tagging import SentenceView, render_tagging_page
 
 SHOWN_ALTERNATIVES = 4  # of a word, on a page
+COLUMN_FORMATS = ColumnsFormat.name, TabsFormat.name
+MANY_LINES = 5  # sentences that follow each other rarely have as many words each
+SEPARATORS = ("_", "/", "#", "~", "^", "@", "//", "##", "~~")  # "|" and "=" stand in features
 
 
 # ---- files
+
+
+def separator_of(reading: Any, saved: SavedTagger | None) -> str:
+    """What stands between word and tag of word_TAG: what was asked for, or that of the text a tagger learned from."""
+    return reading.separator or (SEPARATORS[0] if saved is None else saved.separator)
+
+
+def not_words(name: str, file_format: str) -> str:
+    """What is said of standard input that is no words."""
+    looks = {"conllu": "CoNLL-U, ten columns between tabs", "conllup": "CoNLL-U Plus", "word_tag": "words with their tags"}
+    looks_like = looks.get(file_format, "columns, a word and its tags a line")
+    return (
+        f"{name}: expected words between spaces, got lines that look like {looks_like}; say --format {file_format}, or "
+        "--format words"
+    )
+
+
+def guess_for(saved: SavedTagger, reading: Any, tags: str, to_tag: bool) -> Callable[[str, Sequence[str]], str]:
+    """From a file's name and first lines to its format: that of the text a tagger learned from where the file may be of it,
+    otherwise what it looks like.
+
+    Lines of words that all have as many columns, one of them tags of the model, are no sentences: they are refused where the
+    model does not know which column it is.
+    """
+
+    def guess(name: str, lines: Sequence[str]) -> str:
+        seen = {"separator": separator_of(reading, saved), "tags_optional": tags == "optional" or not lines, "to_tag": to_tag}
+        columns = columns_of_tags(saved, lines)
+        try:
+            found = guess_format(name, lines, **seen)
+        except ValueError:
+            if columns is None or saved.format not in COLUMN_FORMATS:
+                raise
+            found = saved.format
+        alike = found in (*COLUMN_FORMATS, "words") and columns is not None or found in COLUMN_FORMATS
+        if alike and saved.format in COLUMN_FORMATS and (saved.format != TabsFormat.name or any("\t" in row for row in lines)):
+            return saved.format
+        if found == "words" and columns is not None and (reading.column, reading.word_column) == (None, None):
+            at = f", tags of the model in column {columns[0]} (the first is 0)" if columns else ""
+            trained = "" if saved.format is None else f"; the model was trained on the format {saved.format}"
+            raise ValueError(
+                f"{name}: expected sentences, got lines of as many columns each{at}{trained}; say --format columns and "
+                "--column N, or --format words"
+            )
+        return found
+
+    return guess
+
+
+def columns_of_tags(saved: SavedTagger, lines: Sequence[str]) -> list[int] | None:
+    """Columns that hold tags of a model, of lines that look like words with their columns; None of lines that do not.
+
+    They do if all have as many columns, and one holds nothing but tags of the model, or `_`; of a model that was trained on
+    columns also if there are many such lines, or tabs between. A single line tells nothing.
+    """
+    learned, known = saved.format in COLUMN_FORMATS, set(saved.tagger.tags)
+    between = "\t" if saved.format == TabsFormat.name else None
+    lines = [line for line in lines if not line.startswith(NEW_DOCUMENT)]
+    rows = [line.split(between) for line in lines]
+    widths = {len(row) for row in rows}
+    if len(rows) < 2 or len(widths) != 1 or (width := widths.pop()) < 2:
+        return None
+    found = []
+    for column in range(width):
+        if column == saved.word_column:
+            continue
+        entries = [row[column].strip() for row in rows]
+        # a full stop is often its own tag, and then stands in sentences as well
+        lettered = any(any(sign.isalpha() for sign in entry) for entry in entries)
+        if all(entry in known or entry == NO_TAG for entry in entries) and (lettered or {*entries} == {NO_TAG}):
+            found.append(column)
+    tabs = all("\t" in line.strip() for line in lines)
+    many = learned and width > saved.word_column and (tabs or len(rows) >= MANY_LINES)
+    return found if found or many else None
+
 
 
 def _word_column(reading: Any, saved: SavedTagger | None) -> int | dict[str, int]:
@@ -60,11 +148,11 @@ def read(
         column = saved.columns
     found = read_tagged(
         path,
-        reading.format,
+        reading.format if reading.format is not None or saved is None else guess_for(saved, reading, tags, to_tag),
         column,
         on_error=reading.on_error,
         tags=tags,
-        separator=reading.separator,
+        separator=separator_of(reading, saved),
         to_tag=to_tag,
         word_columns=word_columns if saved is None else getattr(saved.tagger, "word_columns", ()),
         word_column=_word_column(reading, saved),
@@ -72,10 +160,7 @@ def read(
     named = found.name.removesuffix(".gz").removesuffix(".xz").lower().endswith((".conllu", ".conll-u", ".conllup"))
     if to_tag and reading.format is None and found.format != "words" and not named:
         if path == "-":
-            raise ValueError(
-                f"{found.name}: expected words between spaces, got lines that look like CoNLL-U, ten columns between tabs; say "
-                "--format conllu, or --format words"
-            )
+            raise ValueError(not_words(found.name, found.format))
         say(f"{found.name}: read as {found.format}, by its first lines; --format says otherwise")
     for first, last, line, message in found.skipped:
         lines = f"line {first}" if first == last else f"lines {first} to {last}"
@@ -172,9 +257,6 @@ def describe(path: str, reading: Any) -> dict[str, Any]:
         "sentences": len(sentences), "words": words.total(), "distinct_words": len(words), "untagged_words": untagged,
         "longest": max((len(sentence.words) for sentence in sentences), default=0), "tags": dict(tags.most_common()),
     }  # fmt: skip
-
-
-SEPARATORS = ("_", "/", "#", "~", "^", "@", "//", "##", "~~")  # "|" and "=" stand in features
 
 
 def written_separator(saved: SavedTagger, separator: str, say: Callable[[str], None]) -> str:

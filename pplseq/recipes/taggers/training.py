@@ -9,12 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from pplseq.data.tag_formats import UntaggedError
+from pplseq.data.tagged import SAMPLE_LINES
 from pplseq.files import write_text
 from pplseq.folder import sealed, unsealed
 from pplseq.models.taggers.training import IterativeTagger, run_tagger_training
 from pplseq.recipes.recipe import Job, Lines
 from pplseq.recipes.taggers.answers import answer, check_answerable
 from pplseq.recipes.taggers.settings import MODEL, RECORD, TagQuestions
+from pplseq.recipes.taggers.stream import first_lines
 from pplseq.recipes.taggers.systems import (
     SYSTEMS,
     load_tagger,
@@ -25,7 +27,7 @@ from pplseq.recipes.taggers.systems import (
     train_tagger,
     trained,
 )
-from pplseq.recipes.taggers.tagging import describe, read, score, scores_json
+from pplseq.recipes.taggers.tagging import columns_of_tags, describe, read, score, scores_json
 from pplseq.recipes.text.answers import opened
 from pplseq.runs.progress import Watch
 from pplseq.runs.signals import TimeOver
@@ -103,7 +105,8 @@ def evaluate(folder: Path, data: str, settings: Any, watch: Watch) -> Iterator[d
 
 def query(folder: Path, question: str, lines: Lines, settings: Any) -> Iterator[dict[str, Any]]:
     """Answers about the words of every line."""
-    tagger = load_tagger(folder).tagger
+    saved = load_tagger(folder)
+    tagger = saved.tagger
     asked = {
         "tag": {"probabilities": hasattr(tagger, "smooth")},
         "alternatives": {"top": settings.top},
@@ -123,4 +126,12 @@ def query(folder: Path, question: str, lines: Lines, settings: Any) -> Iterator[
         return answer(tagger, [[word for word in words if word is not None]], drawn)[0]
 
     with opened(lines) as source:
+        first = list(source)[:SAMPLE_LINES] if isinstance(source, (list, tuple)) else first_lines(source)
+        texts = [line.decode("utf-8", "replace") if isinstance(line, bytes) else line for line in first]
+        texts = [text.strip(" \r\n") for text in texts if text.strip() and not text.lstrip().startswith("{")]
+        if columns_of_tags(saved, texts) is not None:
+            raise ValueError(
+                "lines: expected sentences, words between spaces or JSON, got lines that look like columns, a word and its "
+                "tags a line; `pplseq tag run MODEL FILE --format columns` tags such files"
+            )
         yield from answer_lines(source, ask)

@@ -174,6 +174,10 @@ def test_a_kumaraswamy_near_its_ends():
     wanted = math.log(0.7 * 2.5) - 0.3 * x.log() + 1.5 * left.log()
     ends = [0, 1, 3, 4]
     torch.testing.assert_close(found.log_prob(x)[ends], wanted[ends], rtol=1e-2, atol=1e-2)
+    shapes = {"concentration1": 40.0, "concentration0": 1e18}
+    narrow = family_of("Kumaraswamy").make(**{name: torch.tensor(shape, dtype=torch.float64) for name, shape in shapes.items()})
+    exact = math.log(40e18) + 39 * math.log(0.3) - 1e18 * 0.3**40  # 1 - x^a is 1 but for its last digits
+    assert float(narrow.log_prob(torch.tensor(0.3, dtype=torch.float64))) == pytest.approx(exact, rel=1e-12)
     model = HMM(2, emission="Kumaraswamy").fit(np.r_[np.linspace(1e-13, 1e-12, 20), 1 - np.linspace(1e-15, 1e-14, 10)], seed=0)
     assert math.isfinite(model.history.losses[-1]) and all(v.isfinite().all() for v in model.emission_parameters.values())
 

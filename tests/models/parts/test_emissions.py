@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from functools import partial
 
 import numpy as np
 import pandas
@@ -43,6 +44,10 @@ def size_of(mean, size):
     return {"n": size, "p": size / (size + mean)}
 
 
+def negative_binomial(x, mean, size, exposure=1.0):
+    return stats.nbinom.pmf(x, **size_of(mean * exposure, size))
+
+
 def counts(random, low, high, gates=(0.5, 0.2)):
     drawn = random.poisson(np.where(STATES == 0, low, high))
     return np.where(random.random(len(STATES)) < np.where(STATES == 0, *gates), 0, drawn).astype(float)
@@ -78,6 +83,22 @@ CASES = {
     "hurdle_Poisson": (
         {}, lambda r: counts(r, EXPOSURE, 4 * EXPOSURE), {"exposure": EXPOSURE},
         zeros("hurdle", poisson, lambda rate, exposure: np.exp(-rate * exposure)),
+    ),
+    "Zero inflated Poisson": (
+        {}, lambda r: counts(r, EXPOSURE, 4 * EXPOSURE), {"exposure": EXPOSURE},
+        zeros("zero_inflated", poisson, lambda rate, exposure: np.exp(-rate * exposure)),
+    ),
+    "negative_binomial": (
+        {}, lambda r: r.poisson(np.where(STATES == 0, 1, 6) * EXPOSURE * r.gamma(3, 1 / 3, len(STATES))),
+        {"exposure": EXPOSURE}, negative_binomial,
+    ),
+    "Zero inflated negative binomial": (
+        {}, lambda r: counts(r, 2 * EXPOSURE, 9 * EXPOSURE * r.gamma(3, 1 / 3, len(STATES)), (0.3, 0.1)),
+        {"exposure": EXPOSURE}, zeros("zero_inflated", negative_binomial, partial(negative_binomial, 0)),
+    ),
+    "Hurdle negative binomial": (
+        {}, lambda r: counts(r, 2 * EXPOSURE, 9 * EXPOSURE * r.gamma(3, 1 / 3, len(STATES)), (0.3, 0.1)),
+        {"exposure": EXPOSURE}, zeros("hurdle", negative_binomial, partial(negative_binomial, 0)),
     ),
     "binomial": (
         {}, lambda r: r.binomial(TRIALS.astype(int), np.where(STATES == 0, 0.2, 0.7)), {"trials": TRIALS},
@@ -300,7 +321,7 @@ def test_levels_beside_numbers_are_drawn_as_they_are():
 ROWS = np.array([3.0, 0, 2, 5])
 REFUSED = {
     "trials: binomial columns count successes": (dict(emission="binomial"), ROWS, {}),
-    "exposure: poisson columns take it": (dict(emission="normal"), ROWS, dict(exposure=ROWS)),
+    "exposure: poisson and negative_binomial columns take it": (dict(emission="normal"), ROWS, dict(exposure=ROWS)),
     "trials: binomial columns take it": (dict(emission="poisson"), ROWS, dict(trials=ROWS)),
     "exposure: of column 0 it must be a number above 0.*row 0, step 1 is 0 and x 0": (
         dict(emission="poisson"), ROWS, dict(exposure=ROWS)
@@ -442,6 +463,30 @@ def test_regressions_with_trials_and_exposures_are_those_of_their_rates():
     peer = LogisticRegression(C=np.inf, tol=1e-10).fit(np.repeat(u, size.astype(int))[:, None], each)
     found = model.emission_network.weight.detach().flatten().numpy()
     np.testing.assert_allclose(found, [peer.coef_[0, 0], peer.intercept_[0]], atol=1e-4)
+
+
+@pytest.mark.parametrize("inputs", [True, False])
+@pytest.mark.parametrize("name", ["negative_binomial", "zero_inflated_poisson", "zero_inflated_negative_binomial"])
+def test_regressions_of_counts_with_exposures_are_those_of_statsmodels(name, inputs):
+    sm = pytest.importorskip("statsmodels.api")
+    random = np.random.default_rng(4)
+    u, size = random.normal(size=400), random.uniform(0.5, 8, 400)
+    rate = np.exp(0.4 + 0.5 * u * inputs) * size
+    x = random.poisson(rate * random.gamma(2.5, 1 / 2.5, 400) if "negative" in name else rate).astype(float)
+    x = np.where(random.random(400) < 0.25, 0.0, x) if "zero" in name else x
+    design = np.column_stack([u, np.ones(400)]) if inputs else np.ones((400, 1))
+    kinds = sm.NegativeBinomial, sm.ZeroInflatedPoisson, sm.ZeroInflatedNegativeBinomialP
+    peer = kinds[("zero" in name) + ("zero" in name and "negative" in name)](x, design, exposure=size)
+    peer = peer.fit(method="bfgs", maxiter=2000, gtol=1e-8, disp=0)
+    told = {"num_inputs": 1, "mealy": True} if inputs else {"num_inputs": {"transition": 1}}
+    model = IOHMM(1, outputs=name, **told).fit(
+        x, inputs=u, exposure=size, tolerance=1e-13, max_iterations=3000, num_restarts=1, seed=0
+    )
+    assert model.score(x, inputs=u, exposure=size) == pytest.approx(peer.llf, abs=1e-4)
+    if not inputs:  # as an HMM of one state, by its own EM and by gradients
+        for options in ({"tolerance": 1e-13, "max_iterations": 5000}, {"method": "lbfgs"}):
+            other = HMM(1, emission=name).fit(x, exposure=size, seed=0, **options)
+            assert other.score(x, exposure=size) == pytest.approx(peer.llf, abs=1e-4)
 
 
 @pytest.mark.parametrize("name", ["Beta", "Gamma Poisson", "Weibull"])

@@ -26,7 +26,7 @@ class ResponseOutputs(NoisyOutputs):
 
     Args:
         network: of the predictors. columns: what they are predictors of.
-        floor: (D,) smallest variances of "normal" columns.
+        floor: (D,) smallest squares of scales, of columns that have one.
     """
 
     def __init__(self, network: RestartNetwork, columns: ResponseColumns, floor: Tensor, num_climbs: int = 10):
@@ -92,7 +92,8 @@ class ResponseOutputs(NoisyOutputs):
     def _fit(self, column: Column, own: dict[str, Tensor], seen: Seen, visits: Tensor, noise: dict[str, Tensor]):
         """The regression of a column of numbers under visits (Z, M, R)."""
         linear, network = self.network.kind == "linear", self._alone(column)
-        if linear or not column.averages:
+        uneven = bool(column.dispersions) and bool(column.sizes(seen.sizes))  # so that the mean is not that of all numbers
+        if linear or uneven or not column.averages:
             # of a table, or a constant, the regression on which entry a number is beside
             features = seen.rows.features[seen.entry] if linear else torch.eye(seen.rows.size).to(visits)[seen.entry]
             mass = visits.transpose(1, 2).flatten(0, 1)  # (Z R, M)
@@ -129,7 +130,7 @@ class ResponseOutputs(NoisyOutputs):
                 new = (visits * (x - column.mean(eta)).square()).sum(1) / total
             else:
                 new = self._climbed(column, eta, x, visits, others, name)
-            if column in self.columns.scaled and number == 0:
+            if place == column.scale_place:
                 new = new if column.family == "normal" else new.square()
                 floor = self.floor.to(eta)[column.number]
                 low = (new < floor) & (total > 0)
@@ -150,16 +151,17 @@ class ResponseOutputs(NoisyOutputs):
             return (visits * density).sum(1) / total
 
         start = before / (1 - before) if share else before
-        new = maximize_each(start, objective)
-        new = torch.where(objective(new) >= objective(start.clamp(1 / LARGEST, LARGEST)), new, start)
+        unit = start if name == "scale" else torch.ones_like(start)  # which is as large as the numbers are
+        new = unit * maximize_each(start / unit, lambda value: objective(unit * value))
+        new = torch.where(objective(new) >= objective(unit * (start / unit).clamp(1 / LARGEST, LARGEST)), new, start)
         return new / (1 + new) if share else new
 
     def inside(self, weights):
         raw = weights["noise.raw"]
         lowest, largest = torch.full_like(raw, -math.log(LARGEST)), torch.full_like(raw, math.log(LARGEST))
         for column in self.columns.scaled:
-            lowest[:, column.place] = float(self.floor[column.number].log()) / 2
-            largest[:, column.place] = torch.inf
+            lowest[:, column.scale_place] = float(self.floor[column.number].log()) / 2
+            largest[:, column.scale_place] = torch.inf
         return weights | {"noise.raw": raw.minimum(largest).maximum(lowest)}
 
     def start(self, seen: Seen, scale: float, count: int, emission: dict[str, Tensor]) -> Parameters:
@@ -178,7 +180,7 @@ class ResponseOutputs(NoisyOutputs):
             weight = scale * torch.randn_like(emission["weight"])
             for column in self.columns.scaled:
                 if column.link == "identity":
-                    weight[:, :, column.first] *= dispersion[column.place].exp()
+                    weight[:, :, column.first] *= dispersion[column.scale_place].exp()
             weight[:, -1] = eta
             in_units_of(seen.rows.features[..., :-1], weight)
             emission = {"weight": weight}
