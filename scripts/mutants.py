@@ -256,8 +256,17 @@ MUTANTS = [
         ("tests/models/hmm/test_durations.py",),
     ),
     Mutant(
+        "captured steps: the carried belief is that of the capture", "pplseq/runs/captured.py",
+        "            if own is not None:\n                own.copy_(value)\n", "            pass\n", ("tests/runs/test_captured.py",),
+    ),
+    Mutant(
+        "captured steps: what was drawn for the comparison is not drawn again", "pplseq/runs/captured.py",
+        "        expected = self._aside()\n        checkpoint.restore_random_states(before, self.device)\n",
+        "        expected = self._aside()\n", ("tests/runs/test_captured.py",),
+    ),
+    Mutant(
         "gradients: scales have no floor", "pplseq/infer/fit/gradients.py",
-        "if not is_kept and below(moved, least):", "if False:", ("tests/models/test_repeated_numbers.py",),
+        "if not is_kept and beyond(moved, ends):", "if False:", ("tests/models/test_repeated_numbers.py",),
     ),
     Mutant(
         "switching: regimes that last are not pooled", "pplseq/models/switching/fit.py",
