@@ -261,8 +261,8 @@ MUTANTS = [
     ),
     Mutant(
         "captured steps: what was drawn for the comparison is not drawn again", "pplseq/runs/captured.py",
-        "        expected = self._aside()\n        checkpoint.restore_random_states(before, self.device)\n",
-        "        expected = self._aside()\n", ("tests/runs/test_captured.py",),
+        "        expected = self._aside(*own)\n        checkpoint.restore_random_states(before, self.device)\n",
+        "        expected = self._aside(*own)\n", ("tests/runs/test_captured.py",),
     ),
     Mutant(
         "gradients: scales have no floor", "pplseq/infer/fit/gradients.py",

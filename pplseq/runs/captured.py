@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -32,6 +32,7 @@ class CapturedStep:
     def __init__(self, step: Callable[[Tensor, Any], tuple[Any, Tensor]], parameters: Sequence[Tensor], device: torch.device):
         self.step, self.parameters, self.device = step, parameters, device
         self.works, self.last, self.key = True, None, None
+        self.kept: _Kept | None = None
 
     def __call__(self, x: Tensor, start: Any, key: Any) -> tuple[Any, Tensor]:
         key = (key, x.shape, start if start is None else tuple(None if value is None else value.shape for value in start))
@@ -45,34 +46,34 @@ class CapturedStep:
                 warnings.warn(f"steps are not captured as a graph, and run one by one: {error}", RuntimeWarning, stacklevel=2)
                 self._forget()
                 checkpoint.restore_random_states(before, self.device)
-        if self.key != key:
+        if self.kept is None or self.key != key:
             return self.step(x, start)
-        return self._replay(x, start)
+        return self._replay(self.kept, x, start)
 
     def _capture(self, x: Tensor, start: Any, key: Any, before: dict[str, Tensor]) -> tuple[Any, Tensor]:
         """What the step gives, by its first replay."""
         self._forget()
-        self.x, self.start = x.clone(), _map(torch.clone, start)
-        expected = self._aside()
+        own = x.clone(), _map(torch.clone, start)
+        expected = self._aside(*own)
         checkpoint.restore_random_states(before, self.device)
         self._clear()
-        self.replay, (self.carried, self.loss) = recorded(lambda: self.step(self.x, self.start), self.device)
-        self.gradients = [parameter.grad for parameter in self.parameters]
-        found = self._replay(x, start)
+        replay, (carried, loss) = recorded(lambda: self.step(*own), self.device)
+        self.kept = _Kept(replay, *own, carried, loss, [parameter.grad for parameter in self.parameters])
+        found = self._replay(self.kept, x, start)
         if not torch.allclose(self._figures(found[1]), expected, rtol=AGREEMENT):
             raise RuntimeError(f"loss and gradients are {self._figures(found[1]).tolist()[:3]}, not {expected.tolist()[:3]}")
         self.key = key
         return found
 
-    def _aside(self) -> Tensor:
+    def _aside(self, x: Tensor, start: Any) -> Tensor:
         """Runs the step beside what else the device does, so that whatever is made once is there; its figures."""
         if self.device.type != "cuda":
-            return self._figures(self.step(self.x, self.start)[1])
+            return self._figures(self.step(x, start)[1])
         side, here = torch.cuda.Stream(self.device), torch.cuda.current_stream(self.device)
         side.wait_stream(here)
         with torch.cuda.stream(side):
             self._clear()
-            figures = self._figures(self.step(self.x, self.start)[1])
+            figures = self._figures(self.step(x, start)[1])
         here.wait_stream(side)
         return figures
 
@@ -81,15 +82,15 @@ class CapturedStep:
         gradients = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
         return torch.stack([loss.double(), *(value.double().norm() for value in gradients)])
 
-    def _replay(self, x: Tensor, start: Any) -> tuple[Any, Tensor]:
-        self.x.copy_(x)
-        for own, value in zip(self.start or (), start or (), strict=True):
+    def _replay(self, kept: _Kept, x: Tensor, start: Any) -> tuple[Any, Tensor]:
+        kept.x.copy_(x)
+        for own, value in zip(kept.start or (), start or (), strict=True):
             if own is not None:
                 own.copy_(value)
-        self.replay()
-        for parameter, gradient in zip(self.parameters, self.gradients, strict=True):
+        kept.replay()
+        for parameter, gradient in zip(self.parameters, kept.gradients, strict=True):
             parameter.grad = gradient
-        return self.carried, self.loss.clone()
+        return kept.carried, kept.loss.clone()
 
     def _clear(self) -> None:
         for parameter in self.parameters:
@@ -97,8 +98,19 @@ class CapturedStep:
 
     def _forget(self) -> None:
         """Gives the memory of what was captured to what comes."""
-        self.key = self.replay = self.gradients = self.carried = self.loss = None
+        self.key = self.kept = None
         self._clear()
+
+
+class _Kept(NamedTuple):
+    """A captured step: what runs it, and the tensors that it reads and writes."""
+
+    replay: Callable[[], None]
+    x: Tensor
+    start: Any
+    carried: Any
+    loss: Tensor
+    gradients: list[Tensor | None]
 
 
 def _map(function: Callable[[Tensor], Tensor], carried: Any) -> Any:

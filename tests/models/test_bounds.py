@@ -166,7 +166,9 @@ def test_starts_and_what_is_held_beside():
         (family("von_mises"), NUMBERS / 4, {"loc": (0, 1)}, "no best 'loc' within bounds.*lbfgs"),
         (lambda: SwitchingRegression(2, order=1), NUMBERS, {"mean": (0.1, None)}, "'mean' is not learned number by number"),
         (lambda: IOHMM(2, num_inputs=0, outputs="gaussian", num_outputs=2), VECTORS, {"noise": (0, 1)},
-         "bounds: IOHMM.fit takes none, as .* weights .*; forbid moves by graph="),
+         "bounds: IOHMM has no weights 'noise'.*emission_network.logits.*forbid moves by graph="),
+        (lambda: IOHMM(2, num_inputs=0, outputs="gaussian", num_outputs=2), VECTORS, {"emission_network.logits": (0, 1)},
+         "bounds: 'em' keeps none of an IOHMM; use method='sgd'"),
         (lambda: VLHMM(4, num_words=3, hidden_size=4), WORDS, {"transition": (0.1, None)}, "VLHMM.fit takes none, .* an HMM"),
         (lambda: TextLDS(num_words=3, num_states=1), WORDS, {"transition": (0.1, None)}, "TextLDS.fit takes none, .* an LDS"),
         (lambda: StructuralModel(), NUMBERS, {"trend": (0, 1)}, "no parameter 'trend'"),
@@ -349,3 +351,26 @@ def test_starts_that_bounds_would_make_one(name):
     best = make().set_parameters(transition=0.8 * np.eye(3) + 0.2 / 3, **truth).fit(x, warm_start=True, bounds=bounds)
     found = [make().fit(x, seed=seed, num_restarts=4, bounds=bounds).score(x) for seed in (0, 1)]
     assert max(found) >= best.score(x) - 0.5
+
+
+def test_effects_of_inputs_on_outputs():
+    """With known regimes a Gaussian IOHMM is a regression in each: least squares within bounds, as of scipy."""
+    rng = np.random.default_rng(3)
+    inputs, states = rng.normal(size=(1, 120, 2)), np.arange(120)[None] // 5 % 2
+    slopes = np.array([[1.0, -0.4], [-0.3, 0.8]])
+    x = (inputs * slopes[states]).sum(-1, keepdims=True) + states[..., None] + 0.3 * rng.normal(size=(1, 120, 1))
+    low, none = 0.1, -math.inf
+    model = IOHMM(2, num_inputs={"emission": 2}, outputs="gaussian", num_outputs=1, mealy=True)
+    given = {"inputs": {"emission": inputs}, "states": states, "method": "sgd", "num_steps": 800, "seed": 0}
+    model.fit(x, bounds={"emission_network.weight": ([[low], [low], [none]], None)}, num_restarts=2, **given)
+    weight = model.network("emission").weight.detach()[..., 0]  # the constants are last
+    for k in (0, 1):
+        here = states[0] == k
+        design = np.c_[inputs[0, here], np.ones(here.sum())]
+        right = lsq_linear(design, x[0, here, 0], bounds=([low, low, none], np.inf)).x
+        np.testing.assert_allclose(weight[k], right, atol=2e-3)
+    assert (weight[:, :2] == low).sum() == 2  # those whose sign is the other one
+    free = IOHMM(2, num_inputs={"emission": 2}, outputs="gaussian", num_outputs=1, mealy=True).fit(x, **given)
+    assert (free.network("emission").weight[:, :2] < 0).sum() == 2
+    with pytest.raises(ValueError, match="is of a part that is held"):
+        model.fit(x, bounds={"emission_network.weight": (0, 1)}, fixed="emission", warm_start=True, **given)

@@ -56,6 +56,7 @@ class FitPlan(NamedTuple):
     progress: bool = False
     on_record: Callable[[dict[str, Any]], None] | None = None
     cluster: Any = None
+    boxes: Mapping[str, tuple[Tensor, Tensor]] = {}
 
     @property
     def on_disk(self) -> bool:
@@ -65,7 +66,8 @@ class FitPlan(NamedTuple):
     def about(self, model: IOParameters, batch: Batch, validation: Batch | None) -> dict[str, Any]:
         """What a resumed fit must be given alike."""
         held_out = {} if validation is None else about_data(validation)
-        return {
+        boxes = {"bounds": {name: digest(*both) for name, both in self.boxes.items()}} if self.boxes else {}
+        return boxes | {
             **about_fit(model, self.method, self.options), **about_data(batch), "fixed": sorted(model._not_free),
             "num_restarts": list(map(repr, self.blocks)), "select": self.select, "batch_size": self.batch_size,
             "validation": digest(*held_out.values()),
@@ -87,8 +89,6 @@ class FitPlan(NamedTuple):
             raise ValueError(
                 f"method {checks.shown(method)} needs priors: make the model with priors=True, or with WeightPriors(...)"
             )
-        instead = "forbid moves by graph=, hold parts by fixed=, give priors=, or take an HMM, SwitchingRegression or ARHMM"
-        checks.no_bounds(f"{type(model).__name__}.fit", options, instead)
         check_options(model, method, options, FITTERS.get(method), own=("blocks", "precisions", "gradient"))
         for name, least in (("max_iterations", 1), ("num_steps", 1), ("tolerance", 0.0)):
             if name in options:
@@ -269,7 +269,7 @@ def fit_restarts(model: IOParameters, batch: Batch, validation: Batch | None, pl
         parameters, blocks = draw_group(number)
         common: dict[str, Any] = dict(blocks=blocks, precisions=precisions, **plan.options)
         if plan.method == "sgd":
-            return SGDRun(problems, parameters, **common)
+            return SGDRun(problems, parameters, boxes=plan.boxes, **common)
         return EMRun(problem, parameters, gradient=plan.method == "gem", **common)
 
     def conclude(parts: Sequence[Restarts]) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Self, cast
+from typing import Any, Self, cast
 
 import pyro
 import pyro.distributions as dist
@@ -14,6 +14,7 @@ from pplseq import checks
 from pplseq.infer.fit.em import Batch, least_variances
 from pplseq.models.base import AT_POINT
 from pplseq.models.estimator import Estimator
+from pplseq.models.fitted import ends
 from pplseq.models.forms import is_table
 from pplseq.models.iohmm.data import PARTS, IOFormat, sizes_of
 from pplseq.models.iohmm.estimates import estimates_of
@@ -140,6 +141,26 @@ class IOParameters(Estimator):
                 for value in part.parameters():
                     total = total + self._prior_of(name, value.detach()).log_prob(value)
         return total
+
+    def _bounds_by(self, bounds: Mapping[str, Any], method: str) -> dict[str, tuple[Tensor, Tensor]]:
+        """Between which numbers weights of networks stay, by name.
+
+        Raises:
+            ValueError, TypeError: for other names and what are no bounds, and where a method cannot keep them.
+        """
+        if not isinstance(bounds, Mapping):
+            raise TypeError(f"bounds must be a mapping from names of weights to pairs (low, high), got {checks.shown(bounds)}")
+        weights = {name: value for name, value in self.named_parameters() if "_network." in name}
+        for name in bounds:
+            if name not in weights:
+                raise ValueError(
+                    f"bounds: {type(self).__name__} has no weights {checks.shown(name)}; those of its networks are "
+                    f"{', '.join(weights)}. Probabilities and variances are made of several and have "
+                    "no bounds: forbid moves by graph=, hold parts by fixed=, or take an HMM, SwitchingRegression or ARHMM"
+                )
+        if bounds and method != "sgd":
+            raise ValueError(f"bounds: {method!r} keeps none of an IOHMM; use method='sgd'")
+        return {name: ends(name, pair, weights[name]) for name, pair in bounds.items()}
 
     @property
     def _held_parts(self) -> frozenset[str]:

@@ -20,6 +20,7 @@ from pplseq.infer.discrete.chain import Chain
 from pplseq.infer.fit.held import Slot, holding
 from pplseq.infer.programs.markov import markov
 from pplseq.models.base import Sizes, one_chain
+from pplseq.models.fitted import told_bounds
 from pplseq.models.hmm.tables import DTYPES
 from pplseq.models.iohmm.data import PARTS, Inputs, IOFormat, Sight, apart
 from pplseq.models.iohmm.embeddings import checked_embeddings
@@ -390,7 +391,7 @@ class IOHMM(IOHMMQueries):
         validation=None, warm_start: bool = False, batch_size: int | None = None, seed: int | None = None,
         folder: str | Path | None = None, resume: bool = False, max_time: float | None = None,
         progress: bool = False, on_record: Callable[[dict[str, Any]], None] | None = None, cluster: Any = None,
-        fixed: str | Sequence[str] = (),
+        fixed: str | Sequence[str] = (), bounds: Mapping[str, Any] | None = None,
         trials=None, exposure=None, **options,
     ) -> Self:  # fmt: skip
         """Fits the parameters to data; ``history`` says afterwards how it went, ``history.restarts`` of every restart.
@@ -418,6 +419,10 @@ class IOHMM(IOHMMQueries):
             fixed: parts that keep their parameters: "initial", "transition", "emission", "noise" (covariances, dispersions).
                 Those none of whose parameters has ``requires_grad`` are held as well; what is held is not in
                 ``num_free_parameters``.
+            bounds: of weights of networks, by their names among ``named_parameters()``, pairs (low, high) between which they
+                stay in a fit by "sgd", as of effects whose sign is known. Each end a number, None for no bound, or an array
+                that broadcasts to the weight, such as [[0.0], [-inf]] for one input and the constant behind it:
+                {"emission_network.weight": ([[0.0], [-inf]], None)}.
             trials, exposure: of each step, of "binomial" columns, and of "poisson" and "negative_binomial" ones (those with
                 zeros of their own too): (B, T), (T,) or lists as x is one, or a number.
             **options: ``device``, to which the model moves first; max_iterations (100) and tolerance (1e-5 nats per step) of
@@ -439,7 +444,8 @@ class IOHMM(IOHMMQueries):
         plan = FitPlan.of(self, METHODS[0] if method is None else method, num_restarts, select, warm_start, batch_size, options)
         if validation is None and select == "validation":
             raise ValueError("validation: select='validation' needs validation data, (x, inputs); got None")
-        plan = plan._replace(folder=folder, resume=resume, max_time=max_time, cluster=cluster)
+        boxes = self._bounds_by({} if bounds is None else bounds, plan.method)
+        plan = plan._replace(folder=folder, resume=resume, max_time=max_time, cluster=cluster, boxes=boxes)
         plan = plan._replace(progress=checks.flag("progress", progress), on_record=on_record)
         with self._naming(x, bool(warm_start or resume), inputs, states, [trials, exposure]):
             self.sized_by = self.sized_by if warm_start or resume else None
@@ -460,10 +466,12 @@ class IOHMM(IOHMMQueries):
             raise ValueError(f"fixed: no part {str(unknown[0])[:40]!r}.{checks.nearest(str(unknown[0]), parts)}")
         if isinstance(fixed, Mapping) and not all(mask is True for mask in fixed.values()):
             raise ValueError("fixed: an IOHMM holds parts whole, {name: True}")
+        if both := [name for name in boxes if name.partition("_network")[0] in names]:
+            raise ValueError(f"bounds: {both[0]!r} is of a part that is held; leave it out, or the part out of fixed=")
         if not resume:
             self._check_set([(name, own) for name in names for own in parts[name].parameters()], self._random_parameters)
         with seeded(seed), holding([(Slot(own), None) for name in names for own in parts[name].parameters()]):
-            self.fixed_parameters = frozenset(names)
+            self.fixed_parameters, self._bounds = frozenset(names), told_bounds(bounds or {})
             vars(self)["history"] = fit_model(self, batch, held_out, plan)  # no submodule, though it may hold a guide
         self.is_fitted = True
         return self

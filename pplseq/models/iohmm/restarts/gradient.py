@@ -27,15 +27,19 @@ class SGDRun(RestartRun):
         problems: the mini-batches. parameters: where to start. num_steps: steps.
         lr: Adam's; falls to a tenth over the run.
         precisions, blocks: see :class:`~pplseq.models.iohmm.restarts.em.EMRun`.
+        boxes: by "part_network.weight" the (low, high) between which weights stay: each step ends at the nearest there.
     """
 
     def __init__(
         self, problems: list[RestartProblem], parameters: Parameters, *, num_steps: int = 500, lr: float = 0.05,
         precisions: Mapping[str, float] | None = None, blocks: list[RestartBlock] | None = None,
+        boxes: Mapping[str, tuple[Tensor, Tensor]] | None = None,
     ):  # fmt: skip
         self.problems, self.precisions, self.num_steps = problems, precisions or {}, num_steps
         self.blocks = blocks or [RestartBlock(next(iter(parameters["transition"].values())).shape[-1])]
         self.parameters = {p: {k: v.detach().clone() for k, v in w.items()} for p, w in parameters.items()}
+        self.boxes = [(*name.split("_network.", 1), *both) for name, both in (boxes or {}).items()]
+        self._keep_inside()
         self.flat = [value for weights in self.parameters.values() for value in weights.values()]
         self.parts = [part for part, weights in self.parameters.items() for _ in weights]
         self.optimizer = torch.optim.Adam(self.flat, lr=lr)
@@ -61,12 +65,18 @@ class SGDRun(RestartRun):
             uphill = (grad - share * precision * value if precision else grad) / problem.num_steps
             value.grad = -uphill.nan_to_num(0.0)  # a restart that broke stays as it is; it is dropped in the end
         self.optimizer.step()
+        self._keep_inside()
         for name, value in self._above_floors(0.0).items():
             self.parameters["noise"][name].copy_(value)
         self.schedule.step()
         self.trace.append(log_likelihood.cpu() / share)
         self.iteration += 1
         return log_likelihood
+
+    def _keep_inside(self) -> None:
+        for part, weight, low, high in self.boxes:
+            value = self.parameters[part][weight]
+            value.copy_(value.clamp(low.to(value).unsqueeze(-1), high.to(value).unsqueeze(-1)))
 
     def _above_floors(self, shift: float) -> dict[str, Tensor]:
         """Noises, moved by ``shift``, where no variance is below its floor: numbers that repeat have no likeliest one."""
