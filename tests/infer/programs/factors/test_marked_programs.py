@@ -3,8 +3,10 @@
 import functools
 import itertools
 import math
+import threading
 import types
 import warnings
+from contextvars import ContextVar, copy_context
 
 import pyro
 import pyro.distributions as dist
@@ -281,7 +283,7 @@ class Slot:
 GLOBAL = Kept()  # of a module: no variable of the program
 WAYS_TO_HOLD = (
     "state", "value", "list", "attribute", "slot", "closure", "partial", "method", "global", "helper", "module", "class",
-    "function", "iterator", "generator",
+    "function", "iterator", "generator", "context variable", "thread's own", "context",
 )  # fmt: skip
 
 
@@ -305,6 +307,8 @@ def bring_back():
 
 
 KEPT_AWAY: dict = {}
+IN_CONTEXT: ContextVar = ContextVar("what a program keeps")
+OF_THREAD = threading.local()
 away = types.ModuleType("away")
 
 
@@ -323,6 +327,16 @@ def test_the_first_state_of_a_long_loop(held, length):
             box = {"attribute": Kept(), "global": GLOBAL, "class": Kept}[held]
             box.value = value
             return (box if held == "attribute" else None), lambda box: (box or (GLOBAL if held == "global" else Kept)).value
+        if held == "context variable":
+            IN_CONTEXT.set([value])
+            return None, lambda _: IN_CONTEXT.get()[0]
+        if held == "context":
+            context = copy_context()
+            context.run(IN_CONTEXT.set, [value])
+            return context, lambda box: box[IN_CONTEXT][0]
+        if held == "thread's own":
+            OF_THREAD.value = value
+            return None, lambda _: OF_THREAD.value
         if held == "helper":
             keep_away(value)
             return None, lambda _: bring_back()
