@@ -42,7 +42,7 @@ from pplseq.models.parts.emissions import (
     safe_log,
 )
 from pplseq.models.parts.families import Family, inside_simplex
-from pplseq.models.parts.family_table import as_list
+from pplseq.models.parts.family_table import FamilyTable, as_list
 from pplseq.models.parts.moves import allowed_moves, allowed_starts, shared_rows
 from pplseq.models.parts.priors import Priors
 from pplseq.models.parts.product_moves import ProductMoves
@@ -180,7 +180,7 @@ class HMM(Constrainable, StateLanguages, LoopAnswers):
                 self.priors.normal_wishart(num_features, torch.empty(0, dtype=real))
         self._make_tables(num_states, real)
         self.emissions = self._make_emissions(num_states if self.rows is None else int(self.rows.max()) + 1, real)
-        vars(self)["_trials_of_steps"] = trials is None and bool(self.emissions.sized("trials"))
+        vars(self)["_trials_of_steps"] = trials is None and self.emissions.needs_trials
         self._forbid()
         if not self.emissions.has_em:  # the first is the default of `fit`
             vars(self)["methods"] = tuple(method for method in ("lbfgs", *self.methods[1:4]) if method != "em")
@@ -425,11 +425,14 @@ class HMM(Constrainable, StateLanguages, LoopAnswers):
         given = {"trials": trials, "exposure": exposure}
         columns = {name: self.emissions.sized(name) for name in given}
         size, fixed = self.num_features or 0, self._config.get("trials")
-        found = all_sizes(given, columns, (shape[0], shape[1]), size, self.sized_by, fixed)
+        needed = (*(self.sized_by or ()), *(["trials"] if self._trials_of_steps else []))
+        found = all_sizes(given, columns, (shape[0], shape[1]), size, needed, fixed)
         if found is None:
             return None
         if x is not None:
             check_sizes(found, x, columns)
+        if trials is not None:
+            cast(FamilyTable, self.emissions).check_trials(x, found)
         return found.to(self.reference)
 
     def _as_batch(self, x, lengths=None, *, states=None, emission_noises=None, trials=None, exposure=None) -> Batch:
