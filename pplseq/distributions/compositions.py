@@ -119,8 +119,9 @@ class TotalCounts(JointColumns):
     """
 
     def __init__(self, probs: Tensor, trials: Tensor):
-        self.probs, self.trials = probs, trials
-        super().__init__(probs)
+        shape = probs.shape[:-1] if trials.dim() == 0 else torch.broadcast_shapes(probs.shape[:-1], trials.shape[:-1])
+        self.probs, self.trials = probs.expand(*shape, -1), trials
+        super().__init__(self.probs)
 
     @property
     def support(self):
