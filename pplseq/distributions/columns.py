@@ -6,6 +6,7 @@ import functools
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import pyro.distributions as dist
 import torch
@@ -45,7 +46,7 @@ class Columns(Conditional):
 
     @property
     def support(self):
-        supports = [part.support for _, part, _ in self.parts]
+        supports: list[Any] = [part.support for _, part, _ in self.parts]
         if len(supports) > 1:
             return constraints.real_vector
         return supports[0] if supports[0].event_dim else constraints.independent(supports[0], 1)

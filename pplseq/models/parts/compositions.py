@@ -56,8 +56,8 @@ def joint_family(name: str, size: int) -> JointFamily:
     """
     if size < 2:
         raise ValueError(
-            f"emission: {name!r} is of columns that go together, at least 2, and there is {size}; give num_features=, or as many "
-            f"{name!r} in the list as there are"
+            f"emission: {name!r} is of columns that go together, at least 2, and there is {size}; give num_features=, or as "
+            f"many {name!r} in the list as there are"
         )
     if name == "dirichlet":
         return JointFamily(
@@ -106,10 +106,10 @@ def _share_update(s: Statistics, p: Parameters) -> dict[str, Tensor]:
 def likeliest_concentration(mean_log: Tensor, start: Tensor, within: Callable[[Tensor], Tensor] | None = None) -> Tensor:
     """(Z, d) concentrations a at most a million that maximise lgamma(sum a) - sum lgamma(a) + sum a mean_log of each row.
 
-    Newton's method, where the Hessian is q = -trigamma(a) on the diagonal and z = trigamma(sum a) everywhere, so that the step is
-    (b - g) / q with the gradient g and b = sum(g / q) / (1 / z + sum(1 / q)). Where concentrations end at the largest or within
-    bounds, by the fixed point digamma(a) = digamma(sum a) + mean_log: each of its steps is the maximum of a bound that is a sum
-    over columns, so that numbers beyond their ends move onto them.
+    Newton's method, where the Hessian is q = -trigamma(a) on the diagonal and z = trigamma(sum a) everywhere, so that the step
+    is (b - g) / q with the gradient g and b = sum(g / q) / (1 / z + sum(1 / q)). Where concentrations end at the largest or
+    within bounds, by the fixed point digamma(a) = digamma(sum a) + mean_log: each of its steps is the maximum of a bound that is
+    a sum over columns, so that numbers beyond their ends move onto them.
 
     Args:
         mean_log: (Z, d) weighted means of log shares. start: (Z, d). within: from concentrations to those that are allowed.
