@@ -94,7 +94,7 @@ def steps_to_come(
 
 
 # what families take of each step, and such families
-SIZED = {"trials": ("binomial", "multinomial"), "exposure": ("poisson", "negative_binomial")}
+SIZED = {"trials": ("binomial",), "exposure": ("poisson", "negative_binomial")}
 
 
 def all_sizes(

@@ -108,8 +108,8 @@ def likeliest_concentration(mean_log: Tensor, start: Tensor, within: Callable[[T
 
     Newton's method, where the Hessian is q = -trigamma(a) on the diagonal and z = trigamma(sum a) everywhere, so that the step
     is (b - g) / q with the gradient g and b = sum(g / q) / (1 / z + sum(1 / q)). Where concentrations end at the largest or
-    within bounds, by the fixed point digamma(a) = digamma(sum a) + mean_log: each of its steps is the maximum of a bound that is
-    a sum over columns, so that numbers beyond their ends move onto them.
+    within bounds, by the fixed point digamma(a) = digamma(sum a) + mean_log, each of whose steps is the maximum
+    of a bound that is a sum over columns, so that numbers beyond their ends move onto them.
 
     Args:
         mean_log: (Z, d) weighted means of log shares. start: (Z, d). within: from concentrations to those that are allowed.
