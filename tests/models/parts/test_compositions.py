@@ -320,3 +320,17 @@ def test_where_they_have_no_place_is_said():
     for ask in (lambda: model.forecast(COUNTS, 1), lambda: model.sample(num_steps=2)):
         with pytest.raises(ValueError, match="^trials: .*future_trials=n"):
             ask()
+
+
+@pytest.mark.parametrize("name", [*KINDS, "gamma", "zero_truncated_poisson"])
+def test_forecasts_of_rows_without_steps(name):
+    """Where 0, which stands there, is none of the numbers that the family has: what comes first is that of the start."""
+    model = HMM(2, num_features=4, emission=name)
+    model.is_fitted = True
+    x = data("dirichlet")[:3] if name in ("dirichlet", "gamma") else data("multinomial")[:3] + 1
+    told = {"future_trials": 7} if name == "multinomial" else {}
+    wanted = model.initial @ model.emissions.moments(*([torch.full((4,), 7.0).to(F64)] if told else []))[0]
+    forms = [([x, x[:0]],), (np.stack([x, 0 * x]), [3, 0])]
+    for form in forms:
+        np.testing.assert_allclose(model.forecast(*form[:1], 1, *form[1:], **told).means[1, 0], wanted, rtol=1e-10)
+    np.testing.assert_allclose(model.forecast(np.zeros((1, 0, 4)), 1, **told).means[0, 0], wanted, rtol=1e-10)
