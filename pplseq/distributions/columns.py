@@ -6,6 +6,7 @@ import functools
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import pyro.distributions as dist
 import torch
@@ -13,6 +14,7 @@ from pyro.distributions.torch_distribution import TorchDistribution
 from torch import Tensor
 from torch.distributions import constraints
 
+from pplseq.distributions.compositions import JointColumns
 from pplseq.distributions.dense import GaussianEmission
 from pplseq.distributions.state import Conditional, Emission, take_rows
 
@@ -32,30 +34,35 @@ class Columns(Conditional):
 
     Args:
         parts: for some columns each: which, a distribution of batch shape (*b, d) over single numbers, and a number of its
-            support, which stands in for what is missing.
+            support, which stands in for what is missing; or a :class:`~pplseq.distributions.compositions.JointColumns`.
     """
 
     def __init__(self, parts: Sequence[Part]):
         self.parts = parts
         size = sum(len(columns) for columns, *_ in parts)
-        shapes = {part.batch_shape[:-1] for _, part, _ in parts}
+        shapes = {_batch(part) for _, part, _ in parts}
         shape = shapes.pop() if len(shapes) == 1 else torch.broadcast_shapes(*shapes)
         super().__init__(shape, torch.Size([size]), validate_args=False)
 
     @property
     def support(self):
-        supports = [part.support for _, part, _ in self.parts]
-        return constraints.independent(supports[0], 1) if len(supports) == 1 else constraints.real_vector
+        supports: list[Any] = [part.support for _, part, _ in self.parts]
+        if len(supports) > 1:
+            return constraints.real_vector
+        return supports[0] if supports[0].event_dim else constraints.independent(supports[0], 1)
 
     def expand(self, batch_shape, _instance=None):
         shape = torch.Size(batch_shape)
-        return Columns([(c, part.expand(shape + part.batch_shape[-1:]), fill) for c, part, fill in self.parts])
+        return Columns([(c, part.expand(shape + part.batch_shape[len(_batch(part)) :]), fill) for c, part, fill in self.parts])
 
     def log_prob(self, value: Tensor) -> Tensor:
         """(*B,) log p(seen columns of value), nats; 0 where none is."""
         total = value.new_zeros(())
         for columns, part, fill in self.parts:
             own = value if len(self.parts) == 1 else value[..., list(columns)]
+            if isinstance(part, JointColumns):
+                total = total + part.log_prob(own)
+                continue
             seen = ~own.isnan()
             density = part.log_prob(torch.where(seen, own, fill))  # a NaN would reach the gradient
             total = total + torch.where(seen, density, 0.0).sum(-1)
@@ -83,23 +90,32 @@ class Columns(Conditional):
 
     def moments(self) -> tuple[Tensor, Tensor]:
         """(*b, K) means and (*b, K, K) covariances; of levels as numbers that are 0 or 1, see :attr:`places`."""
-        means, variances, levels = [], [], []
+        means, variances, blocks = [], [], []
         for (_, part, _), place in zip(self.parts, self.places, strict=True):
             shape = (*self.batch_shape, len(place))
             if _levels(part):
                 probs = part.probs.squeeze(-2)
                 means.append(probs.expand(shape))
                 variances.append((probs * (1 - probs)).expand(shape))
-                levels.append((place, probs))
+                blocks.append((place, torch.diag_embed(probs) - probs.unsqueeze(-1) * probs.unsqueeze(-2)))
+            elif isinstance(part, JointColumns):
+                means.append(part.mean.expand(shape))
+                variances.append(means[-1])
+                blocks.append((place, part.covariance_matrix))
             else:
                 means.append(part.mean.expand(shape))
                 variances.append(part.variance.expand(shape))
         order = torch.tensor([place for each in self.places for place in each]).argsort()
         mean, covariance = torch.cat(means, -1)[..., order], torch.diag_embed(torch.cat(variances, -1)[..., order])
-        for place, probs in levels:
-            at = slice(place[0], place[-1] + 1)
-            covariance[..., at, at] = torch.diag_embed(probs) - probs.unsqueeze(-1) * probs.unsqueeze(-2)
+        for place, block in blocks:
+            at = torch.tensor(place, device=mean.device)
+            covariance[..., at.unsqueeze(-1), at] = block
         return mean, covariance
+
+
+def _batch(part: TorchDistribution) -> torch.Size:
+    """The batch shape of a part, without that of its columns."""
+    return part.batch_shape if isinstance(part, JointColumns) else part.batch_shape[:-1]
 
 
 def _levels(part: TorchDistribution) -> int:

@@ -139,7 +139,7 @@ def _cut(value, rows: slice | Tensor, steps: int):
 
 
 def without_empty_rows(x, lengths=None, *, num_features: int | None = None) -> tuple[Any, Any, Tensor | None]:
-    """x with a step that means nothing in rows that have none; lengths; and (B,) which rows those are, None for none.
+    """x with a step that was not observed in rows that have none; lengths; and (B,) which rows those are, None for none.
 
     Args:
         x, lengths: as for :func:`to_batch`. num_features: D of vectors, None for words.
@@ -148,13 +148,14 @@ def without_empty_rows(x, lengths=None, *, num_features: int | None = None) -> t
         empty = [hasattr(row, "__len__") and len(row) == 0 for row in x]
         if not any(empty):
             return x, lengths, None
-        nothing = [0] if num_features is None else np.zeros((1, num_features))
+        nothing = [0] if num_features is None else np.full((1, num_features), np.nan)
         return [nothing if skip else row for row, skip in zip(x, empty, strict=True)], lengths, torch.tensor(empty)
     if not isinstance(x, (np.ndarray, Tensor)) or len(x.shape) != (2 if num_features is None else 3):
         return x, lengths, None  # the model says what is wrong with it
     x = checks.numbers("x", x)
+    nothing = torch.nan if x.is_floating_point() else 0  # of words any, as of numbers 0 may be none of their family's
     if x.shape[1] == 0:
-        return x.new_zeros(len(x), 1, *x.shape[2:]), torch.ones(len(x)).long(), torch.ones(len(x), dtype=torch.bool)
+        return x.new_full((len(x), 1, *x.shape[2:]), nothing), torch.ones(len(x)).long(), torch.ones(len(x), dtype=torch.bool)
     if lengths is None:
         return x, None, None
     lengths = checks.numbers("lengths", lengths).to(x.device)
@@ -163,7 +164,7 @@ def without_empty_rows(x, lengths=None, *, num_features: int | None = None) -> t
     if not bool(empty.any()):
         return x, lengths, None
     x = x.clone()
-    x[empty, 0] = 0
+    x[empty, 0] = nothing
     return x, lengths.clamp_min(1), empty
 
 

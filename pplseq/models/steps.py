@@ -99,13 +99,14 @@ SIZED = {"trials": ("binomial",), "exposure": ("poisson", "negative_binomial")}
 
 def all_sizes(
     given: Mapping[str, Any], columns: Mapping[str, Sequence[int]], shape: tuple[int, int], num_features: int,
-    needed: Sequence[str] | None, trials: int | None,
+    needed: Sequence[str], trials: int | None,
 ) -> Tensor | None:  # fmt: skip
     """(B, T, D) numbers of trials and exposures, 1 of columns that take none; None where nothing of single steps is told.
 
     Args:
         given: "trials" and "exposure", each None, or what :func:`step_sizes` takes. columns: which take each of them.
-        needed: what must be told, as it was in the fit. trials: of all steps, where the model knows.
+        needed: what must be told: as it was in the fit, and trials of binomial columns. trials: of all steps, where the model
+            knows.
 
     Raises:
         ValueError: where they must be told, or there is no column that takes them.
@@ -113,7 +114,7 @@ def all_sizes(
     found = None
     for name, value in given.items():
         if value is None:
-            if (name in (needed or ()) or name == "trials" and columns[name]) and not (name == "trials" and trials is not None):
+            if name in needed and not (name == "trials" and trials is not None):
                 raise ValueError(
                     "trials: binomial columns count successes of a number of trials: give that of each step beside x, "
                     "trials=n, or of all steps to the model, trials=12; got None"

@@ -48,6 +48,16 @@ def bits() -> Tensor:
     return torch.stack([PHASE == 0, PHASE == 1], -1).double()
 
 
+def shares() -> Tensor:
+    numbers = torch.cat([vectors(), torch.zeros(*PHASE.shape, 1).double()], -1)
+    return torch.softmax(numbers / 2, -1)
+
+
+def counts() -> Tensor:
+    first = 3 * PHASE + torch.randint(2, PHASE.shape)
+    return torch.stack([first, 8 - first], -1).double()
+
+
 NUMBERS = {"inputs": torch.stack([PHASE == 1, PHASE == 2], -1).double()}
 SYMBOLS = {"inputs": PHASE}
 # each source predicts one of the words of the pattern
@@ -132,6 +142,14 @@ DISCRETE = {
     "hmm, vectors": Case(lambda: HMM(3, num_features=2), vectors, fit=EM),
     "hmm, columns, left to right": Case(
         lambda: HMM(4, emission=["normal", "normal"], graph="left_right", ties=[0, 1, 2, 1]), vectors, fit=EM
+    ),
+    # of their densities over a simplex, and counts, tests of their own are about
+    "hmm, shares": Case(
+        lambda: HMM(3, num_features=3, emission="dirichlet"), shares, verbs=EVERYTHING - AHEAD, own=frozenset(AHEAD), fit=EM
+    ),
+    "hmm, counts of a total": Case(
+        lambda: HMM(3, num_features=2, emission="multinomial", trials=8), counts, verbs=EVERYTHING - AHEAD,
+        own=frozenset(AHEAD), fit=EM,
     ),
     "semi-markov hmm": Case(
         lambda: SemiMarkovHMM(2, 6, max_duration=3), verbs=EVERYTHING - {"decode", "sample", "sample_states"},

@@ -42,7 +42,7 @@ from pplseq.models.parts.emissions import (
     safe_log,
 )
 from pplseq.models.parts.families import Family, inside_simplex
-from pplseq.models.parts.family_table import as_list
+from pplseq.models.parts.family_table import FamilyTable, as_list
 from pplseq.models.parts.moves import allowed_moves, allowed_starts, shared_rows
 from pplseq.models.parts.priors import Priors
 from pplseq.models.parts.product_moves import ProductMoves
@@ -84,9 +84,12 @@ class HMM(Constrainable, StateLanguages, LoopAnswers):
             :class:`~pplseq.models.parts.families.Family` of your own, which EM cannot learn unless it says how.
             A family with zeros of their own is "zero_inflated_poisson", "hurdle_gamma" and the like, one of counts that are
             never 0 "zero_truncated_poisson"; "gamma" and "binomial" are others, and "categorical" is a column of levels.
+            All columns that are "dirichlet" are together shares that sum to 1 (missing ones are summed out), all that are
+            "multinomial" counts given their total, which each row tells.
         num_components: of the mixture, by default 2.
         num_levels: of "categorical" columns: of all, or a list with one a column, None at those of numbers.
-        trials: of "binomial" columns, where they are the same at every step; else they come with the data.
+        trials: of "binomial" columns, and the total of "multinomial" ones, where it is the same at every step; else they come
+            with the data.
         transition: :class:`~pplseq.models.parts.product_moves.ProductMoves`, of thousands of states (i, j) whose coordinates
             move in turn; None for a full matrix.
         graph: (Z, Z) bool, [from, to], which moves there are, all others stay impossible; "left_right" for those to the same
@@ -180,7 +183,7 @@ class HMM(Constrainable, StateLanguages, LoopAnswers):
                 self.priors.normal_wishart(num_features, torch.empty(0, dtype=real))
         self._make_tables(num_states, real)
         self.emissions = self._make_emissions(num_states if self.rows is None else int(self.rows.max()) + 1, real)
-        vars(self)["_trials_of_steps"] = trials is None and bool(self.emissions.sized("trials"))
+        vars(self)["_trials_of_steps"] = trials is None and self.emissions.needs_trials
         self._forbid()
         if not self.emissions.has_em:  # the first is the default of `fit`
             vars(self)["methods"] = tuple(method for method in ("lbfgs", *self.methods[1:4]) if method != "em")
@@ -373,9 +376,9 @@ class HMM(Constrainable, StateLanguages, LoopAnswers):
             states: (B, T) observed states, negative where unknown.
             emission_noises: (B, T, D, D) or (T, D, D) known covariances that are added to those of the states: measurement
                 errors of known size; of Gaussian vectors.
-            trials, exposure: of each step, of "binomial" columns, and of "poisson" and "negative_binomial" ones (also
-                "zero_inflated_..." and "hurdle_..."): (B, T), (T,), a number, or (B, T, D), of which those of other columns do
-                not count. A rate, or mean, is then one of a unit of exposure.
+            trials, exposure: of each step, of "binomial" columns, of "multinomial" ones (their total), and of "poisson" and
+                "negative_binomial" ones (also "zero_inflated_..." and "hurdle_..."): (B, T), (T,), a number, or (B, T, D), of
+                which those of other columns do not count. A rate, or mean, is then one of a unit of exposure.
             **sizes: how much to generate, or what a mini-batch stands for: :class:`~pplseq.models.base.Sizes`.
         """
         known: dict[str, Any] = dict(states=states, emission_noises=emission_noises, trials=trials, exposure=exposure)
@@ -425,11 +428,14 @@ class HMM(Constrainable, StateLanguages, LoopAnswers):
         given = {"trials": trials, "exposure": exposure}
         columns = {name: self.emissions.sized(name) for name in given}
         size, fixed = self.num_features or 0, self._config.get("trials")
-        found = all_sizes(given, columns, (shape[0], shape[1]), size, self.sized_by, fixed)
+        needed = (*(self.sized_by or ()), *(["trials"] if self._trials_of_steps else []))
+        found = all_sizes(given, columns, (shape[0], shape[1]), size, needed, fixed)
         if found is None:
             return None
         if x is not None:
             check_sizes(found, x, columns)
+        if trials is not None:
+            cast(FamilyTable, self.emissions).check_trials(x, found)
         return found.to(self.reference)
 
     def _as_batch(self, x, lengths=None, *, states=None, emission_noises=None, trials=None, exposure=None) -> Batch:

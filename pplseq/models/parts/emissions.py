@@ -134,6 +134,10 @@ class Table(PyroModule):
     def levels(self) -> dict[int, int]:
         return {}
 
+    @property
+    def needs_trials(self) -> bool:
+        return False
+
     def sized(self, name: str) -> list[int]:
         return []
 

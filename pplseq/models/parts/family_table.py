@@ -21,6 +21,7 @@ from pplseq.distributions.state import Emission
 from pplseq.infer.fit.closed_forms import dirichlet_mode
 from pplseq.infer.fit.em import NOTHING, Statistics
 from pplseq.infer.fit.held import Ends, Slot, is_bound, kept
+from pplseq.models.parts.compositions import JOINT, JointFamily, joint_family
 from pplseq.models.parts.emissions import (
     GaussianTable,
     Table,
@@ -84,6 +85,9 @@ class FamilyTable(Table):
         for family in dict.fromkeys(each):
             columns = [column for column, own in enumerate(each) if own == family]
             prefix = "" if len(set(each)) == 1 else (family if isinstance(family, str) else f"family{columns[0]}") + "_"
+            if spelled(family) in JOINT:
+                self.parts.append((prefix, joint_family(spelled(family), len(columns)), columns))
+                continue
             if columns[0] not in levels:
                 self.parts.append((prefix, family_of(family), columns))
                 continue
@@ -98,12 +102,16 @@ class FamilyTable(Table):
                 setattr(self, f"raw_{prefix}{name}", nn.Parameter(start))
         self.trials = None if trials is None else checks.count("trials", trials)
         if trials is not None and not self.sized("trials"):
-            raise ValueError(f"trials: they are of 'binomial' emissions, and there are none; got {trials}")
+            raise ValueError(f"trials: they are of 'binomial' and 'multinomial' emissions, and there are none; got {trials}")
         self.has_em = all(family.has_em for _, family, _ in self.parts)
 
     @property
     def levels(self) -> dict[int, int]:
         return {columns[0]: family.num_levels for _, family, columns in self.parts if family.num_levels is not None}
+
+    @property
+    def needs_trials(self) -> bool:
+        return any(family.sized == "trials" and not isinstance(family, JointFamily) for _, family, _ in self.parts)
 
     def sized(self, name: str) -> list[int]:
         """Columns whose families take "trials" or "exposure" beside their parameters."""
@@ -130,6 +138,8 @@ class FamilyTable(Table):
             if family.holds is not None:
                 holds, what = family.holds
                 refuse(x, columns, ~(holds(own) | own.isnan()), f"{what} ({name_of(family)})")
+            if isinstance(family, JointFamily):
+                family.check_rows(own, columns)
             if family.unusual is not None and bool(family.unusual[0](own).any()):
                 largest = float(own.nan_to_num(0.0).abs().max())
                 warnings.warn(f"x: {family.unusual[1]}; got {largest:g}", UserWarning, stacklevel=2)
@@ -139,8 +149,23 @@ class FamilyTable(Table):
             if family.sized == "trials" and self.trials is not None:
                 self.check_trials(x, torch.full_like(x, float(self.trials)))
 
-    def check_trials(self, x: Tensor, trials: Tensor) -> None:
-        """Raises ValueError where a binomial column of x (B, T, D) counts more than there were trials, of the same shape."""
+    def check_trials(self, x: Tensor | None, trials: Tensor) -> None:
+        """Raises ValueError where a column of x (B, T, D), or None, counts more than there were trials, of that shape, or where
+        columns of one total do not have that."""
+        for _, family, columns in self.parts:
+            if isinstance(family, JointFamily) and family.sized == "trials":
+                own, count = trials[..., columns], None if x is None else x[..., columns]
+                bad = ~(own == own[..., :1]).all(-1)
+                bad = bad if count is None else (bad | (count.sum(-1) != own[..., 0])) & ~count.isnan().any(-1)
+                if bool(bad.any()):
+                    row, step = bad.nonzero()[0].tolist()
+                    held = "" if count is None else f", and x sums to {float(count[row, step].sum()):g}"
+                    raise ValueError(
+                        f"trials: columns {columns} (multinomial) have one total, their sum; row {row}, step {step} is told "
+                        f"{own[row, step].tolist()[:8]}{held}"
+                    )
+        if x is None:
+            return
         bad = x[..., self.sized("trials")] > trials[..., self.sized("trials")]
         if bool(bad.any()):
             row, step, place = bad.nonzero()[0].tolist()
@@ -259,8 +284,8 @@ class FamilyTable(Table):
     def _why_no_number(self, x: Tensor, seen: Tensor) -> str:
         """Of which column a density, or its gradient, is no number at the parameters as they are, in words; "" of none."""
         for prefix, family, columns in self.parts:
-            if family.num_levels is not None or family.sized == "trials":
-                continue  # any probability is a number
+            if family.num_levels is not None or family.sized == "trials" or isinstance(family, JointFamily):
+                continue  # any probability is a number, and any share inside of its range
             for place, column in enumerate(columns):
                 own = x[..., column][seen]
                 own = own[~own.isnan()].unsqueeze(-1)
@@ -305,7 +330,8 @@ class FamilyTable(Table):
                 parameters[family.sized] = known[:, columns].unsqueeze(1).double()
             elif family.sized == "trials":
                 parameters["trials"] = self._all_trials(weights)
-            own = torch.where(seen, own - parameters.get("origin", 0.0), family.fill)
+            fill = torch.nan if isinstance(family, JointFamily) else family.fill
+            own = torch.where(seen, own - parameters.get("origin", 0.0), fill)
             if family.histogram and "exposure" not in parameters:
                 found = histogram(own, weights, self._largest)
             else:
@@ -368,6 +394,9 @@ class FamilyTable(Table):
             raise ValueError(f"x: {self.num_states} states need at least as many observations, got {len(rows)}")
         cluster = None
         for prefix, family, columns in self.parts:
+            if isinstance(family, JointFamily):
+                self._start_together(prefix, family, rows[:, columns], columns, which)
+                continue
             for place, column in enumerate(columns):
                 own = rows[:, column]
                 if family.sized == "exposure" and known is not None:  # rates, of which a few are as good as counts
@@ -403,6 +432,28 @@ class FamilyTable(Table):
                     part = part[~part.isnan()]
                     for name, value in fit_family(family, part if len(part) > FEW else own).items():
                         self._put(f"{prefix}{name}", [state], place, value)
+
+    def _start_together(
+        self, prefix: str, family: JointFamily, rows: Tensor, columns: list[int], which: list[int] | None
+    ) -> None:  # fmt: skip
+        """Parameters of columns that go together around their rows (N, d), of some states, or of all for None."""
+        rows = rows[~rows.isnan().all(-1)]
+        if not len(rows) and which is not None:
+            return
+        if len(gone := rows.isnan().all(0).nonzero().flatten().tolist()):
+            raise ValueError(f"x: column {columns[gone[0]]} is missing everywhere; fill it in, or join it with another")
+        shares = rows / rows.sum(-1, keepdim=True)
+        if which is None and len(rows) > 1 and "concentration" in family.parameters and bool((shares == shares[0]).all()):
+            warnings.warn(
+                f"x: columns {columns} hold the same shares everywhere: nothing there tells states apart, and parameters of "
+                f"{name_of(family)} end at a bound, with a density that means nothing; leave them out",
+                RuntimeWarning, stacklevel=2,
+            )  # fmt: skip
+        states = list(range(self.num_states)) if which is None else which
+        assert family.start is not None, "has one"
+        for name, value in family.start(rows, len(states)).items():
+            raw = self.raw(f"{prefix}{name}")
+            raw[states] = family.parameters[name].unconstrained(value).to(raw)
 
     def _put(self, name: str, states: list[int], column: int, value: Tensor) -> None:
         """Sets a parameter of one column, of some states."""

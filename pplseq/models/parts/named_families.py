@@ -16,6 +16,7 @@ from torch.distributions import Distribution, constraints
 
 from pplseq import checks
 from pplseq.distributions.state import inside
+from pplseq.models.parts.compositions import JOINT, JointFamily
 from pplseq.models.parts.families import FAMILIES, POSITIVE, REAL, SHARE, WHOLE, Driven, Family, Parameter, name_of
 from pplseq.models.parts.zeros import KINDS, ZerosFamily, with_zeros
 
@@ -42,7 +43,7 @@ def driven_family(name: Any, argument: str = "outputs") -> Family:
 
 def is_known(family: Family) -> bool:
     """Whether the M-step of a family is this library's, and knows what is held."""
-    known = family in FAMILIES.values() or family.num_levels is not None
+    known = family in FAMILIES.values() or family.num_levels is not None or isinstance(family, JointFamily)
     return known or isinstance(family, ZerosFamily) and is_known(family.base)
 
 
@@ -58,6 +59,11 @@ def family_of(name: Any, argument: str = "emission") -> Family:
         own = next((known for known in FAMILIES if spelled(known) == spelled(name)), None)
         if own is not None:
             return FAMILIES[own]
+        if spelled(name) in JOINT:
+            raise ValueError(
+                f"{argument}: {spelled(name)!r} is of several columns that go together, of states without inputs: HMM, "
+                f"SemiMarkovHMM and MixtureHMM take it, emission={spelled(name)!r}; leave out inputs and zeros of its own"
+            )
         for kind in KINDS:
             if spelled(name).startswith(spelled(kind)):
                 return with_zeros(kind, family_of(spelled(name).removeprefix(spelled(kind)), argument))

@@ -111,6 +111,11 @@ class Emissions(Protocol):
         """Columns of levels, and how many each has."""
         ...
 
+    @property
+    def needs_trials(self) -> bool:
+        """Whether some columns have no density before "trials" are told; others have a total that each row tells."""
+        ...
+
     def sized(self, name: str) -> list[int]:
         """Columns that take "trials" or "exposure" of each step."""
         ...

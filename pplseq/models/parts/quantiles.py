@@ -12,6 +12,7 @@ from pyro.distributions.torch_distribution import TorchDistribution
 from torch import Tensor
 
 from pplseq.distributions.columns import ColumnEmission, Columns, MixtureEmission, SharedEmission
+from pplseq.distributions.compositions import JointColumns
 from pplseq.distributions.conditional import BernoulliEmission, CoordinateEmission
 from pplseq.distributions.dense import CategoricalEmission, GaussianEmission
 from pplseq.distributions.state import Emission
@@ -153,6 +154,9 @@ def _by_column(functions: list[tuple[list[int], Any]], num_states: int, x: Tenso
 
 def distribution_function(part: TorchDistribution) -> Function | None:
     """P(X <= x) of numbers, in double precision; None for what has none, or none that is known."""
+    if isinstance(part, JointColumns):
+        single = part.marginals()
+        return None if single is None else distribution_function(single)
     values = {name: getattr(part, name).detach().double() for name in part.arg_constraints if name in vars(part)}
     if isinstance(part, dist.VonMises):
         return None

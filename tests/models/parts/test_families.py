@@ -187,7 +187,7 @@ def test_newtons_method_finds_the_maximum_of_each():
         (lambda: HMM(2, emission="poison"), "Did you mean 'poisson'"),
         (lambda: HMM(2, 5, emission="poisson"), "words have a table"),
         (lambda: HMM(2, num_features=3, emission=["poisson"]), "each of the 3 columns"),
-        (lambda: HMM(2, emission="Dirichlet"), "no single number"),
+        (lambda: HMM(2, emission="MultivariateNormal"), "no single number"),
         (lambda: HMM(2, emission="poisson").fit([1.5, 2.0, 3.0]), "column 0 must hold counts .* row 0, step 0 holds 1.5"),
         (lambda: HMM(2, emission="poisson", ties=[0, 2]), "ties must give"),
         (lambda: HMM(2, emission="poisson", graph=torch.tensor([[0, 1], [0, 0]]).bool()), "dead end"),
