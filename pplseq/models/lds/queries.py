@@ -27,6 +27,7 @@ from pplseq.models.lds.arguments import (
     step_sizes,
     to_come,
 )
+from pplseq.models.lds.outliers import Outliers, find_outliers, without_places
 from pplseq.models.lds.parameters import LDSTensors, Parameters, RegressionPrior
 from pplseq.models.row_labels import check_rows_ahead, check_rows_together
 from pplseq.models.steps import as_tensor, step_matrices, steps_to_come
@@ -125,6 +126,43 @@ class LDSQueries(LDSTensors):
         """
         batch, chain = self._posterior(x, lengths, **known)
         return self._observed(chain.smoothed_states(), batch, self._results_like(x, **known), noisy=False)
+
+    @torch.no_grad()
+    def outliers(self, x, lengths=None, *, level: float = 0.05, **known) -> Outliers:
+        """Observed numbers that are unlikely given all the others of their row, past and future, with these parameters.
+
+        Of a row y ~ N(m, S) the value y_i differs from its expectation given all others by [S^-1 (y - m)]_i / [S^-1]_ii, whose
+        variance is 1 / [S^-1]_ii; the quotient of error and deviation is N(0, 1), and its square the likelihood ratio of an
+        additive outlier there. All are found in one pass (see :mod:`pplseq.infer.gaussian.left_out`). As one outlier makes
+        its neighbours look far off, and several hide each other, the largest of each row is taken as missing, and the rest
+        looked at again, until none is beyond the bound; then what was taken out and is within the bound beside all that is
+        left comes back, the most likely first.
+
+        Args:
+            x, lengths, **known: the data, with gaps, inputs and times as elsewhere. level: the probability, at most, that
+                anything is called an outlier in data of this model that have none: each number is tested at ``level`` by how
+                many are looked at (Bonferroni). It holds for the parameters as they are; those of a fit that outliers have
+                spread make fewer stand out: fit ``found.without()``, and ask again about x.
+
+        Returns:
+            :class:`~pplseq.models.lds.outliers.Outliers`: a table (``frame()``), and the data ``without()`` them. Where a
+            level has shifted for good, its first or last steps may be told, or none: a shift is no outlier.
+
+        Raises:
+            ValueError: for a level outside of (0, 1); for numbers that those before them determine, without noise.
+
+        Source: P. de Jong and J. Penzer (1998), Diagnosing shocks in time series, Journal of the American Statistical
+        Association 93; A. C. Harvey and S. J. Koopman (1992), Diagnostic checking of unobserved-components time series models,
+        Journal of Business and Economic Statistics 10(4).
+        """
+        checks.share("level", level, "(0, 1)")
+        self._check_names(known)
+        self._check_fitted()
+        batch = self._as_batch(x, lengths, **known)
+        places, told, number = find_outliers(self, batch, float(level))
+        rest = without_places(x, lengths, places.tolist(), self.column_names, known.get("times") is None)
+        about = {"num_values": number, "num_rows": len(batch.x), "column_names": self.column_names}
+        return Outliers(*places.unbind(1), **told, level=level, **about, **self._told_of_rows(x, lengths), _without=rest)
 
     def _observed(self, states: GaussianStates, batch: Batch, like, *, noisy: bool) -> StateMoments:
         """Means (B, T, n) and covariances (B, T, n, n) of what states make, in the form of the data."""
