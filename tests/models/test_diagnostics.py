@@ -262,3 +262,15 @@ def test_comparisons_say_what_they_cannot_compare():
     for given in (one, None, [3], {"a": None}):
         with pytest.raises(TypeError, match="models: expected"):
             compare(given, x)
+
+
+def test_residuals_at_times():
+    """Those of a level at even times are those of even steps, and of a row with a gap those of its missing value."""
+    model, level = StructuralModel().fit(NILE, times=np.arange(100.0)), StructuralModel()
+    level.load_state_dict(model.state_dict())
+    level.time_unit.zero_()
+    level.is_fitted = True
+    x, seen = NILE.copy(), np.arange(100) != 40
+    x[40] = np.nan
+    found = model.diagnostics(NILE[seen], times=np.flatnonzero(seen)).errors[0, :, 0]
+    torch.testing.assert_close(found, level.diagnostics(x).errors[0, seen, 0], rtol=1e-6, atol=1e-9)

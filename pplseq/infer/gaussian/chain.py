@@ -451,8 +451,8 @@ class GaussianChain:
         """Each observed number less its expectation given all others of its row, and the variance of that; no gradients.
 
         Raises:
-            ValueError: for evidence that is no :class:`~pplseq.distributions.gaussian_types.LinearEvidence`; for numbers that
-                those before them determine.
+            ValueError: for evidence that is no :class:`~pplseq.distributions.gaussian_types.LinearEvidence`; and where noise
+                is lost in rounding beside what predicted states may be.
         """
         return left_out(self)
 

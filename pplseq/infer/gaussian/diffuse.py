@@ -338,7 +338,7 @@ class DiffuseChain(GaussianChain):
             [weighted(weights, zero[:, : chain.flat.mean.shape[0]], chain._predicted_means) for chain in self._responses], -1
         )  # (T, 1 | R, n, d)
         pulled = weighted(weights, weights.numbers, self._predicted_means) + (added @ known.mean.unsqueeze(-1)).squeeze(-1)
-        proper = weights.precision[weights.index]
+        proper = weights.precision[weights.nodes]
         precision = proper - (added @ known.covariance * added).sum(-1)
         return answer(self, weights, pulled, precision.where(precision > LEAST * proper, torch.nan))
 

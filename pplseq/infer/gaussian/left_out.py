@@ -39,7 +39,7 @@ class LeftOut(NamedTuple):
 class Weights(NamedTuple):
     """What turns numbers into u and D, of each kind of step (M, ...): loadings (M, n, h), of a number not seen zero; inverse
     (M, n, n) F^-1; gain (M, h, n) K; back (M, h, h) A'; loop (M, h, h) what b of a step's own end makes before it; precision
-    (M, n) diagonals of D. index: (T, 1 | R). seen: (T, R, n) bool. numbers: (T, R, n), 0 where not seen."""
+    (M, n) diagonals of D. nodes: (T, 1 | R) which kind. seen: (T, R, n) bool. numbers: (T, R, n), 0 where not seen."""
 
     loadings: Tensor
     inverse: Tensor
@@ -47,7 +47,7 @@ class Weights(NamedTuple):
     back: Tensor
     loop: Tensor
     precision: Tensor
-    index: Tensor
+    nodes: Tensor
     seen: Tensor
     numbers: Tensor
 
@@ -56,7 +56,7 @@ def weights_of(chain: Any) -> Weights:
     """Of a chain of observed numbers.
 
     Raises:
-        ValueError: for a chain of other evidence, and for numbers that are certain given those before them.
+        ValueError: for a chain of other evidence, and where noise is lost in rounding beside predicted states.
     """
     evidence, path, back, used = chain.evidence, chain.path, chain.smoothed_path, chain.flat.used
     if not isinstance(evidence, LinearEvidence):
@@ -90,7 +90,8 @@ def weights_of(chain: Any) -> Weights:
     factor, failed = torch.linalg.cholesky_ex(loadings @ cross + noise)
     if bool(failed.any()):
         raise ValueError(
-            "outliers: some observations are certain given those before them, as their noise is 0; give them some noise"
+            "left_out: beside what states may be the noise of some observations is lost in rounding; give observations more "
+            "noise, or the first state a covariance that is less wide"
         )
     inverse, matrix = torch.cholesky_inverse(factor), pick(path.matrix.to(DOUBLE), node)
     gain = cross @ inverse
@@ -105,13 +106,13 @@ def weights_of(chain: Any) -> Weights:
 
 def weighted(weights: Weights, numbers: Tensor, predicted: Tensor) -> Tensor:
     """(T, R, n) u, from numbers (T, R, n) and the predicted means of states (T, R, h)."""
-    which = MatrixIndex(weights.index, len(weights.gain))
+    which = MatrixIndex(weights.nodes, len(weights.gain))
     predicted = predicted.to(DOUBLE)
     innovation = numbers - apply_matrices(weights.loadings, which, predicted)
     white = apply_matrices(weights.inverse, which, innovation)
     said = apply_matrices(weights.loadings.mT.contiguous(), which, white)
     # b before a step's own evidence: that of the step, and through its loop, that of the steps behind
-    links = MatrixIndex(weights.index[:-1], len(weights.gain))
+    links = MatrixIndex(weights.nodes[:-1], len(weights.gain))
     whole = recursion(weights.loop @ weights.back, links, said, reverse=True)
     later = torch.cat([apply_matrices(weights.back, links, whole[1:]), torch.zeros_like(whole[:1])])
     return white - apply_matrices(weights.gain.mT.contiguous(), which, later)
@@ -120,7 +121,7 @@ def weighted(weights: Weights, numbers: Tensor, predicted: Tensor) -> Tensor:
 def left_out(chain: Any) -> LeftOut:
     """See :meth:`~pplseq.infer.gaussian.chain.GaussianChain.left_out`."""
     weights = weights_of(chain)
-    return answer(chain, weights, weighted(weights, weights.numbers, chain._predicted_means), weights.precision[weights.index])
+    return answer(chain, weights, weighted(weights, weights.numbers, chain._predicted_means), weights.precision[weights.nodes])
 
 
 def answer(chain: Any, weights: Weights, pulled: Tensor, precision: Tensor) -> LeftOut:

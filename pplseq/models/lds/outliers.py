@@ -12,13 +12,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pplseq import checks, notebooks
+from pplseq import notebooks
 from pplseq.infer.fit.em import Batch
 from pplseq.infer.frames import framed
 from pplseq.models.batch import cut
 from pplseq.models.forms import Sequences, as_frame, by_names, is_frame, is_table, rows_of, unmasked
 from pplseq.models.row_labels import in_steps
 
+SURELY = 1 - 1e-9  # within the bound: rounding must not send a number to and fro
 MOST_STEPS = 1 << 16  # of rows that are looked at together, each of which lacks other numbers
 
 
@@ -102,56 +103,101 @@ class Outliers:
 
 
 def find_outliers(model: Any, batch: Batch, level: float) -> tuple[Tensor, dict[str, Tensor], int]:
-    """Places (K, 3) of outliers; means, deviations, scores and p-values of these by name, (K,); and how many numbers were
-    looked at. See :meth:`~pplseq.models.lds.queries.LDSQueries.outliers`."""
-
-    def scores(part: Batch) -> tuple[Tensor, Tensor, Tensor]:
-        found = model.posterior(part.x, part.lengths, **part.known).left_out()
-        return found.errors / found.variances.sqrt(), found.errors, found.variances
-
-    x = batch.x.clone()
-    changed = torch.arange(len(x), device=x.device)
-    first = score = scores(batch)[0]
-    number = max(1, int((~first.isnan()).sum()))
-    far = -float(torch.special.ndtri(torch.tensor(level / number / 2, dtype=torch.float64)))
-    places = torch.zeros(0, 3, dtype=torch.long, device=x.device)
-    while len(changed):  # backward: the largest of each row is missing from now on, as it may be what makes others look far off
-        largest, where = score.abs().nan_to_num(0.0).flatten(1).max(1)
-        out = largest > far
-        changed, where = changed[out], where[out]
-        new = torch.stack([changed, where // x.shape[2], where % x.shape[2]], 1)
-        x[tuple(new.T)], places = torch.nan, torch.cat([places, new])
-        if len(changed):
-            score = scores(cut(batch._replace(x=x), changed))[0]
-    while True:  # and what was taken out for the sake of another comes back, the most likely of each row first
-        found = _put_back(scores, batch, x, places)
-        stays = found[0].abs() > far
-        if bool(stays.all()):
-            break
-        for row in places[~stays, 0].unique().tolist():
-            candidates = (places[:, 0] == row).nonzero().flatten()
-            back = int(candidates[found[0][candidates].abs().argmin()])
-            x[tuple(places[back])] = batch.x[tuple(places[back])]
-            stays[candidates] = True
-            stays[back] = False
-        places = places[stays]
-    order = torch.tensor(sorted(range(len(places)), key=lambda k: places[k].tolist()), dtype=torch.long, device=x.device)
-    places, (score, errors, variances) = places[order], (part[order] for part in found)
-    values = batch.x[tuple(places.T)].double()
-    p_values = (number * torch.erfc(score.abs() / math.sqrt(2))).clamp_max(1.0)
+    """Places (K, 3) of outliers; values, means, deviations, scores and p-values of these by name, (K,); and how many numbers
+    were looked at. See :meth:`~pplseq.models.lds.queries.LDSQueries.outliers`."""
+    search = Search(model, batch, level)
+    gone = search.improved(torch.zeros_like(batch.x, dtype=torch.bool))
+    other = search.by_the_past(gone.flatten(1).sum(1))
+    if bool(other.any()):
+        other = search.improved(other)
+        better = search.gain(other) > search.gain(gone)
+        gone = other.where(better[:, None, None], gone)
+    places = gone.nonzero()
+    score, errors, variances = search.beside_the_rest(gone, places)
+    values = batch.x[gone].double()
+    p_values = (search.number * torch.erfc(score.abs() / math.sqrt(2))).clamp_max(1.0)
     told = {"means": values - errors, "deviations": variances.sqrt(), "scores": score, "p_values": p_values}
-    return places, {"values": values} | told, number
+    return places, {"values": values} | told, search.number
 
 
-def _put_back(scores: Any, batch: Batch, x: Tensor, places: Tensor) -> list[Tensor]:
-    """Scores, errors and variances (K,) of numbers that are missing from x, each alone beside the numbers that are there."""
-    found, size = [x.new_zeros(0, 3).double()], max(1, MOST_STEPS // x.shape[1])
-    for some in places.split(size) if len(places) else ():
-        rows, steps, columns = some.T
-        one, each = torch.arange(len(some), device=x.device), cut(batch._replace(x=x), rows)
-        each.x[one, steps, columns] = batch.x[rows, steps, columns]
-        found.append(torch.stack([part[one, steps, columns] for part in scores(each)], 1))
-    return list(torch.cat(found).unbind(1))
+class Search:
+    """For a set of outliers in each row that no change of one number makes better.
+
+    A set is as good as the log-likelihood that it gains, by outliers that may have any size, less bound^2 / 2 for each: the
+    sum of (z^2 - bound^2) / 2, z being the score of a number beside all that stay and those before it in the set. Sets are
+    (B, T, n) bool.
+    """
+
+    def __init__(self, model: Any, batch: Batch, level: float):
+        self.model, self.batch = model, batch
+        self.first = self._left_out(batch)
+        self.number = max(1, int((~self.first[0].isnan()).sum()))
+        self.bound = -float(torch.special.ndtri(torch.tensor(level / self.number / 2, dtype=torch.float64)))
+
+    def _left_out(self, batch: Batch) -> Tensor:
+        """(3, B, T, n) scores, errors and variances."""
+        found = self.model.posterior(batch.x, batch.lengths, **batch.known).left_out()
+        return torch.stack([found.errors / found.variances.sqrt(), *found])
+
+    def _without(self, gone: Tensor, rows: Tensor) -> Batch:
+        return cut(self.batch._replace(x=self.batch.x.masked_fill(gone, torch.nan)), rows)
+
+    def improved(self, gone: Tensor) -> Tensor:
+        """The largest number beyond the bound of each row goes, until there is none, as it may be what makes others look far
+        off; then the smallest within the bound comes back, and so on: each step is to a better set."""
+        gone, rows = gone.clone(), torch.arange(len(gone), device=gone.device)
+        score = self._left_out(self._without(gone, rows))[0] if bool(gone.any()) else self.first[0]
+        while True:
+            while len(rows):
+                largest, where = score.abs().nan_to_num(0.0).flatten(1).max(1)
+                rows, where = rows[largest > self.bound], where[largest > self.bound]
+                gone.flatten(1)[rows, where] = True
+                score = self._left_out(self._without(gone, rows))[0] if len(rows) else score
+            places = gone.nonzero()
+            size = self.beside_the_rest(gone, places)[0].abs()
+            rows = places[size < SURELY * self.bound, 0].unique()
+            if not len(rows):
+                return gone
+            for row in rows.tolist():
+                gone[tuple(places[size.masked_fill(places[:, 0] != row, torch.inf).argmin()])] = False
+            score = self._left_out(self._without(gone, rows))[0]
+
+    def by_the_past(self, most: Tensor) -> Tensor:
+        """Another set to begin with: numbers beyond the bound given those before them that are not in it, as one that is far
+        off makes later ones look so. Empty in rows where it would have more numbers than ``most`` (B,), or this is below 2."""
+        gone = torch.zeros_like(self.batch.x, dtype=torch.bool)
+        rows = (most > 1).nonzero().flatten()
+        while len(rows):
+            score = self.model._residuals(self._without(gone, rows)).abs().nan_to_num(0.0)
+            step = (score > self.bound).any(-1).long().argmax(1)
+            largest, column = score[torch.arange(len(rows), device=rows.device), step].max(1)
+            rows, step, column = (part[largest > self.bound] for part in (rows, step, column))
+            gone[rows, step, column] = True
+            many = gone[rows].flatten(1).sum(1) > most[rows]
+            gone[rows[many]] = False
+            rows = rows[~many]
+        return gone
+
+    def gain(self, gone: Tensor) -> Tensor:
+        """(B,) twice how good sets are."""
+        places = gone.nonzero()
+        score = self.beside_the_rest(gone, places, places)[0]
+        total = score.new_zeros(len(gone))
+        return total.index_add(0, places[:, 0], score.square() - self.bound**2)
+
+    def beside_the_rest(self, gone: Tensor, places: Tensor, back: Tensor | None = None) -> Tensor:
+        """(3, K) scores, errors and variances of numbers of the sets, each alone beside those that stay, or beside those in
+        ``back`` (K, 3), too, up to its own place."""
+        found, size = [self.first[:, :0].reshape(3, 0)], max(1, MOST_STEPS // gone.shape[1])
+        for begin in range(0, len(places), size):
+            rows, steps, columns = places[begin : begin + size].T
+            one, part = torch.arange(len(rows), device=rows.device), self._without(gone, rows)
+            for k, place in enumerate(range(begin, begin + len(rows))):
+                own = places[place : place + 1] if back is None else back[: place + 1]
+                own = own[own[:, 0] == rows[k], 1:]
+                part.x[k, own[:, 0], own[:, 1]] = self.batch.x[rows[k], own[:, 0], own[:, 1]]
+            found.append(self._left_out(part)[:, one, steps, columns])
+        return torch.cat(found, 1)
 
 
 # ---------------------------------------------------------------- the data without some numbers
@@ -176,7 +222,8 @@ def without_places(x: Any, lengths: Any, places: Sequence[Sequence[int]], names:
         rows = [_blank(row, by_row.get(k, []), names) for k, row in enumerate(x)]
         return Sequences(rows, x.ids, x.column_names, x.by) if isinstance(x, Sequences) else rows
     if getattr(x, "ndim", 0) == 3:
-        whole = x.double().clone() if isinstance(x, Tensor) else np.array(unmasked(x), dtype=float)
+        whole: Any = x
+        whole = whole.double().clone() if isinstance(x, Tensor) else np.array(unmasked(x), dtype=float)
         for row, step, column in places:
             whole[row, step, column] = np.nan
         return whole

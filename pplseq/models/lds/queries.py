@@ -97,7 +97,8 @@ class LDSQueries(LDSTensors):
         return self._observed(chain.predicted_states(), batch, self._results_like(x, **known), noisy=True)
 
     def _residuals(self, batch: Batch) -> Tensor:
-        found = self.one_step(batch.x, batch.lengths, **batch.known)
+        chain = self.posterior(batch.x, batch.lengths, **batch.known)  # `known` of a batch has more names than questions take
+        found = self._observed(chain.predicted_states(), batch, batch.x, noisy=True)
         assert isinstance(found.means, Tensor) and isinstance(found.covariances, Tensor)  # as batch.x is
         return (batch.x - found.means) / found.covariances.diagonal(dim1=-2, dim2=-1).sqrt()
 
@@ -149,7 +150,7 @@ class LDSQueries(LDSTensors):
             level has shifted for good, its first or last steps may be told, or none: a shift is no outlier.
 
         Raises:
-            ValueError: for a level outside of (0, 1); for numbers that those before them determine, without noise.
+            ValueError: for a level outside of (0, 1); where the noise of several columns is lost in rounding.
 
         Source: P. de Jong and J. Penzer (1998), Diagnosing shocks in time series, Journal of the American Statistical
         Association 93; A. C. Harvey and S. J. Koopman (1992), Diagnostic checking of unobserved-components time series models,
