@@ -184,7 +184,8 @@ class FittedState(SequenceModel):
         stamps = self._stamps()
         if names is None:
             names = [name for name, parameter in self.named_parameters() if _looks_drawn(name, parameter)] or list(stamps)
-        vars(self)["_drawn"] = {name: stamps[name] for name in names if name in stamps}
+        sizes = {name: parameter.numel() for name, parameter in self.named_parameters()}  # of what is known in full there is none
+        vars(self)["_drawn"] = {name: stamps[name] for name in names if name in stamps and sizes[name]}
 
     def _stamps(self) -> dict[str, tuple]:
         return {name: (id(parameter), parameter._version, _some_of(parameter)) for name, parameter in self.named_parameters()}
