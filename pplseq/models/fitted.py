@@ -184,7 +184,7 @@ class FittedState(SequenceModel):
         stamps = self._stamps()
         if names is None:
             names = [name for name, parameter in self.named_parameters() if _looks_drawn(name, parameter)] or list(stamps)
-        sizes = {name: parameter.numel() for name, parameter in self.named_parameters()}  # of what is known in full there is none
+        sizes = {name: parameter.numel() for name, parameter in self.named_parameters()}  # 0 of what is known in full
         vars(self)["_drawn"] = {name: stamps[name] for name in names if name in stamps and sizes[name]}
 
     def _stamps(self) -> dict[str, tuple]:

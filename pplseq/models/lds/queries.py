@@ -136,8 +136,9 @@ class LDSQueries(LDSTensors):
         variance is 1 / [S^-1]_ii; the quotient of error and deviation is N(0, 1), and its square the likelihood ratio of an
         additive outlier there. All are found in one pass (see :mod:`pplseq.infer.gaussian.left_out`). As one outlier makes
         its neighbours look far off, and several hide each other, the largest of each row is taken as missing, and the rest
-        looked at again, until none is beyond the bound; then what was taken out and is within the bound beside all that is
-        left comes back, the most likely first.
+        looked at again, until none is beyond the bound; what is then within it beside all that is left comes back. Where
+        several are found, this also begins with the numbers that those before them make unlikely, and the likelier set is told.
+        It need not be the likeliest of all, but each number in it is unlikely given all that stay, and no other one is.
 
         Args:
             x, lengths, **known: the data, with gaps, inputs and times as elsewhere. level: the probability, at most, that
@@ -146,11 +147,13 @@ class LDSQueries(LDSTensors):
                 spread make fewer stand out: fit ``found.without()``, and ask again about x.
 
         Returns:
-            :class:`~pplseq.models.lds.outliers.Outliers`: a table (``frame()``), and the data ``without()`` them. Where a
-            level has shifted for good, its first or last steps may be told, or none: a shift is no outlier.
+            :class:`~pplseq.models.lds.outliers.Outliers`: a table (``frame()``), and the data ``without()`` them. A level that
+            shifts for good is no outlier: it shows as many of one sign in a row, and wants a model in which levels move.
 
         Raises:
             ValueError: for a level outside of (0, 1); where the noise of several columns is lost in rounding.
+
+        Cost: a few times that of :meth:`smooth` for each outlier of the row that has most.
 
         Source: P. de Jong and J. Penzer (1998), Diagnosing shocks in time series, Journal of the American Statistical
         Association 93; A. C. Harvey and S. J. Koopman (1992), Diagnostic checking of unobserved-components time series models,

@@ -41,7 +41,7 @@ def told_months_and_sums():
 def test_months_given_sums_are_those_of_the_joint_gaussian():
     monthly, x = monthly_model(), told_months_and_sums()
     both = months_and_quarters(monthly)
-    mean, prior, look, shift, noise = joint(values(monthly) | {"emission_noise": np.zeros((1, 1))}, 15)
+    mean, prior, look, shift, _ = joint(values(monthly) | {"emission_noise": np.zeros((1, 1))}, 15)
     own = values(monthly)["emission_noise"].item() * np.eye(15)
     centre, spread = look @ mean + shift, look @ prior @ look.T + own
     told = [np.eye(15)[t] for t in np.flatnonzero(~np.isnan(x[:, 0]))]
@@ -65,7 +65,7 @@ def test_the_likelihood_is_that_of_statsmodels():
     representation = pytest.importorskip("statsmodels.tsa.statespace.kalman_filter")
     both, x = months_and_quarters(monthly_model()), told_months_and_sums()
     own, h = values(both), both.num_states
-    model = representation.KalmanFilter(2, h, k_posdef=h, initialization="known", constant=np.zeros(h), stationary_cov=np.eye(h))
+    model = representation.KalmanFilter(2, h, k_posdef=h)
     model.bind(x.copy())
     model["design"], model["transition"], model["selection"] = own["emission"], own["transition"], np.eye(h)
     model["state_cov"], model["obs_cov"] = own["state_noise"], own["emission_noise"]

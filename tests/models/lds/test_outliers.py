@@ -78,6 +78,22 @@ def test_with_matrices_of_single_steps_rows_without_gaps_and_in_float32():
     np.testing.assert_allclose(small.errors, plain.errors, rtol=1e-4, atol=1e-4)
 
 
+def test_outliers_of_some_rows_with_matrices_of_steps_and_inputs():
+    model, random = drawn(2, 2, num_inputs=1), np.random.default_rng(2)
+    moves = 0.5 * random.normal(size=(20, 2, 2))
+    rows, inputs = random.normal(size=(3, 20, 2)), random.normal(size=(3, 20, 1))
+    rows[1, 4, 1] = rows[2, 7, 0] = rows[2, 8, 0] = 80
+    found = model.outliers(rows, transitions=moves, inputs=inputs)
+    assert found.rows.tolist() == [1, 2, 2] and found.steps.tolist() == [4, 7, 8] and found.columns.tolist() == [1, 0, 0]
+    for k, (row, step, column) in enumerate(zip(found.rows, found.steps, found.columns, strict=True)):
+        x = found.without()[row].copy()
+        x[step, column] = rows[row, step, column]
+        errors, variances = dense(model, x, inputs[row], transitions=moves)
+        assert float(found.deviations[k]) == pytest.approx(variances[step, column] ** 0.5)
+        assert float(found.scores[k]) == pytest.approx((errors / variances**0.5)[step, column])
+        assert float(found.means[k]) == pytest.approx(80 - errors[step, column])
+
+
 def quadratic(model, x, **known):
     """Errors and variances from log p of the row with another number in each place, which is quadratic in it."""
     errors, variances = np.full((2, *x.shape), np.nan)
@@ -195,6 +211,16 @@ def test_a_number_between_outliers_that_looks_farther_off_than_they_do(slope, si
     times = np.arange(40.0)
     model.time_unit.fill_(1.0)
     assert model.outliers([x, x[:30]], times=[times, times[:30]]).steps.tolist() == [19, 21, 19, 21]
+
+
+def test_what_was_taken_out_for_the_sake_of_others_comes_back():
+    random = np.random.default_rng(1)
+    model = StructuralModel(trend="stochastic", level="fixed", initial="diffuse").set_parameters(noise=0.1, slope=1.0)
+    model.is_fitted = True
+    x = np.arange(40.0) + 0.1**0.5 * random.normal(size=40)
+    where = 15 + np.sort(random.choice(10, random.integers(2, 5), replace=False))
+    x[where] += random.choice([-1, 1], len(where)) * random.choice([2, 4, 8])
+    assert model.outliers(x).steps.tolist() == where.tolist() == [16, 20, 23, 24]  # 25 goes, and comes
 
 
 def test_false_alarms_are_as_rare_as_was_asked():
