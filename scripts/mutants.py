@@ -304,6 +304,31 @@ MUTANTS = [
         ("tests/models/test_intervals.py",),
     ),
     Mutant(
+        "left out: the steps behind say nothing of a variance", "pplseq/infer/gaussian/left_out.py",
+        " + (gain * (spread @ gain)).sum(-2)\n", "\n",
+        ("tests/models/lds/test_outliers.py",),
+    ),
+    Mutant(
+        "left out: a diffuse start is known beforehand", "pplseq/infer/gaussian/diffuse.py",
+        "        precision = proper - (added @ known.covariance * added).sum(-1)\n", "        precision = proper\n",
+        ("tests/models/lds/test_outliers.py",),
+    ),
+    Mutant(
+        "outliers: one number is tested", "pplseq/models/lds/outliers.py",
+        "level / self.number / 2", "level / 2",
+        ("tests/models/lds/test_outliers.py",),
+    ),
+    Mutant(
+        "outliers: one search", "pplseq/models/lds/outliers.py",
+        "        rows = (most > 1).nonzero().flatten()\n", "        rows = (most < 0).nonzero().flatten()\n",
+        ("tests/models/lds/test_outliers.py",),
+    ),
+    Mutant(
+        "outliers: what was taken out stays out", "pplseq/models/lds/outliers.py",
+        "            rows = places[size < SURELY * self.bound, 0].unique()\n", "            rows = places[:0, 0]\n",
+        ("tests/models/lds/test_outliers.py",),
+    ),
+    Mutant(
         "diagnostics: sums of lags without their weights", "pplseq/models/diagnostics/residuals.py",
         "** 2 / (count - lag)", "** 2 / count", ("tests/models/test_diagnostics.py",),
     ),

@@ -189,10 +189,12 @@ class FittedState(SequenceModel):
 
     @property
     def _certain(self) -> set[int]:
-        """Parameters, by their ids, of distributions over one thing, as of the next of two regimes that do not stay."""
+        """Parameters, by their ids, that can be but one thing: without a number, as of what is known in full, and of
+        distributions over one thing, as of the next of two regimes that do not stay."""
         slots: Mapping[str, Slot] = getattr(self, "slots", {})
         ways = {id(slot.raw): slot.allowed for slot in slots.values() if slot.rows and slot.allowed is not None}
-        return {key for key, allowed in ways.items() if bool((allowed.sum(-1) <= 1).all())}
+        alone = {key for key, allowed in ways.items() if bool((allowed.sum(-1) <= 1).all())}
+        return alone | {id(parameter) for parameter in self.parameters() if not parameter.numel()}
 
     def _stamps(self) -> dict[str, tuple]:
         return {name: (id(parameter), parameter._version, _some_of(parameter)) for name, parameter in self.named_parameters()}

@@ -270,3 +270,15 @@ def test_word_vectors_are_not_compared_with_words():
     compare([vectors, vectors], x)
     with pytest.raises(ValueError, match="likelihood of TextLDS 1 is a density of word vectors.*predict_next"):
         compare([HMM(2, 5).fit(x, seed=0, max_iterations=2), vectors], x)
+
+
+def test_residuals_at_times():
+    """Those of a level at even times are those of even steps, and of a row with a gap those of its missing value."""
+    model, level = StructuralModel().fit(NILE, times=np.arange(100.0)), StructuralModel()
+    level.load_state_dict(model.state_dict())
+    level.time_unit.zero_()
+    level.is_fitted = True
+    x, seen = NILE.copy(), np.arange(100) != 40
+    x[40] = np.nan
+    found = model.diagnostics(NILE[seen], times=np.flatnonzero(seen)).errors[0, :, 0]
+    torch.testing.assert_close(found, level.diagnostics(x).errors[0, seen, 0], rtol=1e-6, atol=1e-9)

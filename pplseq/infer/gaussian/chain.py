@@ -20,6 +20,7 @@ from pplseq.distributions.gaussian_types import Evidence, GaussianBelief, Linear
 from pplseq.infer.gaussian import likelihood
 from pplseq.infer.gaussian import queries as gaussian_queries
 from pplseq.infer.gaussian.given import Dynamics, FlatChain, flatten, path_input, without_gradients
+from pplseq.infer.gaussian.left_out import LeftOut, left_out
 from pplseq.infer.gaussian.numbers import Numbers
 from pplseq.infer.gaussian.path import CovariancePath
 from pplseq.infer.gaussian.results import GaussianForecast, GaussianStates, Innovations, StepCovariances
@@ -444,6 +445,16 @@ class GaussianChain:
             ValueError: always.
         """
         raise ValueError("infill is about missing words of discrete states; of Gaussian states ask smooth, or predict_next")
+
+    @torch.no_grad()
+    def left_out(self) -> LeftOut:
+        """Each observed number less its expectation given all others of its row, and the variance of that; no gradients.
+
+        Raises:
+            ValueError: for evidence that is no :class:`~pplseq.distributions.gaussian_types.LinearEvidence`; and where noise
+                is lost in rounding beside what predicted states may be.
+        """
+        return left_out(self)
 
     def innovations(self, observations: Tensor) -> Innovations:
         """Observations (*B, T, n) minus their predictions from all earlier ones, and the covariances of that."""

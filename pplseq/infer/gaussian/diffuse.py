@@ -27,6 +27,7 @@ from pplseq.infer.gaussian import likelihood
 from pplseq.infer.gaussian import queries as gaussian_queries
 from pplseq.infer.gaussian.chain import Dynamics, GaussianChain, once
 from pplseq.infer.gaussian.given import without_gradients
+from pplseq.infer.gaussian.left_out import LEAST, LeftOut, answer, weighted, weights_of
 from pplseq.infer.gaussian.numbers import Numbers
 from pplseq.infer.gaussian.parallel import ParallelChain
 from pplseq.infer.gaussian.results import GaussianStates, StepCovariances
@@ -328,6 +329,18 @@ class DiffuseChain(GaussianChain):
     def lag_one_covariances(self) -> StepCovariances:
         valid = self.flat.valid
         return self._of_steps(self._smoothed_table(1), None if valid is None else valid[1:])
+
+    @torch.no_grad()
+    def left_out(self) -> LeftOut:
+        known, weights = self._known_in_the_end, weights_of(self)
+        zero = torch.zeros_like(weights.numbers)
+        added = torch.stack(
+            [weighted(weights, zero[:, : chain.flat.mean.shape[0]], chain._predicted_means) for chain in self._responses], -1
+        )  # (T, 1 | R, n, d)
+        pulled = weighted(weights, weights.numbers, self._predicted_means) + (added @ known.mean.unsqueeze(-1)).squeeze(-1)
+        proper = weights.precision[weights.nodes]
+        precision = proper - (added @ known.covariance * added).sum(-1)
+        return answer(self, weights, pulled, precision.where(precision > LEAST * proper, torch.nan))
 
     @torch.no_grad()
     def sample(self, num_samples: int = 1, *, seed: int | None = None) -> Tensor:
