@@ -6,6 +6,7 @@ Each page of a model begins with a program that asks every verb that the class h
 from __future__ import annotations
 
 import importlib
+import re
 from collections.abc import Iterator
 
 # group -> class -> where it stands
@@ -31,6 +32,20 @@ CLASSES = {
 SERIES = """x = torch.tensor([[0.1, -0.2, 0.0, 3.9, 4.2, 4.1, 0.3, -0.1], [4.0, 4.2, 3.8, 0.2, 0.1, -0.3, 4.1, 3.9]])
 x = x.unsqueeze(-1)  # (2, 8, 1): rows, steps, columns"""
 INPUTS = "inputs = torch.tensor([[0.0, 1.0] * 4, [1.0, 0.0] * 4]).unsqueeze(-1)\nahead = torch.ones(2, 2, 1)"
+TAGGED = """tagged = [
+    TaggedSentence(("the", "dog", "barks"), ("DET", "NOUN", "VERB")),
+    TaggedSentence(("a", "cat", "sleeps"), ("DET", "NOUN", "VERB")),
+    TaggedSentence(("dogs", "bark"), ("NOUN", "VERB")),
+]
+words = [["the", "cat", "barks"]]"""
+LINES = """lines = [line.split() for line in ("the dog barks", "a cat sleeps", "the cat barks", "a dog sleeps")]
+vocabulary = Vocabulary.build(lines)
+text = Text.from_lines(lines, vocabulary)"""
+STEPS = "settings = SGDSettings(lr=0.1, batch_size=1, segment_length=4, epochs=5)"
+SOURCE = """source = torch.tensor([0.4, 0.2, 0.2, 0.2]).log()  # of a model that says the same of every step
+said = source.expand(2, 6, 1, 4)  # (2, 6, 1, 4): rows, steps, sources, words"""
+STRINGS = """strings = ["", "0", "1", "00", "01", "10", "11", "000", "101", "110"]
+even = [string.count("0") % 2 == 0 for string in strings]"""
 WORDS = "x = torch.tensor([[0, 1, 2, 0, 1, 2], [3, 1, 2, 3, 1, 2]])  # (2, 6): rows, steps; numbers of words"
 FORMULAS = {  # class -> what it says of data x and hidden states z, and of inputs u
     "HMM": r"""p(x, z) = \pi_{z_1} \prod_{t=2}^{T} A_{z_{t-1} z_t} \prod_{t=1}^{T} p(x_t \mid z_t), \qquad z_t \in \{1,
@@ -92,9 +107,24 @@ BEGIN = {  # class -> its data and how it is made
     "IOHMM": (f"{SERIES}\n{INPUTS}", 'IOHMM(2, num_inputs=1, outputs="gaussian", num_outputs=1).fit(x, inputs=inputs, seed=0)'),
     "ARHMM": (SERIES, "ARHMM(2, 1, order=1).fit(x, seed=0)"),
     "SwitchingRegression": (f"{SERIES}\n{INPUTS}", "SwitchingRegression(2, num_inputs=1).fit(x, inputs=inputs, seed=0)"),
+    "TextLDS": (WORDS, "TextLDS(2, num_words=4).fit(x, seed=0)"),
     "StreamingHMM": (WORDS, "StreamingHMM(2, num_words=4).fit(x, seed=0)"),
+    "PROPS": (f"{WORDS}\n{SOURCE}", "PROPS(num_words=4, num_perturbations=1).fit(x, source_log_probs=said, seed=0)"),
+    "PROPSLearner": (WORDS, "PROPSLearner([lambda past: [0.4, 0.2, 0.2, 0.2]], 4, seed=0).fit(x.tolist())"),
+    "PersonalStream": ("", 'PersonalStream.open("ngram:builtin:python")'),
+    "AutomatonLearner": (STRINGS, "AutomatonLearner().fit(strings, even)  # the smallest automaton that says so"),
+    "HMMTagger": (TAGGED, "HMMTagger().fit(tagged)"),
+    "LatentTagger": (TAGGED, "LatentTagger(num_substates=2).fit(tagged)"),
+    "CRFTagger": (TAGGED, "CRFTagger().fit(tagged)"), "MEMMTagger": (TAGGED, "MEMMTagger().fit(tagged)"),
+    "DictionaryTagger": (TAGGED, "DictionaryTagger().fit(tagged)"),
+    "KneserNey": (LINES, "KneserNey(2).fit(text)"),
+    "LSTM": (f"{LINES}\n{STEPS}", "LSTM(vocabulary, 8).fit(text, settings=settings)"),
+    "AWDLSTM": (f"{LINES}\n{STEPS}", "AWDLSTM(vocabulary, 8, width=8).fit(text, settings=settings)"),
+    "FeedForward": (f"{LINES}\n{STEPS}", "FeedForward(vocabulary, 8, order=3).fit(text, settings=settings)"),
+    "RNN": (f"{LINES}\n{STEPS}", "RNN(vocabulary, 8).fit(text, settings=settings)"),
+    "HMMRNN": (f"{LINES}\n{STEPS}", "HMMRNN(vocabulary, 8).fit(text, settings=settings)"),
 }  # fmt: skip
-GAUSSIAN = ("LDS", "ConstrainedLDS", "StructuralModel")
+GAUSSIAN = ("LDS", "ConstrainedLDS", "StructuralModel", "TextLDS")
 VERBS = {  # verb -> its question: {inputs} is what is given beside x, {states} and {ahead} what of an answer is shown
     "score": "score(x{inputs})", "token_log_probs": "token_log_probs(x{inputs})[0]", "entropy": "entropy(x{inputs})",
     "filter": "filter(x{inputs}).{states}[0, -1]", "smooth": "smooth(x{inputs}).{states}[0, 0]",
@@ -102,6 +132,30 @@ VERBS = {  # verb -> its question: {inputs} is what is given beside x, {states} 
     "n_best": "n_best(x, n=2{inputs}).log_probs[0]", "sample_states": "sample_states(x, seed=0{inputs})[0]",
     "predict_next": "predict_next(x{next}).{ahead}[0]", "forecast": "forecast(x, 2{future}).{ahead}[0]",
     "sample": "sample(2, 2, seed=0{drawn}).x[0]", "aic": "aic(x{inputs})", "bic": "bic(x{inputs})",
+}  # fmt: skip
+OTHER_VERBS = {  # group or class -> the same, where data are others
+    "Taggers": {
+        "tag": "tag(words)", "confidence": "confidence(words)", "n_best": "n_best(words[0], 2)",
+        "explain": "explain(words[0], 1)[0]", "filter": "filter(words)[0]", "smooth": "smooth(words)[0]",
+        "entropy": "entropy(words)", "score": "score({scored})", "token_log_probs": "token_log_probs(words)[0]",
+        "predict_next": "predict_next(words).tags", "sample_states": "sample_states(words, seed=0)",
+        "sample": "sample(4, seed=0)",
+    },
+    "Rivals": {
+        "perplexity": "perplexity(text)", "log_prob": "log_prob(text)[:4]", "next_word": 'next_word(["the"])',
+        "log_prob_of": "log_prob_of(vocabulary.encode([\"dog\"])[0])",
+    },
+    "PROPSLearner": {
+        "learn_one": "learn_one(2).log_prob", "score_one": "score_one(0)", "predict_one": "predict_one()",
+        "predict_proba_one": "predict_proba_one()", "score": "score(x.tolist())",
+    },
+    "PersonalStream": {
+        "read": 'read("the value of the name").log_prob', "suggest": 'suggest("the value of ", 2)',
+    },
+    "AutomatonLearner": {"report": "report", "automaton": 'automaton.accepts("0110")'},
+}  # fmt: skip
+IMPORTED = {  # name that a program uses -> where it is from
+    "TaggedSentence": "pplseq.data", "Text": "pplseq.data", "Vocabulary": "pplseq.data", "SGDSettings": "pplseq.baselines",
 }  # fmt: skip
 
 
@@ -111,18 +165,29 @@ def program(name: str, room: str, offers) -> str:
 
     data, made = BEGIN[name]
     known = dict.fromkeys(("inputs", "next", "future", "drawn"), "")
-    if "inputs" in data:
+    if "inputs =" in data:
         known = {
             "inputs": ", inputs=inputs", "next": ", inputs=inputs, next_inputs=ahead[:, 0]", "drawn": ", inputs=ahead",
             "future": ", inputs=inputs, future_inputs=ahead",
         }  # fmt: skip
-    known |= {"states": "means" if name in GAUSSIAN else "probs", "ahead": "word_log_probs" if data == WORDS else "means"}
-    asked = [
-        f'print("{verb}:", model.{question.format(**known)})' for verb, question in VERBS.items()
+    if "said =" in data:
+        known |= {"inputs": ", source_log_probs=said", "drawn": ", source_log_probs=said[:, :2]"}
+    known |= {"states": "means" if name in GAUSSIAN else "probs", "ahead": "word_log_probs" if WORDS in data else "means"}
+    known["scored"] = "words" if offers("filter") else "tagged"  # a model of tags given words scores tags
+    group = next(group for group, classes in CLASSES.items() if name in classes)
+    verbs = OTHER_VERBS.get(name) or {
+        verb: question for verb, question in OTHER_VERBS.get(group, VERBS).items()
         if offers(verb) and not (verb == "n_best" and name in GAUSSIAN)  # of real numbers there is no second-best path
-    ]  # fmt: skip
+        and not (verb in ("predict_next", "forecast") and "said =" in data)  # nobody knows what sources will say
+    }  # fmt: skip
+    asked = [f'print("{verb}:", model.{question.format(**known)})' for verb, question in verbs.items()]
     face = "pplseq" if name in pplseq.__all__ else f"pplseq.{room.split('.')[0]}"
-    return "\n".join(["import torch", f"from {face} import {name}", "", data, f"model = {made}", *asked])
+    used = {name: face} | {other: place for other, place in IMPORTED.items() if re.search(rf"\b{other}\b", data)}
+    imports = [
+        f"from {place} import {', '.join(sorted(n for n in used if used[n] == place))}" for place in sorted(set(used.values()))
+    ]  # fmt: skip
+    imports = [*(["import torch"] if "torch." in data else []), *imports]
+    return "\n".join([*imports, "", *data.splitlines(), f"model = {made}", *asked])
 
 
 def class_page(name: str, room: str) -> str:

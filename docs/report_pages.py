@@ -22,10 +22,10 @@ def _data(folder: Path) -> None:
     for _ in range(300):
         state = 1 - state if draw.random() < 0.04 else state
         rows.append(f"{draw.gauss((0.05, -0.2)[state], (0.6, 2.2)[state]):.3f}")
-    (folder / "returns.csv").write_text("\n".join(rows) + "\n")
+    (folder / "returns.csv").write_text("\n".join(rows) + "\n", encoding="utf-8")
     words = {"D": ["the", "a"], "N": ["dog", "run", "walk", "song"], "V": ["run", "walk", "sings", "ends"]}
     lines = [" ".join(f"{draw.choice(words[tag])}_{tag}" for tag in "DNVDN"[: draw.choice((3, 5))]) for _ in range(300)]
-    (folder / "tagged.txt").write_text("\n".join(lines) + "\n")
+    (folder / "tagged.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
 def reports() -> dict[str, str]:

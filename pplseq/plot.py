@@ -23,6 +23,9 @@ from pplseq.report.canvas import ACCENT, INK, MUTED
 from pplseq.report.effects import check_curves, draw_curves
 from pplseq.report.graph import MAX_STATES, draw_automaton_on, draw_graph
 
+__all__ = [
+    "automaton", "components", "diagnostics", "effects", "forecast", "probabilities", "series", "states", "transitions",
+]  # fmt: skip
 # hues of ColorBrewer's Dark2, which the colour-blind can tell apart
 COLOURS = ("#1b9e77", "#d95f02", "#7570b3", "#e7298a", "#66a61e", "#e6ab02", "#a6761d", "#666666")
 

@@ -120,6 +120,18 @@ def test_no_private_name_crosses_a_wall():
     assert crossing == []
 
 
+def test_text_files_name_their_encoding():
+    """Where none is named, it is that of the system: on Windows a code page, and a text of another script is another text."""
+    for path in files():
+        for node in ast.walk(ast.parse(text_of(path))):
+            if not isinstance(node, ast.Call) or any(keyword.arg == "encoding" for keyword in node.keywords):
+                continue
+            name = ast.unparse(node.func)
+            binary = any(isinstance(part, ast.Constant) and "b" in str(part.value) for part in node.args[1:])
+            assert not (name == "open" and not binary), f"{path}:{node.lineno}"
+            assert not (name.endswith(".read_text") and not node.args), f"{path}:{node.lineno}"
+
+
 def test_a_room_is_entered_without_torch():
     """`pplseq --help` must stay instant, so importing a room loads neither torch nor pyro."""
     import subprocess

@@ -7,6 +7,7 @@ when that command is called.
 from __future__ import annotations
 
 import importlib
+import io
 import logging
 import os
 import sys
@@ -103,7 +104,18 @@ def open_closed() -> None:
             if descriptor > number:
                 os.dup2(descriptor, number)
                 os.close(descriptor)
-            setattr(sys, name, open(number, mode, closefd=False))
+            setattr(sys, name, open(number, mode, encoding="utf-8", closefd=False))
+
+
+def write_utf8() -> None:
+    """Text goes out as it comes in, UTF-8: into files and pipes too, where a system, as Windows, has a code page of its own.
+
+    A terminal, and who sets PYTHONIOENCODING, say what they read; what cannot be written there is an escape, no error.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            asked = stream.isatty() or os.environ.get("PYTHONIOENCODING")
+            stream.reconfigure(encoding=None if asked else "utf-8", errors="backslashreplace")
 
 
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
@@ -116,6 +128,7 @@ def main(debug: bool) -> None:
     `pplseq evaluate runs/first` and `echo "the value of the _ is" | pplseq query runs/first infill`.
     """
     open_closed()
+    write_utf8()
     log = logging.getLogger("pplseq")  # remarks of the library: that a command waits for compiling
     if not log.handlers:
         log.addHandler(logging.StreamHandler())

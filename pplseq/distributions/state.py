@@ -45,7 +45,8 @@ class Conditional(TorchDistribution):
         return {}
 
 
-MISSING = -1  # the word id that stands for a missing token
+MISSING = -1
+"""The word id that stands for a missing token."""
 
 
 class StateVar:

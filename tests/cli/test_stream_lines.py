@@ -318,3 +318,24 @@ def test_an_output_that_is_no_file_is_written_to():
     writer.sync()
     writer.close()
     assert writer.num_bytes is None and not Path("/dev/null").is_file()
+
+
+@pytest.mark.parametrize("asked", [None, "cp1252"])
+def test_words_of_any_script_go_through_a_pipe_of_another_code_page(asked, general, tmp_path, monkeypatch):
+    """As on Windows, where a pipe has the system's: UTF-8 goes in and out; an encoding that was asked for has escapes."""
+    from pplseq.cli import main
+
+    said = "the 漢字 “cat” \N{GRINNING FACE}"
+    (tmp_path / "stream.txt").write_text(said + "\n", encoding="utf-8")
+    written = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding="cp1252"))
+    monkeypatch.setattr(sys, "stderr", io.TextIOWrapper(io.BytesIO(), encoding="cp1252"))
+    monkeypatch.setenv("PYTHONIOENCODING", asked) if asked else monkeypatch.delenv("PYTHONIOENCODING", raising=False)
+    stream = str(tmp_path / "stream.txt")
+    main(["personalize", general, "--unknown", "skip", "--stream", stream], standalone_mode=False)
+    sys.stdout.flush()
+    line = written.getvalue().decode(asked or "utf-8")
+    if asked:
+        assert "\\u6f22\\u5b57" in line and "“cat”" in line
+    else:
+        assert json.loads(line)["words"] == [*said.split(), "<eos>"]

@@ -43,6 +43,21 @@ def test_an_sdist_has_one_date_and_order(release):
         assert [(m.name, m.mtime, archive.extractfile(m).read()) for m in archive] == [("a", 99, b"a"), ("b", 99, b"b")]
 
 
+def test_notes_of_a_release_are_not_in_the_next_one(monkeypatch, tmp_path):
+    """They lie beside the README, and a tree that holds more than what is committed is not released."""
+    from setuptools.command.egg_info import FileList
+
+    for name in ("README.md", "constraints.txt", "dist-notes.md"):
+        (tmp_path / name).touch()
+    monkeypatch.chdir(tmp_path)
+    files = FileList()
+    files.findall()
+    for line in (ROOT / "MANIFEST.in").read_text(encoding="utf-8").splitlines():
+        if not line.startswith("#"):
+            files.process_template_line(line)
+    assert sorted(files.files) == ["README.md", "constraints.txt"]
+
+
 def test_links_of_the_readme_work_on_an_index(monkeypatch):
     given = {}
     monkeypatch.setattr(setuptools, "setup", lambda **options: given.update(options))

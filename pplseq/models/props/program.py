@@ -209,12 +209,12 @@ class PROPS(StateTables):
             source_log_probs = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=even)
         return batch._replace(source_log_probs=torch.as_tensor(source_log_probs).to(self.reference))
 
-    def forecast(self, x, num_steps: int | None = None, lengths=None) -> Forecast:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def forecast(self, x, num_steps: int | None = None, lengths=None, **known) -> Forecast:
         if self.num_sources:
             raise NotImplementedError(
                 "forecast, predict_next: what comes depends on what the sources will say; a PROPSLearner asks them"
             )
-        return super().forecast(x, num_steps, lengths)
+        return super().forecast(x, num_steps, lengths, **known)
 
     # ---------------------------------------------------------------- streams
     def start(self, num_users: int | None = None, *, device=None, **options):

@@ -25,7 +25,7 @@ from pplseq.models.taggers.probabilistic import DECODERS, ProbabilisticTagger
 from pplseq.models.taggers.spans.schemes import SCHEMES, all_tags, allowed, converted
 from pplseq.models.taggers.spans.templates import LEXICON_TEMPLATES, column_templates, list_templates
 from pplseq.models.taggers.spans.word_lists import read_clusters, read_gazetteers
-from pplseq.models.taggers.tagger import Words, check_sentences, tag_names
+from pplseq.models.taggers.tagger import Words, check_sentences, check_tagged, tag_names
 from pplseq.models.taggers.training import IterativeTagger
 from pplseq.models.taggers.weights import CRFSettings, SparseRows, TagData
 
@@ -216,6 +216,7 @@ class FeatureTagger(IterativeTagger, ProbabilisticTagger):
     def log_prob(self, x: Sequence[TaggedSentence]) -> np.ndarray:
         """(N,) log p(tags | words) of each sentence, nats; unknown tags are summed over. 0 for empty sentences."""
         self.check_unconstrained("log_prob")
+        check_tagged(x)
         found = np.zeros(len(x))
         some = [i for i, sentence in enumerate(x) if len(sentence.words)]
         if some:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence, Sized
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, ClassVar, Self
@@ -164,19 +164,25 @@ def load_tagger(folder: str | Path) -> Tagger:
         return tagger
 
 
+def check_tagged(sentences: Sequence[TaggedSentence]) -> None:
+    """Raises TypeError for what is no tagged sentences: plain words, a path, a number."""
+    wanted = "x: expected tagged sentences, a list of TaggedSentence(words, tags) or what read_tagged reads, got"
+    if isinstance(sentences, str | bytes) or not isinstance(sentences, Sized) or not isinstance(sentences, Iterable):
+        raise TypeError(f"{wanted} {checks.shown(sentences)}")
+    for i, sentence in enumerate(sentences):
+        if not hasattr(sentence, "words"):
+            raise TypeError(f"{wanted} {checks.shown(sentence)} as number {i}")
+
+
 def check_sentences(sentences: Sequence[TaggedSentence], *, need_tags: bool = True) -> None:
     """Raises unless there is something to learn from.
 
     Raises:
+        TypeError: for what is no tagged sentences.
         ValueError: no words, not as many tags as words, or (if they are needed) a word without a tag; by the sentence's number.
     """
-    named = hasattr(sentences, "__iter__") and all(hasattr(sentence, "words") for sentence in sentences)
-    if not isinstance(sentences, str) and not named:
-        raise TypeError(
-            "x: expected tagged sentences, a list of TaggedSentence(words, tags) or what read_tagged reads, got "
-            f"{type(sentences).__name__}"
-        )
-    if isinstance(sentences, str) or not any(len(sentence.words) for sentence in sentences):
+    check_tagged(sentences)
+    if not any(len(sentence.words) for sentence in sentences):
         raise ValueError("x: expected tagged sentences with at least one word among them, got none")
     for i, (words, tags) in enumerate(sentences):
         if len(words) != len(tags):

@@ -12,7 +12,7 @@ from typing import Any, Generic, Self, TypeVar
 from torch import Tensor
 
 from pplseq.data.columns import TaggedSentence
-from pplseq.models.taggers.tagger import Tagger
+from pplseq.models.taggers.tagger import Tagger, check_tagged
 from pplseq.runs.loop import Step, Training, digest, run_training
 from pplseq.runs.progress import TrainingBar, Watch
 from pplseq.runs.settings import History, Progress
@@ -127,6 +127,7 @@ class IterativeTagger(Tagger, Generic[Learning]):
         began = time.monotonic()
         watch = TrainingBar() if progress else Watch()
         try:
+            check_tagged(x)
             watch.stage(f"preparing {len(x):,} sentences")
             run = self.training(x, validation)
             how = {"folder": folder, "resume": resume, "max_time": max_time, "on_record": on_record}

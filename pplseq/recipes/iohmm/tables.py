@@ -247,7 +247,7 @@ def _graph(option: str | None) -> Any:
     try:
         rows = [
             [int(cell) for cell in line.replace(",", " ").split()]
-            for line in path.read_text().splitlines()
+            for line in path.read_text(encoding="utf-8-sig").splitlines()
             if line.strip()
         ]
     except (ValueError, UnicodeDecodeError):

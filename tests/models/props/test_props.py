@@ -153,3 +153,15 @@ def test_the_stream_of_a_model_is_start_stream():
         initial=model.initial.numpy(), transition=model.transition.numpy(), emission=model.emission.numpy()
     )
     assert direct.step(3, [-1.0]).log_prob == model.start().step(3, [-1.0]).log_prob
+
+
+def test_what_comes_behind_sources_is_not_asked_of_the_program():
+    """Nobody knows what sources will say; without any it is a Markov chain, which refuses what it does not know."""
+    x, said = [[0, 1, 2]], torch.zeros(1, 3, 1)
+    for ask in (PROPS(3, seed=0).predict_next, lambda x, **known: PROPS(3, seed=0).forecast(x, 2, **known)):
+        with pytest.raises(NotImplementedError, match="what comes depends on what the sources will say; a PROPSLearner"):
+            ask(x, source_log_probs=said)
+    alone = StreamingHMM(2, num_words=3, seed=0)
+    np.testing.assert_allclose(alone.predict_next(x).word_log_probs.exp().sum(), 1.0)
+    with pytest.raises((TypeError, ValueError), match="source_log_probs"):
+        alone.forecast(x, 2, source_log_probs=said)

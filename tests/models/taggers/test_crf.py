@@ -327,6 +327,10 @@ def test_wrong_arguments():
         CRFTagger().tag([("a",)])
     with pytest.raises(ValueError, match="tags: 'X' was not seen in training; known: "):
         random_tagger().log_prob([TaggedSentence(("a",), ("X",))])
+    for wrong, told in (([["a", "b"]], r"got \['a', 'b'\] as number 0"), ("a.conllu", "got 'a.conllu'"), (None, "got None")):
+        for asked in (CRFTagger().fit, random_tagger().log_prob, random_tagger().score):
+            with pytest.raises(TypeError, match=f"x: expected tagged sentences, .* {told}"):
+                asked(wrong)
     with pytest.raises(ValueError, match="it became nan"):
         weights = torch.zeros(1, requires_grad=True)
         LBFGSSearch([weights], lambda data, share: (weights * torch.nan).sum(), None, CRFSettings()).step()
