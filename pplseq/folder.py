@@ -392,7 +392,7 @@ def _sum_of(path: Path) -> Path:
 def check_finite(tensors: Mapping[str, Tensor], folder: str | Path) -> None:
     """Raises FolderError for weights that are no numbers: every answer would be wrong without a word.
 
-    Logits of tables may be -inf, probabilities of zero.
+    Logits of tables may be -inf, probabilities of zero, and so may logarithms of scales and noises of structural models.
     """
     import torch
 
@@ -400,7 +400,7 @@ def check_finite(tensors: Mapping[str, Tensor], folder: str | Path) -> None:
         if not value.is_floating_point():
             continue
         sound = torch.isfinite(value)
-        if name.endswith("logits"):
+        if name.endswith(("logits", "log_scales", "log_noise")):
             sound |= value == -torch.inf
         if not bool(sound.all()):
             raise FolderError(

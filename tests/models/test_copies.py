@@ -37,7 +37,7 @@ def answers(model, x, **known):
         ask = getattr(model, verb, None)
         try:
             found[verb] = ask(x, 2, **known) if verb == "forecast" else ask(x, **known)
-        except (TypeError, ValueError, AttributeError):
+        except (TypeError, ValueError, AttributeError, NotImplementedError):
             continue
     return found
 

@@ -44,7 +44,7 @@ def test_paths_at_other_doors(models):
         TextLDS(2, num_words=20).fit("text.txt")
     with pytest.raises(ValueError, match=r"got the path 'train.conllu'; read it, fit\(pplseq.data.read_tagged\(path\)\)"):
         HMMTagger.enhanced().fit("train.conllu")
-    with pytest.raises(TypeError, match="a list of TaggedSentence.*got NoneType"):
+    with pytest.raises(TypeError, match="a list of TaggedSentence.*got None"):
         HMMTagger.enhanced().fit(None)
     with pytest.raises(ValueError, match=r"num_states must be in 1..num_words - 1 .*got 50 with 10 words"):
         TextLDS(50, num_words=10)

@@ -325,7 +325,8 @@ WHOLE = (_whole, "counts 0, 1, 2, ...")
 
 
 def _rates(column: Tensor, states: int) -> dict[str, Tensor]:
-    return {"rate": _some(column, states).clamp_min(0.1 * column.mean()).clamp_min(1e-3)}
+    least = 0.1 * float(column.mean())  # in any unit of exposure
+    return {"rate": _some(column, states).clamp_min(least if least > 0 else 1e-3)}
 
 
 def histogram(obs: Tensor, weight: Tensor, largest: int) -> Statistics:

@@ -226,7 +226,8 @@ class ResponseColumns:
             elif column.link != "identity":
                 own = (torch.where(own.isnan(), mean, own) + mean) / 2  # a count of 0 begins no state that knows no other
                 counts = column.kind is not None and column.kind.holds is WHOLE
-                own = own.clamp_min(0.1 * mean.abs()).clamp_min(1e-3 if counts else 1e-30)
+                least = torch.where(mean == 0, 1e-3 if counts else 1e-30, 0.1 * mean.abs())  # in any unit of exposure
+                own = torch.maximum(own, least)
             parts.append(column.predictor(torch.where(own.isnan(), mean, own)).unsqueeze(-1))
         return torch.cat(parts, -1)
 

@@ -360,7 +360,7 @@ def test_data_that_do_not_fit_are_refused_by_name(message):
         (dict(emission="poisson", num_levels=3), "num_levels: it is of 'categorical' columns"),
         (dict(emission="categorical", num_levels=1), "num_levels must be at least 2"),
         (dict(num_features=1, trials=3), "trials: emission='gaussian' has none"),
-        (dict(emission="poisson", trials=3), "trials: they are of 'binomial' emissions"),
+        (dict(emission="poisson", trials=3), "trials: they are of 'binomial' and 'multinomial' emissions"),
         (dict(emission="zero_inflated_bernoulli"), "no zero_inflated_bernoulli, of its zeros nothing"),
         (dict(emission="hurdle_hurdle_poisson"), "no hurdle_hurdle_poisson, of its zeros nothing"),
         (dict(emission="zero_truncated_gamma"), "no zero_truncated_gamma; there are those of poisson, negative_binomial"),
@@ -493,3 +493,17 @@ def test_regressions_of_counts_with_exposures_are_those_of_statsmodels(name, inp
 def test_families_that_inputs_cannot_drive(name):
     with pytest.raises(ValueError, match="has no mean or location that inputs could drive"):
         IOHMM(2, num_inputs=1, outputs=name, mealy=True)
+
+
+@pytest.mark.parametrize("unit", [3600.0, 1e5, 1e-5])
+@pytest.mark.parametrize("emission", ["negative_binomial", "poisson", "zero_inflated_poisson"])
+def test_fits_do_not_depend_on_the_unit_of_exposures(emission, unit):
+    rng = np.random.default_rng(0)
+    states, exposure = np.arange(400) // 50 % 2, rng.uniform(0.2, 5, 400)
+    x = rng.poisson(np.where(states, 6, 1.5) * exposure).astype(float)
+    scores = []
+    for size in (1.0, unit):
+        given = {"exposure": exposure * size}
+        for model in (HMM(2, emission=emission), IOHMM(2, num_inputs=0, outputs=[emission])):
+            scores.append(model.fit(x, seed=0, max_iterations=20, **given).score(x, **given))
+    assert scores[2:] == pytest.approx(scores[:2], rel=1e-6)

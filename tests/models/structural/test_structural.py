@@ -180,3 +180,12 @@ def test_a_fit_in_a_folder_is_resumed(options, tmp_path):
     whole = StructuralModel(**options).fit(x, folder=tmp_path / "run")
     again = StructuralModel(**options).fit(x, folder=tmp_path / "run", resume=True)
     assert again.score(x) == pytest.approx(whole.score(x), rel=1e-12)
+
+
+def test_a_model_without_noise_is_stored(tmp_path):
+    """The logarithm of a variance of 0 is no sign of a spoilt model."""
+    x = np.random.default_rng(0).normal(size=30)
+    model = StructuralModel(level="none", ar=1, ma=1).set_parameters(noise=0.0).fit(x, fixed=["noise"])
+    assert SequenceModel.load(model.save(tmp_path / "model")).score(x) == model.score(x)
+    still = StructuralModel().set_parameters(level=0.0, noise=1.0)
+    assert SequenceModel.load(still.save(tmp_path / "still")).score(x) == still.score(x)
