@@ -172,8 +172,8 @@ class FamilyTable(Table):
                     held = "" if count is None else f", and x sums to {float(count[row, step].sum()):g}"
                     raise ValueError(
                         f"trials: columns {columns} (multinomial) have one total, their sum; row {row}, step {step} is told "
-                        f"{own[row, step].tolist()[:8]}{held}; leave trials out, or beside 'binomial' columns give those of each "
-                        "column, (B, T, D)"
+                        f"{own[row, step].tolist()[:8]}{held}; leave trials out, or beside 'binomial' columns give those of "
+                        "each column, (B, T, D)"
                     )
         if x is None:
             return
