@@ -378,7 +378,9 @@ class HMM(Constrainable, StateLanguages, LoopAnswers):
                 errors of known size; of Gaussian vectors.
             trials, exposure: of each step, of "binomial" columns, of "multinomial" ones (their total), and of "poisson" and
                 "negative_binomial" ones (also "zero_inflated_..." and "hurdle_..."): (B, T), (T,), a number, or (B, T, D), of
-                which those of other columns do not count. A rate, or mean, is then one of a unit of exposure.
+                which those of other columns do not count. A rate, or mean, is then one of a unit of exposure. EM is slow to
+                learn the sizes of negative binomial counts with exposures: if it stops at ``max_iterations``, give more, or
+                use method "lbfgs".
             **sizes: how much to generate, or what a mini-batch stands for: :class:`~pplseq.models.base.Sizes`.
         """
         known: dict[str, Any] = dict(states=states, emission_noises=emission_noises, trials=trials, exposure=exposure)
