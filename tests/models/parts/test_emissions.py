@@ -360,7 +360,7 @@ def test_data_that_do_not_fit_are_refused_by_name(message):
         (dict(emission="poisson", num_levels=3), "num_levels: it is of 'categorical' columns"),
         (dict(emission="categorical", num_levels=1), "num_levels must be at least 2"),
         (dict(num_features=1, trials=3), "trials: emission='gaussian' has none"),
-        (dict(emission="poisson", trials=3), "trials: they are of 'binomial' emissions"),
+        (dict(emission="poisson", trials=3), "trials: they are of 'binomial' and 'multinomial' emissions"),
         (dict(emission="zero_inflated_bernoulli"), "no zero_inflated_bernoulli, of its zeros nothing"),
         (dict(emission="hurdle_hurdle_poisson"), "no hurdle_hurdle_poisson, of its zeros nothing"),
         (dict(emission="zero_truncated_gamma"), "no zero_truncated_gamma; there are those of poisson, negative_binomial"),
