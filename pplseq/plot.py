@@ -28,6 +28,7 @@ __all__ = [
 ]  # fmt: skip
 # hues of ColorBrewer's Dark2, which the colour-blind can tell apart
 COLOURS = ("#1b9e77", "#d95f02", "#7570b3", "#e7298a", "#66a61e", "#e6ab02", "#a6761d", "#666666")
+PADDED = "of shape (T,), it must hold states 0, 1, ..., or their names; cut padded steps off"
 
 
 def _pyplot() -> Any:
@@ -117,7 +118,10 @@ def states(x: Any, probs: Any, *, index: Any = None, ax: Any = None, labels: Seq
     Args:
         x: (T,) or (T, D) numbers. probs: (T, Z) probabilities of states (``model.smooth(x).probs[0]``, or of one sequence
             ``model.smooth(x).frame()``, which says their names and times), or (T,) states (``model.decode(x)[0]``), as numbers
-            or names. index, ax: as in :func:`series`. labels: of the Z states.
+            or names. index, ax: as in :func:`series`.
+        labels: of the Z states, in the order of their colours. A path of names does not say which states it never visits, nor
+            their order, and is coloured in the order of the alphabet: give it ``labels=model.state_names`` for the colours
+            that probabilities of the model have.
 
     Returns:
         The axes.
@@ -348,7 +352,9 @@ def _labelled(probs: Any, index: Any, labels: Sequence[str] | None) -> tuple[np.
         labels = [str(name) for name in probs.columns] if labels is None else labels
         index = probs.index if index is None else index
         probs = probs.to_numpy()
-    elif all(isinstance(each, str) for each in probs) and len(probs):  # a path of states that have names
+    elif any(isinstance(each, str) for each in probs):  # a path of states that have names
+        if not all(isinstance(each, str) for each in probs):
+            raise ValueError(f"probs: {PADDED}")
         labels = sorted({*probs}) if labels is None else list(labels)
         if strangers := sorted({*probs} - {*labels}):
             raise ValueError(f"labels: {strangers[0]!r} is among the states and not among {checks.shown(labels)}")
@@ -360,7 +366,7 @@ def _probabilities(probs: Any, labels: Sequence[str] | None) -> np.ndarray:
     probs = _array("probs", probs, (1, 2), "(T, Z), or (T,) of states")
     if probs.ndim == 1:
         if not len(probs) or (probs < 0).any() or (probs != probs.round()).any():
-            raise ValueError("probs: of shape (T,), it must hold states 0, 1, ...; cut padded steps off")
+            raise ValueError(f"probs: {PADDED}")
         number = max(int(probs.max()) + 1, len(labels or ()))  # a short path may not visit the last states
         probs = np.eye(number)[probs.astype(int)]
     if not len(probs):

@@ -146,6 +146,7 @@ def test_effects_and_automata(ax):
         (lambda: plot.series([1.0], index=[1, 2]), "index: expected one time for each of 1 steps, got 2"),
         (lambda: plot.states([1.0], PROBS), "probs: expected one row for each of 1 steps, got 3"),
         (lambda: plot.states([1.0, 2.0], [0, -1]), "cut padded steps off"),
+        (lambda: plot.states([1.0, 2.0], np.array(["calm", None])), "cut padded steps off"),
         (lambda: plot.probabilities([[-0.7, -0.7]]), "of log probabilities, give .exp()"),
         (lambda: plot.probabilities(PROBS, labels=["a"]), "labels: expected one for each of 2 states, got 1"),
         (lambda: plot.transitions(np.ones((2, 2))), "matrix must be square with rows of probabilities"),

@@ -78,8 +78,11 @@ def _as_numbers(states: Any, names: Sequence[str] | None) -> Any:
     if isinstance(states, str):
         if names is not None and states in names:
             return names.index(states)
-        there = "the model's have numbers, as no fit was given names" if names is None else f"there are {', '.join(names)}"
-        raise ValueError(f"states: no state is called {str(states)[:40]!r}; {there}.{checks.nearest(states, names or ())}")
+        if names is None:
+            there = "; the model's have numbers, as no fit was given names"
+        else:
+            there = f".{checks.nearest(states, names)}"
+        raise ValueError(f"states: no state is called {str(states)[:40]!r}{there}")
     if missing(states):
         return -1
     if isinstance(states, (bool, np.bool_)):
@@ -101,6 +104,8 @@ def checked_names(names: Sequence[str] | None, number: int) -> tuple[str, ...] |
     """Names of all states, as they are told to a constructor."""
     if names is None:
         return None
+    if isinstance(names, (set, frozenset, Mapping)):
+        raise TypeError(f"state_names: expected a list, in the order of the states, got a {type(names).__name__}")
     if isinstance(names, str) or not all(isinstance(name, str) and name.strip() for name in names):
         raise TypeError(f"state_names: expected a name for each of {number} states, got {checks.shown(names)}")
     if len(names) != number or len(set(names)) != number:

@@ -106,8 +106,10 @@ def test_forms_of_labels(form, tmp_path):
     if "N" not in form:
         assert model.state_names == tuple(NAMED) and load(model.save(tmp_path / "model")).state_names == tuple(NAMED)
         assert model.score(x, states=[str(NAMED[k]) for k in states]) == pytest.approx(plain.score(x, states=states))
-        with pytest.raises(ValueError, match=r"no state is called 'wallk'.*Did you mean 'walk'"):
+        with pytest.raises(ValueError, match=r"no state is called 'wallk'\. Did you mean 'walk'"):
             model.score(x[:2], states=["home", "wallk"])
+        with pytest.raises(ValueError, match=f"no state is called 'odd'\\. There are: {', '.join(NAMED)}$"):
+            model.score(x[:2], states=["home", "odd"])
 
 
 def test_labels_that_say_nothing_are_refused():

@@ -88,8 +88,8 @@ class HMM(Constrainable, StateLanguages, LoopAnswers):
             "multinomial" counts given their total, which each row tells.
         num_components: of the mixture, by default 2.
         num_levels: of "categorical" columns: of all, or a list with one a column, None at those of numbers.
-        trials: of "binomial" columns, and the total of "multinomial" ones, where it is the same at every step; else they come
-            with the data.
+        trials: of "binomial" columns, where it is the same at every step; else they come with the data. Where there are none,
+            the total of all rows of "multinomial" columns; beside "binomial" ones each row tells its own.
         transition: :class:`~pplseq.models.parts.product_moves.ProductMoves`, of thousands of states (i, j) whose coordinates
             move in turn; None for a full matrix.
         graph: (Z, Z) bool, [from, to], which moves there are, all others stay impossible; "left_right" for those to the same
@@ -378,7 +378,9 @@ class HMM(Constrainable, StateLanguages, LoopAnswers):
                 errors of known size; of Gaussian vectors.
             trials, exposure: of each step, of "binomial" columns, of "multinomial" ones (their total), and of "poisson" and
                 "negative_binomial" ones (also "zero_inflated_..." and "hurdle_..."): (B, T), (T,), a number, or (B, T, D), of
-                which those of other columns do not count. A rate, or mean, is then one of a unit of exposure.
+                which those of other columns do not count. A rate, or mean, is then one of a unit of exposure. EM is slow to
+                learn the sizes of negative binomial counts with exposures: if it stops at ``max_iterations``, give more, or
+                use method "lbfgs".
             **sizes: how much to generate, or what a mini-batch stands for: :class:`~pplseq.models.base.Sizes`.
         """
         known: dict[str, Any] = dict(states=states, emission_noises=emission_noises, trials=trials, exposure=exposure)
@@ -433,8 +435,10 @@ class HMM(Constrainable, StateLanguages, LoopAnswers):
         if found is None:
             return None
         if x is not None:
-            check_sizes(found, x, columns)
-        if trials is not None:
+            check_sizes(found, x, {name: own for name, own in columns.items() if given[name] is not None})
+        if trials is None:
+            found = self.emissions.with_own_totals(found)
+        else:
             cast(FamilyTable, self.emissions).check_trials(x, found)
         return found.to(self.reference)
 
@@ -536,6 +540,8 @@ class HMM(Constrainable, StateLanguages, LoopAnswers):
             seen = seen & (torch.arange(seen.shape[1], device=seen.device) < batch.lengths.unsqueeze(-1))
         self.emissions.set_origin(x, seen)
         given = {"trials": batch.trials, "exposure": batch.exposure}
+        if not self.emissions.needs_trials:
+            del given["trials"]  # totals, which rows tell
         self.sized_by = tuple(name for name, value in given.items() if value is not None) or None
 
     @contextlib.contextmanager

@@ -113,10 +113,13 @@ def find_outliers(model: Any, batch: Batch, level: float) -> tuple[Tensor, dict[
         better = search.gain(other) > search.gain(gone)
         gone = other.where(better[:, None, None], gone)
     places = gone.nonzero()
-    score, errors, variances = search.beside_the_rest(gone, places)
+    # beside 0 in its place, as errors of a number that is far off have no digits left of what was expected
+    search.batch = batch._replace(x=batch.x.masked_fill(gone, 0.0))
+    _, errors, variances = search.beside_the_rest(gone, places)
     values = batch.x[gone].double()
+    score = (values + errors) / variances.sqrt()
     p_values = (search.number * torch.erfc(score.abs() / math.sqrt(2))).clamp_max(1.0)
-    told = {"means": values - errors, "deviations": variances.sqrt(), "scores": score, "p_values": p_values}
+    told = {"means": -errors, "deviations": variances.sqrt(), "scores": score, "p_values": p_values}
     return places, {"values": values} | told, search.number
 
 
@@ -131,8 +134,8 @@ class Search:
     def __init__(self, model: Any, batch: Batch, level: float):
         self.model, self.batch = model, batch
         self.first = self._left_out(batch)
-        self.number = max(1, int((~self.first[0].isnan()).sum()))
-        self.bound = -float(torch.special.ndtri(torch.tensor(level / self.number / 2, dtype=torch.float64)))
+        self.number = int((~self.first[0].isnan()).sum())
+        self.bound = -float(torch.special.ndtri(torch.tensor(level / max(1, self.number) / 2, dtype=torch.float64)))
 
     def _left_out(self, batch: Batch) -> Tensor:
         """(3, B, T, n) scores, errors and variances."""

@@ -141,6 +141,9 @@ class Table(PyroModule):
     def sized(self, name: str) -> list[int]:
         return []
 
+    def with_own_totals(self, sizes: Tensor) -> Tensor:
+        return sizes
+
     def conditional(self, emission: Emission) -> Emission:
         raise ValueError("nothing of single steps goes with these emissions")
 

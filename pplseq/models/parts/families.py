@@ -343,7 +343,7 @@ def _negative_binomial(mean: Tensor, size: Tensor, exposure: Tensor | None = Non
 
 def _negative_binomial_statistics(obs: Tensor, weight: Tensor, p: Parameters) -> Statistics:
     """Where exposures differ: each count is Poisson with a rate of its own, which is Gamma(size, size / mean); expectations of
-    that and its log."""
+    that and its log. EM takes many steps where sizes are large, as counts then say little of their rates beside the gamma."""
     size, mean = p["size"].double(), p["mean"].double()
     shape, rate = obs.unsqueeze(1) + size, size / mean + p["exposure"]
     parts = {"first": shape / rate, "log": torch.digamma(shape) - rate.log()}

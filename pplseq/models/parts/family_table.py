@@ -60,7 +60,8 @@ class FamilyTable(Table):
 
     Args:
         families: a family (or its name), for all columns, or one a column. num_levels: of "categorical" columns, of all of them
-            or one a column (None at others). trials: of "binomial" columns, where they are the same at every step.
+            or one a column (None at others). trials: of "binomial" columns, where they are the same at every step; without such
+            columns the total of "multinomial" ones.
     """
 
     def __init__(
@@ -117,6 +118,15 @@ class FamilyTable(Table):
         """Columns whose families take "trials" or "exposure" beside their parameters."""
         return [column for _, family, columns in self.parts if family.sized == name for column in columns]
 
+    def with_own_totals(self, sizes: Tensor) -> Tensor:
+        """Sizes (*B, D) of which nobody told the totals of multinomial columns: that of all rows, or NaN, where each has its
+        own."""
+        found = sizes.clone()
+        for _, family, columns in self.parts:
+            if isinstance(family, JointFamily) and family.sized == "trials":
+                found[..., columns] = self._all_trials(family, sizes).to(sizes)
+        return found
+
     def _check_held(self, method: str) -> None:
         """Raises ValueError where a method cannot hold what is held, or would have to learn what it cannot."""
         for prefix, family, _ in self.parts:
@@ -145,24 +155,25 @@ class FamilyTable(Table):
                 warnings.warn(f"x: {family.unusual[1]}; got {largest:g}", UserWarning, stacklevel=2)
             if family.histogram:
                 self._largest = max(self._largest, int(own.nan_to_num(0.0).max()))
-
-            if family.sized == "trials" and self.trials is not None:
-                self.check_trials(x, torch.full_like(x, float(self.trials)))
+        if self.trials is not None:
+            self.check_trials(x, self.with_own_totals(torch.full_like(x, float(self.trials))))
 
     def check_trials(self, x: Tensor | None, trials: Tensor) -> None:
         """Raises ValueError where a column of x (B, T, D), or None, counts more than there were trials, of that shape, or where
-        columns of one total do not have that."""
+        columns of one total do not have that, which is NaN where it was not told."""
         for _, family, columns in self.parts:
             if isinstance(family, JointFamily) and family.sized == "trials":
                 own, count = trials[..., columns], None if x is None else x[..., columns]
                 bad = ~(own == own[..., :1]).all(-1)
                 bad = bad if count is None else (bad | (count.sum(-1) != own[..., 0])) & ~count.isnan().any(-1)
+                bad = bad & ~own.isnan().all(-1)
                 if bool(bad.any()):
                     row, step = bad.nonzero()[0].tolist()
                     held = "" if count is None else f", and x sums to {float(count[row, step].sum()):g}"
                     raise ValueError(
                         f"trials: columns {columns} (multinomial) have one total, their sum; row {row}, step {step} is told "
-                        f"{own[row, step].tolist()[:8]}{held}"
+                        f"{own[row, step].tolist()[:8]}{held}; leave trials out, or beside 'binomial' columns give those of "
+                        "each column, (B, T, D)"
                     )
         if x is None:
             return
@@ -218,13 +229,14 @@ class FamilyTable(Table):
             if family.sized is not None and sizes is not None:
                 own[family.sized] = sizes[..., columns]
             elif family.sized == "trials":
-                own["trials"] = self._all_trials(like(self))
+                own["trials"] = self._all_trials(family, like(self))
             parts.append((columns, family.make(**own), family.fill))
         return Columns(parts)
 
-    def _all_trials(self, reference: Tensor) -> Tensor:
-        """Of every step; NaN where each step has its own, which a model asks for before it comes here."""
-        return reference.new_tensor(math.nan if self.trials is None else float(self.trials))
+    def _all_trials(self, family: Family, reference: Tensor) -> Tensor:
+        """Of every step; NaN where each step has its own, which a model asks for before it comes here, or a row tells."""
+        others = isinstance(family, JointFamily) and self.needs_trials  # whose number of trials it is
+        return reference.new_tensor(math.nan if self.trials is None or others else float(self.trials))
 
     def spec(self, known: Tensor | None = None) -> ColumnEmission:
         """The emission; known: (*B, D) numbers of trials and exposures of its steps, 1 of other columns, or None."""
@@ -329,7 +341,7 @@ class FamilyTable(Table):
             if family.sized is not None and known is not None:
                 parameters[family.sized] = known[:, columns].unsqueeze(1).double()
             elif family.sized == "trials":
-                parameters["trials"] = self._all_trials(weights)
+                parameters["trials"] = self._all_trials(family, weights)
             fill = torch.nan if isinstance(family, JointFamily) else family.fill
             own = torch.where(seen, own - parameters.get("origin", 0.0), fill)
             if family.histogram and "exposure" not in parameters:

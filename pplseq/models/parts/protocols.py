@@ -120,6 +120,10 @@ class Emissions(Protocol):
         """Columns that take "trials" or "exposure" of each step."""
         ...
 
+    def with_own_totals(self, sizes: Tensor) -> Tensor:
+        """Sizes (*B, D) in which nobody told the totals of columns whose rows tell them."""
+        ...
+
     def conditional(self, emission: Emission) -> Emission:
         """An emission of these given what is known of a step: (*B, D, D) noises, or (*B, D) trials and exposures."""
         ...

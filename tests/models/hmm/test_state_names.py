@@ -100,6 +100,8 @@ def test_a_vocabulary_says_how_many_words_there_are():
     [
         ({"state_names": ["a"]}, ValueError, "state_names: expected 2 different names"),
         ({"state_names": ["a", "a"]}, ValueError, "different names"),
+        ({"state_names": {"a", "b"}}, TypeError, "state_names: expected a list, in the order of the states, got a set"),
+        ({"state_names": {"a": 0, "b": 1}}, TypeError, "state_names: expected a list, .*, got a dict"),
         ({"state_names": "ab"}, TypeError, "state_names: expected"), ({"state_names": [1, 2]}, TypeError, "state_names"),
         ({"vocabulary": ["a"]}, TypeError, "expected a Vocabulary"),
         ({"vocabulary": Vocabulary(("a", "b"))}, ValueError, "num_words: the vocabulary has 2 words, got 3"),

@@ -180,6 +180,28 @@ def level_model():
     return model
 
 
+@pytest.mark.parametrize("value", [1e15, 1e18, 1e300, -1e300])
+def test_what_the_others_say_has_its_digits_beside_any_number(value):
+    """Columns whose noise goes together, so that the other column of its step says something, too."""
+    model, x = drawn(2, 2), np.random.default_rng(0).normal(size=(30, 2))
+    model.is_fitted = True
+    x[11, 1], x[4, 0] = value, np.nan
+    found = model.outliers(x)
+    assert found.steps.tolist() == [11] and found.columns.tolist() == [1] and found.values.tolist() == [value]
+    x[11, 1] = 0.0
+    errors, variances = dense(model, x)
+    assert float(found.means[0]) == pytest.approx(-errors[11, 1], rel=1e-9)
+    assert float(found.deviations[0]) == pytest.approx(variances[11, 1] ** 0.5, rel=1e-9)
+    assert float(found.scores[0]) == pytest.approx((value + errors[11, 1]) / variances[11, 1] ** 0.5, rel=1e-9)
+
+
+def test_where_nothing_was_seen_nothing_was_looked_at():
+    model = drawn(2, 1)
+    model.is_fitted = True
+    found = model.outliers([np.nan] * 5)
+    assert found.num_values == 0 and len(found) == 0 and "0 of 0 values" in repr(found)
+
+
 def test_several_outliers_one_beside_another_and_none():
     model, x = level_model(), NILE.copy()
     assert len(model.outliers(NILE)) == 0

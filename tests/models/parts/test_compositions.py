@@ -334,3 +334,44 @@ def test_forecasts_of_rows_without_steps(name):
     for form in forms:
         np.testing.assert_allclose(model.forecast(*form[:1], 1, *form[1:], **told).means[1, 0], wanted, rtol=1e-10)
     np.testing.assert_allclose(model.forecast(np.zeros((1, 0, 4)), 1, **told).means[0, 0], wanted, rtol=1e-10)
+
+
+def test_totals_are_told_by_rows_after_a_fit_that_was_told_them():
+    x = data("multinomial")
+    told = HMM(2, num_features=4, emission="multinomial").fit(x, trials=x.sum(1), seed=0)
+    free = HMM(2, num_features=4, emission="multinomial").fit(x, seed=0)
+    assert told.score(x) == pytest.approx(free.score(x), rel=1e-12)
+    assert told.score(x, trials=x.sum(1)) == pytest.approx(free.score(x), rel=1e-12)
+
+
+def test_trials_of_a_model_are_those_of_its_binomial_columns():
+    """And multinomial ones beside them tell their totals, whatever else is told of steps."""
+    random, counts = np.random.default_rng(2), data("multinomial")
+    hits, calls = random.binomial(40, 0.2 + 0.4 * STATES), random.poisson(2.0 + 3 * STATES)
+    times = random.uniform(1, 2, len(STATES))
+    x = np.column_stack([counts, hits, calls]).astype(float)
+    x[4, :4], x[5, 4], x[6, 5] = np.nan, np.nan, np.nan
+    kinds = [*["multinomial"] * 4, "binomial", "poisson"]
+    model = HMM(2, emission=kinds, trials=40).fit(x, seed=0, exposure=times)
+    assert np.diff(model.history.log_likelihoods).min() > -1e-9
+    values = {name: value.numpy() for name, value in model.emission_parameters.items()}
+    total = []
+    for path in itertools.product(range(2), repeat=7):
+        moves = [model.initial[path[0]], *(model.transition[a, b] for a, b in itertools.pairwise(path))]
+        each = sum(map(math.log, moves))
+        for t, k in enumerate(path):
+            shares = values["multinomial_probs"][k]
+            each += 0 if t == 4 else stats.multinomial.logpmf(counts[t], counts[t].sum(), shares)
+            each += 0 if t == 5 else stats.binom.logpmf(x[t, 4], 40, values["binomial_probs"][k, 0])
+            each += 0 if t == 6 else stats.poisson.logpmf(x[t, 5], times[t] * values["poisson_rate"][k, 0])
+        total.append(each)
+    wanted = special.logsumexp(total)
+    assert model.score(x[:7], exposure=times[:7]) == pytest.approx(wanted, rel=1e-9)
+    sizes = np.column_stack([*[counts.sum(1)] * 4, [40.0] * len(x), [1.0] * len(x)])
+    assert model.score(x[:7], exposure=times[:7], trials=sizes[None, :7]) == pytest.approx(wanted, rel=1e-9)
+    with pytest.raises(ValueError, match="trials: the total of multinomial counts .*future_trials=n"):
+        model.forecast(x, 1, exposure=times, future_exposure=1.0)
+    ahead = model.forecast(x, 1, exposure=times, future_exposure=1.0, future_trials=[[[9.0] * 4 + [40, 1]]])
+    assert float(ahead.means[0, 0, :4].sum()) == pytest.approx(9)
+    with pytest.raises(ValueError, match=r"row 0, step 3 holds 41 of 40"):
+        model.score(np.where((np.arange(len(x)) == 3)[:, None] & (np.arange(6) == 4), 41.0, x), exposure=times)
