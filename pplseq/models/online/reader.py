@@ -229,8 +229,10 @@ class Chains:
         return {"start": self.belief} | ({} if self.previous is None else {"previous": self.previous})
 
     def _row(self, x: Any) -> Any:
-        if self.model.num_features is not None:
-            return vector_row(x, self.model.num_features)
+        form = getattr(self.model, "format", None)  # of an output, which are symbols or vectors
+        size = self.model.num_features if form is None or form.discrete else form.num_outputs
+        if size is not None:
+            return vector_row(x, size)
         if self.model.num_words is not None:
             return [word_of(x, self.model.vocabulary, self.model.num_words)]
         return [MISSING if is_none(x) else x]  # symbols of an output
