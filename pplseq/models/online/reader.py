@@ -18,8 +18,10 @@ from pplseq.distributions.gaussian_types import GaussianBelief
 from pplseq.distributions.state import MISSING, Belief
 from pplseq.files import write_text
 from pplseq.infer.discrete.chain import Chain
+from pplseq.infer.fit.em import Batch
 from pplseq.models.base import GOES_ON
 from pplseq.models.forms import missing
+from pplseq.models.lds.times import gaps_of, times_of
 
 FORMAT = "pplseq online 1"
 
@@ -225,8 +227,23 @@ class Chains:
         self.previous = self.read = None  # the output before, and of this step, where they are fed back
         self.last: Any = None  # what the last step went on from, its row, and what was known of it
 
-    def _before(self) -> dict[str, Any]:
-        return {"start": self.belief} | ({} if self.previous is None else {"previous": self.previous})
+    def _before(self, gaps: Tensor | None) -> dict[str, Any]:
+        more = {"previous": self.previous, "gaps": gaps}
+        return {"start": self.belief} | {name: value for name, value in more.items() if value is not None}
+
+    def _gaps(self, known: Mapping[str, Any]) -> Tensor | None:
+        """(1, 1) the time since the step before; None of the first step, and where times are not told."""
+        if self.belief is None:
+            return None
+        times = [None if self.last is None else self.last[2].get("times"), known.get("times")]
+        if times == [None, None]:
+            return None
+        if any(each is None for each in times):
+            raise ValueError("times: give those of all steps of a sequence, or of none")
+        (before,), (now,) = times
+        if (before.dtype.kind in "mM" or now.dtype.kind in "mM") and before.dtype.kind != now.dtype.kind:
+            raise TypeError(f"times: dates go on from dates, and numbers from numbers; {now[0]} stands behind {before[0]}")
+        return gaps_of([np.concatenate([before, now])], Batch(self.model.reference.new_zeros(1, 2, 1)))[:, 1:]
 
     def _row(self, x: Any) -> Any:
         form = getattr(self.model, "format", None)  # of an output, which are symbols or vectors
@@ -237,25 +254,30 @@ class Chains:
             return [word_of(x, self.model.vocabulary, self.model.num_words)]
         return [MISSING if is_none(x) else x]  # symbols of an output
 
-    def _chain(self, row: Any, known: Mapping[str, Any]) -> Any:
+    def _chain(self, row: Any, known: Mapping[str, Any], gaps: Tensor | None) -> Any:
         batch = self.model._as_batch([row], None, **known)
-        chain = self.model.posterior(batch.x, None, **batch.known, **self._before())
+        chain = self.model.posterior(batch.x, None, **(batch.known | self._before(gaps)))
         self.read = batch.x[:, 0] if getattr(self.model, "feedback", None) else None
         return chain
 
     def step(self, x: Any, known: Mapping[str, Any]) -> Reading:
         self.model._check_names(known)
-        return self._read(self._row(x), {name: [as_row(value)] for name, value in known.items()})
+        known = {name: [self._of_step(name, value)] for name, value in known.items()}
+        return self._read(self._row(x), known, self._gaps(known))
 
-    def _read(self, row: Any, known: Mapping[str, Any]) -> Reading:
-        chain = self._chain(row, known)
+    def _of_step(self, name: str, value: Any) -> Any:
+        """What is known of a step as a row of one step."""
+        return times_of([value], None)[0] if name == "times" else as_row(value)
+
+    def _read(self, row: Any, known: Mapping[str, Any], gaps: Tensor | None) -> Reading:
+        chain = self._chain(row, known, gaps)
         with torch.no_grad(), chain.unchecked() if isinstance(chain, Chain) else contextlib.nullcontext():
             log_prob = float(chain.log_prob().detach())
             if log_prob == -math.inf:
                 row = self._row(None)
-                chain = self._chain(row, known)
+                chain = self._chain(row, known, gaps)
             belief = chain.filtered()
-        self.last = self._before(), row, known
+        self.last = self._before(gaps), row, known
         self.belief, self.previous = belief, self.read
         if isinstance(belief, GaussianBelief):
             covariance = belief.covariance if belief.covariance.dim() == 2 else belief.covariance[0]
@@ -283,6 +305,8 @@ class Chains:
             "belief": _written(before["start"], before.get("previous")), "row": _as_json(torch.as_tensor(row)),
             "known": {name: _as_json(value[0]) for name, value in known.items()},
         }  # fmt: skip
+        if "gaps" in before:
+            last["gaps"] = _as_json(before["gaps"])
         return {"belief": _written(self.belief, self.previous), "last": last}
 
     def take(self, kept: Mapping[str, Any]) -> None:
@@ -291,7 +315,8 @@ class Chains:
             self.belief, self.previous = self._belief_of(last["belief"])
             known = {name: [_as_tensor(value)] for name, value in last["known"].items()}
             self.model._check_names(known)
-            self._read(_as_tensor(last["row"]), known)
+            gaps = last.get("gaps")
+            self._read(_as_tensor(last["row"]), known, None if gaps is None else _as_tensor(gaps))
         self.belief, self.previous = end
 
     def _belief_of(self, parts: Any) -> tuple[Any, Tensor | None]:
@@ -311,11 +336,15 @@ class Chains:
 TYPES = {str(each): each for each in (torch.float32, torch.float64, torch.int64, torch.int32)}
 
 
-def _as_json(part: Tensor) -> dict[str, Any]:
+def _as_json(part: Any) -> dict[str, Any]:
+    if isinstance(part, np.ndarray):  # times, which may be dates
+        return {"dtype": part.dtype.str, "value": (part.view(np.int64) if part.dtype.kind in "mM" else part).tolist()}
     return {"dtype": str(part.dtype), "value": part.tolist()}
 
 
-def _as_tensor(part: Mapping[str, Any]) -> Tensor:
+def _as_tensor(part: Mapping[str, Any]) -> Any:
+    if part["dtype"] not in TYPES:
+        return np.array(part["value"], dtype=np.int64 if part["dtype"][1] in "mM" else None).astype(part["dtype"])
     return torch.tensor(part["value"], dtype=TYPES[part["dtype"]])
 
 
