@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -22,6 +22,7 @@ from pplseq.infer.fit.em import Batch
 from pplseq.models.base import GOES_ON
 from pplseq.models.forms import missing
 from pplseq.models.lds.times import gaps_of, times_of
+from pplseq.models.state_labels import numbers_of_states
 
 FORMAT = "pplseq online 1"
 
@@ -174,7 +175,7 @@ def numbers_of(x: Any, size: int) -> np.ndarray | None:
         x = [math.nan if missing(each) else each for each in x]
     try:
         kind = np.asarray(x).dtype.kind
-        found = np.asarray(x, dtype=np.float64).reshape(-1)
+        found = np.array(x, dtype=np.float64, order="C").reshape(-1)  # of a frame it may be read backwards
     except (TypeError, ValueError):
         kind, found = "", np.empty(0)
     if kind not in ("i", "u", "f", "O") or isinstance(x, (str, bytes)):
@@ -267,7 +268,13 @@ class Chains:
 
     def _of_step(self, name: str, value: Any) -> Any:
         """What is known of a step as a row of one step."""
-        return times_of([value], None)[0] if name == "times" else as_row(value)
+        if name == "times":
+            return times_of([value], None)[0]
+        if name == "states":
+            value = numbers_of_states(value, self.model.state_names)
+        if name == "inputs" and not (isinstance(value, Mapping) and set(value) <= {*getattr(self.model, "sources", ())}):
+            value = inputs_in_order(value, self.model.input_column_names)
+        return as_row(value)
 
     def _read(self, row: Any, known: Mapping[str, Any], gaps: Tensor | None) -> Reading:
         chain = self._chain(row, known, gaps)
@@ -359,7 +366,26 @@ def vector_row(x: Any, size: int) -> Any:
 
 def as_row(value: Any) -> Tensor:
     """What is known of a step as a row of one step."""
-    return torch.as_tensor(np.asarray(value)).unsqueeze(0)
+    return torch.from_numpy(np.array(value, order="C")).unsqueeze(0)  # of a column of a frame also the strides are its own
+
+
+def inputs_in_order(given: Any, names: Sequence[str] | None) -> Any:
+    """Inputs of a step, those with names (a mapping, or a row of a frame) in the order of the fit."""
+    if hasattr(given, "to_dict") and hasattr(given, "index"):
+        there = [*given.index]
+        if names is None or not any(isinstance(each, str) for each in there):
+            return np.asarray(given, dtype=np.float64)
+    elif not isinstance(given, Mapping):
+        return given
+    else:
+        there = [*given]
+        if names is None:
+            raise ValueError(f"inputs: the model was fitted to numbers without names, got {checks.shown(there)}; give numbers")
+    if absent := [name for name in names if name not in there]:
+        raise ValueError(
+            f"inputs: nothing is called {absent[0]!r}, and the model was fitted to {', '.join(names)}; got {checks.shown(there)}"
+        )
+    return np.array([given[name] for name in names], dtype=np.float64)
 
 
 def dense_states(belief: Belief, num_states: int) -> np.ndarray:

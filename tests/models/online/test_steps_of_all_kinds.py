@@ -1,9 +1,10 @@
 """Steps as people hold them, of models of all kinds, are read as the same row at once: gaps, times, inputs by name."""
 
 import numpy as np
+import pandas as pd
 import pytest
 
-from pplseq import IOHMM, StructuralModel
+from pplseq import ARHMM, IOHMM, LDS, MixtureHMM, SemiMarkovHMM, StructuralModel, SwitchingRegression
 from pplseq.models.iohmm.mixture import MixtureIOHMM
 
 rng = np.random.default_rng(0)
@@ -57,3 +58,55 @@ def test_times_of_steps(options, dates, tmp_path):
         with pytest.raises(TypeError, match="times: dates go on from dates"):
             reader.step(1.0, times=1e9 if dates else np.datetime64("2030-01-01"))
         assert reader.num_steps == 60
+
+
+WITH_INPUTS = {
+    "lds": lambda: LDS(1, 1, num_inputs=2), "structural": lambda: StructuralModel(num_inputs=2),
+    "iohmm": lambda: IOHMM(2, num_inputs=2, outputs="gaussian", num_outputs=1, mealy=True),
+    "arhmm": lambda: ARHMM(2, 1, num_inputs=2), "regression": lambda: SwitchingRegression(2, num_inputs=2),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WITH_INPUTS)
+def test_inputs_go_by_their_names(name):
+    frame = pd.DataFrame({"u": u, "v": u**2})
+    model = WITH_INPUTS[name]()
+    model.fit(x, inputs=frame)
+    told = model.token_log_probs(x, inputs=frame)[0].tolist()
+    turned, backwards = frame[["v", "u"]], frame.to_numpy()[:, ::-1]
+    forms = [frame.iloc, turned.iloc, turned.to_dict("records"), frame.to_numpy(), np.ascontiguousarray(backwards)[:, ::-1]]
+    for rows in forms:
+        online = model.online()
+        assert [online.step(x[t], inputs=rows[t]).log_prob for t in range(60)] == pytest.approx(told, abs=1e-8)
+        ahead = [online.forecast(future_inputs=form).means.flatten().tolist() for form in (frame[:2], turned[:2])]
+        assert ahead[0] == pytest.approx(ahead[1], abs=1e-12)
+    for odd in ({"q": 1}, {"u": 1.0}, pd.Series({"u": 1.0, "w": 2.0})):
+        with pytest.raises(ValueError, match="inputs: nothing is called '[uv]'"):
+            online.step(1.0, inputs=odd)
+
+
+WITH_STATES = {
+    "semi-markov": lambda **options: SemiMarkovHMM(2, num_features=1, max_duration=4, **options),
+    "iohmm": lambda **options: IOHMM(2, num_inputs=1, outputs="gaussian", num_outputs=1, **options),
+    "mixture": lambda **options: MixtureHMM(2, 2, num_features=1, **options),
+    "arhmm": lambda **options: ARHMM(2, 1, **options),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WITH_STATES)
+def test_states_go_by_their_names(name):
+    model = WITH_STATES[name]()
+    names = [f"state {k}" for k in range(model._num_observable_states)]
+    model = WITH_STATES[name](state_names=names)
+    known = {"inputs": u} if name == "iohmm" else {}
+    model.fit([x[:, None]], max_iterations=3, **({"inputs": [u[:, None]]} if known else {}))
+    states = [None] * 60
+    states[3], states[20] = names[0], names[1]
+    told = model.token_log_probs([x[:, None]], states=[states], **({"inputs": [u[:, None]]} if known else {}))[0].tolist()
+    for unknown in (None, -1, np.nan):
+        online = model.online()
+        of = [unknown if state is None else state for state in states]
+        found = [online.step(x[t], states=of[t], **{k: v[t] for k, v in known.items()}).log_prob for t in range(60)]
+        assert found == pytest.approx(told, abs=1e-8)
+    with pytest.raises(ValueError, match="no state is called 'none'"):
+        online.step(1.0, states="none", **{k: v[0] for k, v in known.items()})
