@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from pplseq import ARHMM, IOHMM, LDS, MixtureHMM, SemiMarkovHMM, StructuralModel, SwitchingRegression
+from pplseq import ARHMM, HMM, IOHMM, LDS, MixtureHMM, SemiMarkovHMM, StructuralModel, SwitchingRegression
 from pplseq.models.iohmm.mixture import MixtureIOHMM
 
 rng = np.random.default_rng(0)
@@ -110,3 +110,30 @@ def test_states_go_by_their_names(name):
         assert found == pytest.approx(told, abs=1e-8)
     with pytest.raises(ValueError, match="no state is called 'none'"):
         online.step(1.0, states="none", **{k: v[0] for k, v in known.items()})
+
+
+def test_totals_of_multinomial_counts():
+    rows = rng.integers(0, 5, size=(40, 2)).astype(float)
+    model = HMM(2, num_features=2, emission="multinomial").fit([rows], max_iterations=3)
+    told, expected = model.token_log_probs([rows])[0].tolist(), model.forecast([rows], 2, future_trials=5).means
+    for known in (False, True):
+        online = model.online()
+        found = [online.step(row, **({"trials": row.sum()} if known else {})).log_prob for row in rows]
+        assert found == pytest.approx(told, abs=1e-10)
+        ahead = online.forecast(2, future_trials=5).means
+        assert ahead.flatten().tolist() == pytest.approx(expected.flatten().tolist(), abs=1e-10)
+        assert ahead.sum(-1).flatten().tolist() == pytest.approx([5, 5])
+    with pytest.raises(ValueError, match="trials: columns .* have one total"):
+        online.step(rows[0], trials=99)
+
+
+def test_a_diffuse_start_is_read_where_one_step_determines_it():
+    model = StructuralModel(initial="diffuse").fit(x)
+    online = model.online()
+    assert [online.step(value).log_prob for value in x] == pytest.approx(model.token_log_probs(x)[0].tolist(), abs=1e-8)
+    with pytest.raises(ValueError, match="initial: of a diffuse start 2 coordinates are unknown.*initial='wide'"):
+        StructuralModel(trend="stochastic", initial="diffuse").fit(x).online()
+    model = LDS(2, 1, initial="diffuse")
+    model.is_fitted = True
+    with pytest.raises(ValueError, match="initial: of a diffuse start 2 coordinates are unknown.*initial='learned'"):
+        model.online()
