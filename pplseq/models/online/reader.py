@@ -18,10 +18,8 @@ from pplseq.distributions.gaussian_types import GaussianBelief
 from pplseq.distributions.state import MISSING, Belief
 from pplseq.files import write_text
 from pplseq.infer.discrete.chain import Chain
-from pplseq.infer.fit.em import Batch
 from pplseq.models.base import GOES_ON
 from pplseq.models.forms import missing
-from pplseq.models.lds.times import gaps_of, times_of
 from pplseq.models.state_labels import numbers_of_states
 
 FORMAT = "pplseq online 1"
@@ -233,18 +231,8 @@ class Chains:
         return {"start": self.belief} | {name: value for name, value in more.items() if value is not None}
 
     def _gaps(self, known: Mapping[str, Any]) -> Tensor | None:
-        """(1, 1) the time since the step before; None of the first step, and where times are not told."""
-        if self.belief is None:
-            return None
-        times = [None if self.last is None else self.last[2].get("times"), known.get("times")]
-        if times == [None, None]:
-            return None
-        if any(each is None for each in times):
-            raise ValueError("times: give those of all steps of a sequence, or of none")
-        (before,), (now,) = times
-        if (before.dtype.kind in "mM" or now.dtype.kind in "mM") and before.dtype.kind != now.dtype.kind:
-            raise TypeError(f"times: dates go on from dates, and numbers from numbers; {now[0]} stands behind {before[0]}")
-        return gaps_of([np.concatenate([before, now])], Batch(self.model.reference.new_zeros(1, 2, 1)))[:, 1:]
+        """(1, 1) the time since the step before, of models whose steps have times; None of the first step."""
+        return None
 
     def _row(self, x: Any) -> Any:
         form = getattr(self.model, "format", None)  # of an output, which are symbols or vectors
@@ -268,8 +256,6 @@ class Chains:
 
     def _of_step(self, name: str, value: Any) -> Any:
         """What is known of a step as a row of one step."""
-        if name == "times":
-            return times_of([value], None)[0]
         if name == "states":
             value = numbers_of_states(value, self.model.state_names)
         if name == "inputs" and not (isinstance(value, Mapping) and set(value) <= {*getattr(self.model, "sources", ())}):
@@ -383,7 +369,8 @@ def inputs_in_order(given: Any, names: Sequence[str] | None) -> Any:
             raise ValueError(f"inputs: the model was fitted to numbers without names, got {checks.shown(there)}; give numbers")
     if absent := [name for name in names if name not in there]:
         raise ValueError(
-            f"inputs: nothing is called {absent[0]!r}, and the model was fitted to {', '.join(names)}; got {checks.shown(there)}"
+            f"inputs: nothing is called {absent[0]!r}, and the model was fitted to {', '.join(names)}; got "
+            f"{checks.shown(there)}"
         )
     return np.array([given[name] for name in names], dtype=np.float64)
 
