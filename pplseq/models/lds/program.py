@@ -357,8 +357,8 @@ class LDS(LoopAnswers):
         unknown = int(self._initial_belief.covariance.diagonal(dim1=-2, dim2=-1).isinf().sum())
         if unknown > self.num_features:
             raise ValueError(
-                f"initial: of a diffuse start {unknown} coordinates are unknown, and a step of {self.num_features} numbers does "
-                f"not determine them; for online() make the model with a proper start, initial={proper!r}"
+                f"initial: of a diffuse start {unknown} coordinates are unknown, and a step of {self.num_features} numbers "
+                f"does not determine them; for online() make the model with a proper start, initial={proper!r}"
             )
 
     def _reader(self) -> Filter:
