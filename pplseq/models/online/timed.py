@@ -22,7 +22,7 @@ class TimedChains(Chains):
     def _gaps(self, known: Mapping[str, Any]) -> Tensor | None:
         if self.belief is None:
             return None
-        times = [None if self.last is None else self.last[2].get("times"), known.get("times")]
+        times: list[Any] = [None if self.last is None else self.last[2].get("times"), known.get("times")]
         if times == [None, None]:
             return None
         if any(each is None for each in times):
