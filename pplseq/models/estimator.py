@@ -372,7 +372,7 @@ class Estimator(DiagnosticQueries, StateOrder, HeldParameters, SequenceModel):
         # a batch made here was looked at; those of subclasses have parts that only their programs look at
         looked = checks.TRUSTED.set(checks.TRUSTED.get() or type(self)._as_batch is Estimator._as_batch)
         try:
-            return batch, self.posterior(batch.x, batch.lengths, **batch.known, **before or {})
+            return batch, self.posterior(batch.x, batch.lengths, **(batch.known | (before or {})))
         finally:
             checks.TRUSTED.reset(looked)
 

@@ -498,7 +498,7 @@ class HMM(Constrainable, StateLanguages, LoopAnswers):
         return super()._observations_of(states, emission, known)
 
     def _reader(self) -> Filter:
-        if type(self) is HMM and self._is_one_chain and not self._need_sizes:
+        if type(self) is HMM and self._is_one_chain and not self._need_sizes and not self.emissions.sized("trials"):
             with said(AT_POINT, AT_TEST):
                 transition, emission = self.specs()
             if isinstance(transition, DenseTransition) and not emission.batch_shape and not emission.takes_inputs:

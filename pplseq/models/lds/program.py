@@ -352,7 +352,17 @@ class LDS(LoopAnswers):
     def _is_own_program(self) -> bool:
         return getattr(self.model, "__func__", None) is LDS.model and "forward" not in vars(self)
 
+    def _check_start_of_steps(self, proper: str = "learned") -> None:
+        """Raises ValueError where one step leaves a part of a diffuse start unknown: there is no reading of it alone."""
+        unknown = int(self._initial_belief.covariance.diagonal(dim1=-2, dim2=-1).isinf().sum())
+        if unknown > self.num_features:
+            raise ValueError(
+                f"initial: of a diffuse start {unknown} coordinates are unknown, and a step of {self.num_features} numbers "
+                f"does not determine them; for online() make the model with a proper start, initial={proper!r}"
+            )
+
     def _reader(self) -> Filter:
+        self._check_start_of_steps()
         is_alone = type(self) is LDS and self._is_own_story and not self.num_inputs and self.initial == "learned"
         return System(self) if is_alone else super()._reader()
 

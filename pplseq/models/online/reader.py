@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -20,6 +20,7 @@ from pplseq.files import write_text
 from pplseq.infer.discrete.chain import Chain
 from pplseq.models.base import GOES_ON
 from pplseq.models.forms import missing
+from pplseq.models.state_labels import numbers_of_states
 
 FORMAT = "pplseq online 1"
 
@@ -172,7 +173,7 @@ def numbers_of(x: Any, size: int) -> np.ndarray | None:
         x = [math.nan if missing(each) else each for each in x]
     try:
         kind = np.asarray(x).dtype.kind
-        found = np.asarray(x, dtype=np.float64).reshape(-1)
+        found = np.array(x, dtype=np.float64, order="C").reshape(-1)  # of a frame it may be read backwards
     except (TypeError, ValueError):
         kind, found = "", np.empty(0)
     if kind not in ("i", "u", "f", "O") or isinstance(x, (str, bytes)):
@@ -225,35 +226,51 @@ class Chains:
         self.previous = self.read = None  # the output before, and of this step, where they are fed back
         self.last: Any = None  # what the last step went on from, its row, and what was known of it
 
-    def _before(self) -> dict[str, Any]:
-        return {"start": self.belief} | ({} if self.previous is None else {"previous": self.previous})
+    def _before(self, gaps: Tensor | None) -> dict[str, Any]:
+        more = {"previous": self.previous, "gaps": gaps}
+        return {"start": self.belief} | {name: value for name, value in more.items() if value is not None}
+
+    def _gaps(self, known: Mapping[str, Any]) -> Tensor | None:
+        """(1, 1) the time since the step before, of models whose steps have times; None of the first step."""
+        return None
 
     def _row(self, x: Any) -> Any:
-        if self.model.num_features is not None:
-            return vector_row(x, self.model.num_features)
+        form = getattr(self.model, "format", None)  # of an output, which are symbols or vectors
+        size = self.model.num_features if form is None or form.discrete else form.num_outputs
+        if size is not None:
+            return vector_row(x, size)
         if self.model.num_words is not None:
             return [word_of(x, self.model.vocabulary, self.model.num_words)]
         return [MISSING if is_none(x) else x]  # symbols of an output
 
-    def _chain(self, row: Any, known: Mapping[str, Any]) -> Any:
+    def _chain(self, row: Any, known: Mapping[str, Any], gaps: Tensor | None) -> Any:
         batch = self.model._as_batch([row], None, **known)
-        chain = self.model.posterior(batch.x, None, **batch.known, **self._before())
+        chain = self.model.posterior(batch.x, None, **(batch.known | self._before(gaps)))
         self.read = batch.x[:, 0] if getattr(self.model, "feedback", None) else None
         return chain
 
     def step(self, x: Any, known: Mapping[str, Any]) -> Reading:
         self.model._check_names(known)
-        return self._read(self._row(x), {name: [as_row(value)] for name, value in known.items()})
+        known = {name: [self._of_step(name, value)] for name, value in known.items()}
+        return self._read(self._row(x), known, self._gaps(known))
 
-    def _read(self, row: Any, known: Mapping[str, Any]) -> Reading:
-        chain = self._chain(row, known)
+    def _of_step(self, name: str, value: Any) -> Any:
+        """What is known of a step as a row of one step."""
+        if name == "states":
+            value = numbers_of_states(value, self.model.state_names)
+        if name == "inputs" and not (isinstance(value, Mapping) and set(value) <= {*getattr(self.model, "sources", ())}):
+            value = inputs_in_order(value, self.model.input_column_names)
+        return as_row(value)
+
+    def _read(self, row: Any, known: Mapping[str, Any], gaps: Tensor | None) -> Reading:
+        chain = self._chain(row, known, gaps)
         with torch.no_grad(), chain.unchecked() if isinstance(chain, Chain) else contextlib.nullcontext():
             log_prob = float(chain.log_prob().detach())
             if log_prob == -math.inf:
                 row = self._row(None)
-                chain = self._chain(row, known)
+                chain = self._chain(row, known, gaps)
             belief = chain.filtered()
-        self.last = self._before(), row, known
+        self.last = self._before(gaps), row, known
         self.belief, self.previous = belief, self.read
         if isinstance(belief, GaussianBelief):
             covariance = belief.covariance if belief.covariance.dim() == 2 else belief.covariance[0]
@@ -281,6 +298,8 @@ class Chains:
             "belief": _written(before["start"], before.get("previous")), "row": _as_json(torch.as_tensor(row)),
             "known": {name: _as_json(value[0]) for name, value in known.items()},
         }  # fmt: skip
+        if "gaps" in before:
+            last["gaps"] = _as_json(before["gaps"])
         return {"belief": _written(self.belief, self.previous), "last": last}
 
     def take(self, kept: Mapping[str, Any]) -> None:
@@ -289,7 +308,8 @@ class Chains:
             self.belief, self.previous = self._belief_of(last["belief"])
             known = {name: [_as_tensor(value)] for name, value in last["known"].items()}
             self.model._check_names(known)
-            self._read(_as_tensor(last["row"]), known)
+            gaps = last.get("gaps")
+            self._read(_as_tensor(last["row"]), known, None if gaps is None else _as_tensor(gaps))
         self.belief, self.previous = end
 
     def _belief_of(self, parts: Any) -> tuple[Any, Tensor | None]:
@@ -309,11 +329,15 @@ class Chains:
 TYPES = {str(each): each for each in (torch.float32, torch.float64, torch.int64, torch.int32)}
 
 
-def _as_json(part: Tensor) -> dict[str, Any]:
+def _as_json(part: Any) -> dict[str, Any]:
+    if isinstance(part, np.ndarray):  # times, which may be dates
+        return {"dtype": part.dtype.str, "value": (part.view(np.int64) if part.dtype.kind in "mM" else part).tolist()}
     return {"dtype": str(part.dtype), "value": part.tolist()}
 
 
-def _as_tensor(part: Mapping[str, Any]) -> Tensor:
+def _as_tensor(part: Mapping[str, Any]) -> Any:
+    if part["dtype"] not in TYPES:
+        return np.array(part["value"], dtype=np.int64 if part["dtype"][1] in "mM" else None).astype(part["dtype"])
     return torch.tensor(part["value"], dtype=TYPES[part["dtype"]])
 
 
@@ -328,7 +352,27 @@ def vector_row(x: Any, size: int) -> Any:
 
 def as_row(value: Any) -> Tensor:
     """What is known of a step as a row of one step."""
-    return torch.as_tensor(np.asarray(value)).unsqueeze(0)
+    return torch.from_numpy(np.array(value, order="C")).unsqueeze(0)  # of a column of a frame also the strides are its own
+
+
+def inputs_in_order(given: Any, names: Sequence[str] | None) -> Any:
+    """Inputs of a step, those with names (a mapping, or a row of a frame) in the order of the fit."""
+    if hasattr(given, "to_dict") and hasattr(given, "index"):
+        there = [*given.index]
+        if names is None or not any(isinstance(each, str) for each in there):
+            return np.asarray(given, dtype=np.float64)
+    elif not isinstance(given, Mapping):
+        return given
+    else:
+        there = [*given]
+        if names is None:
+            raise ValueError(f"inputs: the model was fitted to numbers without names, got {checks.shown(there)}; give numbers")
+    if absent := [name for name in names if name not in there]:
+        raise ValueError(
+            f"inputs: nothing is called {absent[0]!r}, and the model was fitted to {', '.join(names)}; got "
+            f"{checks.shown(there)}"
+        )
+    return np.array([given[name] for name in names], dtype=np.float64)
 
 
 def dense_states(belief: Belief, num_states: int) -> np.ndarray:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from pplseq import checks
 from pplseq.models.lds.arguments import inputs_ahead, to_come
-from pplseq.models.online.reader import Reading, finite, numbers_of
+from pplseq.models.online.reader import Reading, finite, inputs_in_order, numbers_of
 from pplseq.models.online.states import States
 from pplseq.models.state_labels import numbers_of_states
 
@@ -35,9 +35,7 @@ class Regressions(States):
             return None
         if given is None:
             raise ValueError(f"inputs: expected the {size} numbers of this step, as the model has num_inputs={size}")
-        names = self.model.input_column_names
-        if names is not None and (isinstance(given, Mapping) or hasattr(given, "to_dict")):
-            given = [dict(given)[name] for name in names]
+        given = inputs_in_order(given, self.model.input_column_names)
         try:
             return finite("inputs", np.asarray(given, dtype=np.float64).reshape(-1), (size,))
         except (TypeError, ValueError):

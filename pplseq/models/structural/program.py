@@ -25,6 +25,8 @@ from pplseq.models.hmm.tables import DTYPES
 from pplseq.models.lds.parameters import Parameters, RegressionPrior
 from pplseq.models.lds.program import LDS
 from pplseq.models.lds.times import gaps_ahead, gaps_of, labels_of, times_of, without_index
+from pplseq.models.online.reader import Filter
+from pplseq.models.online.timed import TimedChains
 from pplseq.models.structural.components import components_of, partial_weights, stationary_weights
 from pplseq.threads import filtering
 
@@ -472,6 +474,10 @@ class StructuralModel(LDS):
         """
         self._check_times(known.get("gaps"))
         return super()._direct_chain(x, lengths, start, **known)
+
+    def _reader(self) -> Filter:
+        self._check_start_of_steps("wide")
+        return TimedChains(self)
 
     def _check_times(self, times: Any) -> None:
         if self.time_unit > 0 and times is None:
