@@ -315,7 +315,7 @@ MUTANTS = [
     ),
     Mutant(
         "outliers: one number is tested", "pplseq/models/lds/outliers.py",
-        "level / self.number / 2", "level / 2",
+        "level / max(1, self.number) / 2", "level / 2",
         ("tests/models/lds/test_outliers.py",),
     ),
     Mutant(

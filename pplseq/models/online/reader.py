@@ -173,7 +173,7 @@ def numbers_of(x: Any, size: int) -> np.ndarray | None:
         x = [math.nan if missing(each) else each for each in x]
     try:
         kind = np.asarray(x).dtype.kind
-        found = np.array(x, dtype=np.float64, order="C").reshape(-1)  # of a frame it may be read backwards
+        found = np.array(np.asarray(x, dtype=np.float64), order="C").reshape(-1)  # of a frame it may be read backwards
     except (TypeError, ValueError):
         kind, found = "", np.empty(0)
     if kind not in ("i", "u", "f", "O") or isinstance(x, (str, bytes)):

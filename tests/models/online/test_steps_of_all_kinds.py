@@ -7,6 +7,8 @@ import pytest
 from pplseq import ARHMM, HMM, IOHMM, LDS, MixtureHMM, SemiMarkovHMM, StructuralModel, SwitchingRegression
 from pplseq.models.iohmm.mixture import MixtureIOHMM
 
+# one row is of one cluster: the other has no states to learn from
+pytestmark = pytest.mark.filterwarnings("ignore:states .* empty:RuntimeWarning")
 rng = np.random.default_rng(0)
 x, u = np.r_[rng.normal(size=30), 4 + rng.normal(size=30)], rng.normal(size=60)
 counts = rng.poisson(3, size=60).astype(float)
