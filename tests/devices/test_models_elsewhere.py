@@ -1,10 +1,8 @@
 """Every model on another device: what it learns, answers and keeps on disk is there, and equal to what the CPU says."""
 
-import warnings
-
 import pytest
 import torch
-from support.answers import asked, parts
+from support.answers import asked, fit_a_step, parts
 from support.elsewhere import DEVICE, Elsewhere, moved, other_device
 from support.model_cases import CASES, LENGTHS
 
@@ -71,20 +69,16 @@ def test_gradients(name):
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:no standard errors:RuntimeWarning")  # of one step
 @pytest.mark.parametrize("method", ["em", "sgd", "lbfgs"])
 @pytest.mark.parametrize("name", [name for name in NAMES if "fit" in CASES[name].verbs])
 def test_fits(name, method):
     _, _, (model, x, lengths, known) = pair(name)
     if method not in model.methods:
         pytest.skip(f"no {method}")
-    options = {"method": method} | ({"max_iterations": 1} if method == "em" else {"num_steps": 1})
-    if name.startswith("vlhmm"):
-        options = {"epochs": 1}
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)  # of one step, after which no information is positive
-        model.fit(x, lengths, seed=0, **known, **options)
-        if not name.startswith("vlhmm"):
-            assert model.summary(x, lengths, **known).estimates.device == DEVICE
+    fit_a_step(model, method, x, lengths, known)
+    if not name.startswith("vlhmm"):
+        assert model.summary(x, lengths, **known).estimates.device == DEVICE
     assert all(parameter.device == DEVICE for parameter in model.parameters())
 
 

@@ -1,5 +1,7 @@
 """What a model says of data: the same questions of every model, and the tensors that their answers hold."""
 
+import warnings
+
 import torch
 
 from support.model_cases import DISCRETE
@@ -30,3 +32,13 @@ def asked(case, model, x, lengths, known):
     if case in DISCRETE.values() and not x.is_floating_point() and "forecast" in case.verbs:
         found["infill"] = model.infill(with_gap, lengths, **known)
     return found
+
+
+def fit_a_step(model, method, x, lengths, known):
+    """The shortest fit that there is."""
+    options = {"method": method} | ({"max_iterations": 1} if method == "em" else {"num_steps": 1})
+    if type(model).__name__ == "VLHMM":
+        options = {"epochs": 1}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # of one step, after which no information is positive
+        model.fit(x, lengths, seed=0, **known, **options)

@@ -81,7 +81,7 @@ def as_subclass(value: Tensor, cls: type) -> Tensor:
 def _index(index):
     """An index whose lists are tensors: torch itself would make them elsewhere, without numbers."""
     if isinstance(index, list):
-        return torch.tensor(index)
+        return torch.tensor(index) if index else torch.empty(0, dtype=torch.long)
     return tuple(map(_index, index)) if isinstance(index, tuple) else index
 
 
@@ -100,7 +100,7 @@ def _run(func, args, kwargs):
     if device is not None and name == "_to_copy":
         kept["device"] = torch.device("cpu")
     real_args, real_kwargs = tree_map(lambda t: t.held if is_there(t) else t, (args, kept))
-    if name == "randn" and "generator" in kwargs:
+    if "generator" in kwargs:
         real_kwargs["generator"] = None  # no generator can say that it is elsewhere
     found = func(*real_args, **real_kwargs)
     if name == "_local_scalar_dense":
