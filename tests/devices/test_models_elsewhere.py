@@ -77,7 +77,7 @@ def test_fits(name, method):
     if method not in model.methods:
         pytest.skip(f"no {method}")
     fit_a_step(model, method, x, lengths, known)
-    if not name.startswith("vlhmm"):
+    if not name.startswith("vlhmm") and "layers" not in name:  # whose weights mean nothing one by one
         assert model.summary(x, lengths, **known).estimates.device == DEVICE
     assert all(parameter.device == DEVICE for parameter in model.parameters())
 
