@@ -20,6 +20,7 @@ from pplseq.kernels import twice
 from pplseq.kernels.log_semiring import log_matmul, logsumexp
 from pplseq.kernels.path_scan import place_of, rescaled
 from pplseq.kernels.scan import Forward
+from pplseq.kernels.triton import moves as kernels
 from pplseq.threads import once
 
 CELLS = 1 << 24  # numbers in one temporary
@@ -39,7 +40,8 @@ class Room:
 
 
 class Behind(NamedTuple):
-    """What is behind a step: right (Z, N) in logs, times: what :meth:`ProductSteps.times` made of it over exp(top) (N,)."""
+    """What is behind a step: right (Z, N) in logs, times: what :meth:`ProductSteps.times` made of it over exp(top) (N,), where
+    no kernels do."""
 
     right: Tensor
     times: list[Tensor]
@@ -47,8 +49,8 @@ class Behind(NamedTuple):
 
 
 class Pairs(NamedTuple):
-    """Sums of pairs before and behind each move, like the tables: shares, which are still to be multiplied by these, and far,
-    which already are."""
+    """Sums of pairs before and behind each move, like the tables: shares, which are still to be multiplied by these (not those of
+    kernels), and far, which already are."""
 
     shares: tuple[Tensor, ...]
     far: dict[int, Tensor | float]
@@ -71,6 +73,10 @@ class ProductSteps:
     def probs(self) -> tuple[Tensor, ...]:
         """The tables as probabilities."""
         return tuple(table.detach().exp() for table in self.tables)
+
+    def by_kernels(self, message: Tensor) -> bool:
+        """Whether a GPU's kernels move messages like this one: in log space, and the host is not asked how it went."""
+        return kernels.applies(*self.tables, message)
 
     # ---------------------------------------------------------------- layout
     def shape(self, move: int) -> tuple[int, int, int]:
@@ -108,6 +114,8 @@ class ProductSteps:
             for move in moves:
                 message = self.in_graph(move, message, back)
             return message
+        if self.by_kernels(message):
+            return self.in_logs(message, back)
         room = Room()
         scaled, top = self.scaled(message, room)
         found = self.times(scaled, room, back)[-1]
@@ -147,6 +155,8 @@ class ProductSteps:
 
     def moved(self, move: int, message: Tensor, back: bool = False) -> Tensor:
         """A move: every result keeps its digits, those too small for a product of probabilities in log space."""
+        if self.by_kernels(message):
+            return kernels.moved(self.shape(move), self.tables[move].detach(), message, self.reach, back)
         score, table, log = self.blocks(move, message), self.probs[move], self.tables[move].detach()
         if not back:
             table, log = table.mT, log.mT  # [to, from]
@@ -208,6 +218,11 @@ class ProductSteps:
     ) -> None:
         """Adds the pairs before and behind each move: scale_r exp(log_weight_r) exp(left + right) times the table, summed over
         rows r, of each of which log_weight makes them sum to one."""
+        if self.by_kernels(left):
+            for move, own, next_ in self._between(left, behind.right):
+                table, counts = self.tables[move].detach(), pairs.shares[move]
+                kernels.add_pairs(self.shape(move), table, own, next_, log_weight, scale, counts)
+            return
         before, top = self.scaled(left, room)
         common = top + behind.top + log_weight
         # where both sides peak at states between which there is (almost) no way, what underflows in a product may be all
@@ -274,7 +289,7 @@ def forward_pass(
 ) -> Forward:
     """Filtering; init (N, Z), emit (T, N, Z) or what makes each step of it, valid (T, N) as in :mod:`pplseq.kernels.scan`;
     messages: whether all are kept."""
-    room, like = Room(), init.T
+    room, like, by_kernels = Room(), init.T, steps.by_kernels(init)
     kept = init.new_empty(len(emit) if messages else 2, *like.shape)
     scaled = top = like
     totals = []
@@ -283,7 +298,7 @@ def forward_pass(
         now, before, added = kept[t % len(kept)], kept[(t - 1) % len(kept)], 0.0
         if t == 0:
             moved = init.T
-        elif steps.keeps(moved := steps.times(scaled, room)[-1]):
+        elif not by_kernels and steps.keeps(moved := steps.times(scaled, room)[-1]):
             moved, added = moved.log_(), top
         else:
             moved = steps.in_logs(before)
@@ -335,8 +350,8 @@ def _backwards(steps: ProductSteps, emit: Tensor, valid: Tensor | None) -> Itera
     for t in range(len(emit) - 1, 0, -1):
         right = torch.add(beta, emit[t].T, out=room("right", beta))
         scaled, top = steps.scaled(right, room)
-        times = steps.times(scaled, room, back=True)
-        new = times[-1].log_() if steps.keeps(times[-1]) else steps.in_logs(right, back=True).sub_(top)
+        times = [] if steps.by_kernels(right) else steps.times(scaled, room, back=True)
+        new = times[-1].log_() if times and steps.keeps(times[-1]) else steps.in_logs(right, back=True).sub_(top)
         if valid is None:
             beta.copy_(new)
         else:
@@ -354,12 +369,15 @@ def smooth(
     for t, beta, behind in _backwards(steps, emit, valid):
         now, top = steps.scaled(torch.add(filtered[t], beta, out=room("joint", beta)), room)
         total = now.sum(0)
-        torch.mul(now, total.reciprocal() if valid is None else total.reciprocal().where(valid[t], 0.0), out=single[t])
+        counted = total != 0 if valid is None else (total != 0) & valid[t]  # an impossible row has no posterior and no gradient
+        torch.mul(now, total.reciprocal().where(counted, 0.0), out=single[t])
         if pairs and behind is not None:
             log_weight = -(total.log() + top + behind.top)
             unused = log_weight.isinf() if valid is None else log_weight.isinf() | ~valid[t + 1]
             steps.add_pairs(found, filtered[t], behind, log_weight.masked_fill(unused, -math.inf), scale, room)
-    moves = (shares.mul_(probs) for shares, probs in zip(found.shares, steps.probs, strict=False))
+    moves = found.shares
+    if not steps.by_kernels(emit):
+        moves = (shares.mul_(probs) for shares, probs in zip(found.shares, steps.probs, strict=False))
     return single.mT, tuple(own + found.far.get(move, 0.0) for move, own in enumerate(moves))
 
 

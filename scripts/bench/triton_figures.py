@@ -106,7 +106,7 @@ def specimens(dtype: str = "float32", precision: str = "tf32x3", *, width: int =
     """
     import torch
 
-    from pplseq.kernels.triton import chain, pairs, paths, shared
+    from pplseq.kernels.triton import chain, moves, pairs, paths, shared
     from pplseq.kernels.triton.chain import tile_of
 
     size = {"bfloat16": 2, "float32": 4, "float64": 8}[dtype]
@@ -150,6 +150,12 @@ def specimens(dtype: str = "float32", precision: str = "tf32x3", *, width: int =
     add("posterior sample", paths.draw_rows, of, HAS_BEGIN=True, BK=width, num_warps=4)
     of = types(shared.multiply_rows, "START MATRIX WEIGHT MESSAGES TOTALS", FLAGS="*i32")
     add("dense scan", shared.multiply_rows, of, REAL=REAL, **shared.TILE)
+    for back in (False, True):
+        of = types(moves.move_states, "MESSAGE TABLE MOVED", reach="fp32")
+        name = f"move of a product{' back' if back else ''}"
+        add(name, moves.move_states, of, BACK=back, **common, **moves.move_tile(width, 64, size))
+    of = types(moves.add_moves, "LEFT RIGHT TABLE WEIGHT SCALE COUNTS")
+    add("moves of a product", moves.add_moves, of, REAL=REAL, **moves.COUNT_TILE)
     return found
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from pplseq.kernels import path_scan, scan
+from pplseq.kernels import path_scan, product_steps, scan
 from pplseq.kernels.triton import chain, launch, pair_chain, pairs, paths, shared
 from pplseq.models import VLHMM
 
@@ -187,6 +187,38 @@ def test_a_model_finds_its_kernels(kernels, options):
     close(results[1], results[0])
 
 
+@pytest.mark.parametrize("dtype, spread", [(F64, 1.0), (torch.float32, 1.0), (torch.float32, 80.0)], ids=str)
+@pytest.mark.parametrize("sizes", [(2, 3), (3, 1, 2), (1, 1), (19, 4)], ids=str)
+def test_chains_of_products(kernels, monkeypatch, sizes, dtype, spread):
+    """Also where products of probabilities underflow, and of moves that are impossible; rows of several lengths."""
+    torch.manual_seed(0)
+    tables, states = [], math.prod(sizes)
+    for size in sizes[::-1]:
+        log = spread * torch.randn(states // size, size, size, dtype=dtype)
+        log[0, 0, 1:] = log[-1, :-1, -1] = -math.inf
+        tables.append(log.log_softmax(-1).requires_grad_())
+    init, emit = torch.randn(20, states, dtype=dtype).log_softmax(-1), spread * torch.randn(4, 20, states, dtype=dtype)
+    emit[0, 0, 0] = emit[2, 1] = -math.inf
+    emit.requires_grad_()
+    steps, valid = product_steps.ProductSteps(sizes, tables), torch.arange(4).unsqueeze(-1) < torch.arange(20) % 4 + 1
+    results = []
+    for place in (launch.twins_only, kernels):
+        with place():
+            if place is not launch.twins_only:
+                monkeypatch.setattr(product_steps.ProductSteps, "times", None)  # nobody makes products of probabilities
+            found = product_steps.product_log_prob(init, steps, emit, valid)
+            grads = gradients(found.log_prob[2:], [emit, *tables])
+            with torch.no_grad():
+                short = product_steps.forward_pass(init, steps, emit, valid, messages=False).log_prob
+                filtered = product_steps.forward_pass(init, steps, emit, valid).messages
+                ahead = steps.backward(emit[1].T)
+            results.append([found.log_prob.detach(), *grads, short, filtered.exp(), ahead])
+    # the largest of what a sum of a row adds up is the size of what it rounds
+    rtol = 1e-9 if dtype == F64 else 3e-5
+    for got, expected in zip(results[1], results[0], strict=True):
+        close(got, expected, rtol=rtol, atol=rtol * float(expected.abs().nan_to_num(0, 0, 0).max()))
+
+
 @pytest.mark.slow
 def test_operators_say_what_they_return(kernels):
     """So that torch.compile and CUDA graphs can plan with them."""
@@ -215,10 +247,10 @@ def test_compiled_kernels_fit(tmp_path):
     run = subprocess.run(script, env=environment, capture_output=True, text=True)
     found = [json.loads(line) for line in run.stdout.splitlines()]
     assert run.returncode == 0, [line for line in found if not line["fits"]] or run.stderr
-    assert len(found) == 2 * (3 * 9 + 3)
+    assert len(found) == 2 * (3 * 12 + 3)
     rough = [line for line in found if line["precision"] == "tf32" or line["dtype"] == "bfloat16"]
     for line in rough:
-        products = line["kernel"].startswith(("pair matrices", "pair gradient"))
+        products = line["kernel"].startswith(("pair matrices", "pair gradient", "move of"))
         assert not products or line["tensor_products"] > 0, line
     large = subprocess.run([*script, "--too-large"], env=environment, capture_output=True, text=True)
     assert large.returncode == 1 and not json.loads(large.stdout)["fits"]
