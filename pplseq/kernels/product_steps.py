@@ -49,8 +49,8 @@ class Behind(NamedTuple):
 
 
 class Pairs(NamedTuple):
-    """Sums of pairs before and behind each move, like the tables: shares, which are still to be multiplied by these (not those of
-    kernels), and far, which already are."""
+    """Sums of pairs before and behind each move, like the tables: shares, which are still to be multiplied by these (not those
+    of kernels), and far, which already are."""
 
     shares: tuple[Tensor, ...]
     far: dict[int, Tensor | float]
