@@ -77,9 +77,11 @@ def coded(lines: list[list[str]]) -> tuple[torch.Tensor, torch.Tensor]:
     return x, torch.tensor([len(row) for row in rows])
 
 
-def learn(model: HMM, x: torch.Tensor, lengths: torch.Tensor, seconds: float, rows: int, warm: bool = False) -> int:
-    """Stepwise EM for so much processor time; how many characters were read."""
-    began, seen, step, size, total = time.process_time(), 0, 0, StepSize(0.6, 2.0), int(lengths.sum())
+def learn(
+    model: HMM, x: torch.Tensor, lengths: torch.Tensor, seconds: float, rows: int, warm: bool = False, step: int = 0
+) -> tuple[int, int]:
+    """Stepwise EM for so much processor time, behind so many steps; how many symbols were read, and steps by now."""
+    began, seen, size, total = time.process_time(), 0, StepSize(0.6, 2.0), int(lengths.sum())
     if not warm:
         model.initialize(Batch(x[:256], lengths[:256]))
     model.is_fitted = True
@@ -93,7 +95,7 @@ def learn(model: HMM, x: torch.Tensor, lengths: torch.Tensor, seconds: float, ro
             average = {name: torch.lerp(average[name], value * scale, eta) for name, value in found.items()}
             model.maximize(average)
             seen, step = seen + batch.num_tokens, step + 1
-    return seen
+    return seen, step
 
 
 def bits_of(model: HMM, x: torch.Tensor, lengths: torch.Tensor, rows: int) -> float:
@@ -111,7 +113,7 @@ def hmm(sizes: int | tuple[int, ...], data, held_out, seconds: float, cells: int
 
     def dense(states: int, share: float) -> tuple[HMM, int]:
         model = HMM(states, num_words=len(CHARACTERS), dtype="float32", priors={"emission": 1.0001, "transition": 1.0001})
-        return model, learn(model, *data, share * seconds, rows(states))
+        return model, learn(model, *data, share * seconds, rows(states))[0]
 
     if isinstance(sizes, int):
         model, seen = dense(sizes, 1.0)
@@ -119,7 +121,7 @@ def hmm(sizes: int | tuple[int, ...], data, held_out, seconds: float, cells: int
         (first, one), (second, two) = (dense(size, 0.25) for size in sizes)
         model = first.product(second)
         left = seconds - (time.process_time() - began)
-        seen = one + two + learn(model, *data, left, rows(model.num_states), warm=True)
+        seen = one + two + learn(model, *data, left, rows(model.num_states), warm=True)[0]
     trained = time.process_time() - began
     return {
         "bits_a_character": bits_of(model, *held_out, 64), "characters_read": seen,
