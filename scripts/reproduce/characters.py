@@ -89,12 +89,16 @@ def learn(
     with torch.no_grad():
         while time.process_time() - began < seconds:
             places = torch.randint(len(x), (rows,))
-            batch = Batch(x[places], lengths[places])
-            found, _ = expectation(model, batch)
-            scale, eta = total / batch.num_tokens, size.at(step)
-            average = {name: torch.lerp(average[name], value * scale, eta) for name, value in found.items()}
+            places, read, eta = places[lengths[places].argsort()], 0, size.at(step)
+            share = eta * total / int(lengths[places].sum())
+            average = {name: value * (1 - eta) for name, value in average.items()}
+            for piece in places.split(256):
+                batch = Batch(x[piece, : int(lengths[piece].max())], lengths[piece])
+                for name, value in expectation(model, batch)[0].items():
+                    average[name].add_(value, alpha=share)
+                read += batch.num_tokens
             model.maximize(average)
-            seen, step = seen + batch.num_tokens, step + 1
+            seen, step = seen + read, step + 1
     return seen, step
 
 
