@@ -2,9 +2,9 @@
 
     OMP_NUM_THREADS=1 python scripts/reproduce/dense_emissions.py ptb --sizes 128 128 --minutes 40 [--write]
 
-What stands beside the first source's tables, where a state has the words of its block alone. The product starts from two dense HMMs
-that had an eighth of the time each; all learn by stepwise EM. Sentences are scored on their own, their ends too. The pass with the
-best validation is kept; with --write it is read on the test text, once.
+What stands beside the first source's tables, where a state has the words of its block alone. The product starts from two dense
+HMMs that had an eighth of the time each; all learn by stepwise EM. Sentences are scored on their own, their ends too. The round
+with the best validation is kept; with --write it is read on the test text, once.
 """
 
 from __future__ import annotations
