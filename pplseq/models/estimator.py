@@ -118,7 +118,7 @@ class Estimator(DiagnosticQueries, StateOrder, HeldParameters, SequenceModel):
     """
 
     starts: ClassVar[tuple[str, ...]] = ()  # ways to initialize, where there are several
-    turns: ClassVar[tuple[str, ...]] = ()  # ways that several starts take in turn; none: all start in the first way
+    _turns: ClassVar[tuple[str, ...]] = ()  # ways that several starts take in turn; none: all start in the first way
     _least_starts: ClassVar[int] = 1  # that a fit races, where it is not asked for more
     _finalists: ClassVar[int] = 1  # of several starts those that are fitted to the end, where they do not end alike
     history: Any = None  # of the last fit: a FitHistory, or the History of a training run
@@ -267,7 +267,7 @@ class Estimator(DiagnosticQueries, StateOrder, HeldParameters, SequenceModel):
             stack.enter_context(self._saying_why(batch))
             if not (warm_start or resume):
                 finalists, num_starts = self._finalists if alone else 1, max(num_restarts, self._least_starts)
-                ways = [how or self.turns[k % len(self.turns) :][:1] if self.turns else how for k in range(num_starts)]
+                ways = [how or self._turns[k % len(self._turns) :][:1] if self._turns else how for k in range(num_starts)]
                 begin = [partial(self._begin, batch, *way) for way in ways]
                 starts = start_anew(self, batches, begin, cluster, finalists)
             record = stack.enter_context(recorder(progress, on_record, num_steps_of(method, options)))
@@ -326,7 +326,7 @@ class Estimator(DiagnosticQueries, StateOrder, HeldParameters, SequenceModel):
         """A start, in which what is held is what it was."""
         with restored(self):
             self.initialize(batch, *how)
-            scatter(self.slots.values())
+            scatter(self._slots.values())
 
     def log_prior(self) -> Tensor:
         """log density of the parameters under the priors, nats; 0 without priors."""
@@ -593,7 +593,7 @@ class Estimator(DiagnosticQueries, StateOrder, HeldParameters, SequenceModel):
             known["inputs"], num_steps = self._inputs_to_draw(known["inputs"], num_sequences, num_steps)
         num_steps = checks.count("num_steps", num_steps)
         with seeded(seed):
-            states, x = self.draws(num_sequences=num_sequences, num_steps=num_steps, **known)
+            states, x = self._draws(num_sequences=num_sequences, num_steps=num_steps, **known)
         known = None if self.vocabulary is None else self.vocabulary.words
         words = None if known is None else [[known[word] for word in row] for row in x.tolist()]
         return Sample(x, self._named_states(states), words)
@@ -602,7 +602,7 @@ class Estimator(DiagnosticQueries, StateOrder, HeldParameters, SequenceModel):
         """Inputs of sequences that are drawn, in the form that the program takes, and how many steps these are."""
         return inputs, num_steps
 
-    def draws(self, **known) -> tuple[Tensor, Tensor]:
+    def _draws(self, **known) -> tuple[Tensor, Tensor]:
         """States and observations (B, T, ...), as :meth:`_direct_draw`; by running the program where that has to be."""
         with said(AT_POINT, AT_TEST):
             found = self._direct_draw(**known)

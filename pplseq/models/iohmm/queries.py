@@ -88,7 +88,7 @@ class IOHMMQueries(StateLanguages, IOParameters):
     def _with_sizes(self, inputs: Inputs, x: Tensor, given: Mapping[str, Any]) -> Inputs:
         """Inputs of x (B, T[, D]), with trials and exposures of its steps where there are some."""
         columns = {name: [] if self.columns is None else self.columns.sized(name) for name in given}
-        needed = (*(self.sized_by or ()), *(["trials"] if columns["trials"] else []))
+        needed = (*(self._sized_by or ()), *(["trials"] if columns["trials"] else []))
         sizes = all_sizes(given, columns, (x.shape[0], x.shape[1]), self.num_outputs, needed, self.config["trials"])
         if sizes is None:
             return inputs
@@ -353,7 +353,7 @@ class IOHMMQueries(StateLanguages, IOParameters):
             )
         self._check_fitted()
         with seeded(seed):
-            states, x = self.draws(num_sequences=rows, num_steps=steps, inputs=batch.inputs, **known)
+            states, x = self._draws(num_sequences=rows, num_steps=steps, inputs=batch.inputs, **known)
         if batch.lengths is not None:
             padded = torch.arange(steps, device=x.device) >= batch.lengths.unsqueeze(-1)
             states = states.masked_fill(padded, -1)
@@ -451,7 +451,7 @@ class IOHMMQueries(StateLanguages, IOParameters):
         whole = isinstance(inputs, Mapping)
         inputs = {part: repeat(value) for part, value in inputs.items()} if whole else repeat(inputs)
         start, previous = None if start is None else Belief(*map(repeat, start)), repeat(previous)
-        x = self.draws(start=start, inputs=inputs, previous=previous)[1]
+        x = self._draws(start=start, inputs=inputs, previous=previous)[1]
         # of each trajectory its outputs alone are used: the states given them are summed out exactly
         chain = self.posterior(x, start=start, inputs=inputs, previous=previous)
         each = self._expected(predicted(chain), x, inputs, None, previous)

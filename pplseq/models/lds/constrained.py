@@ -171,7 +171,7 @@ class ConstrainedLDS(LDS):
         value = getattr(values, name)
         return torch.diag(value) if name in SCALES and value.dim() == 1 else value
 
-    def unidentified(self) -> tuple[frozenset[str], str]:
+    def _unidentified(self) -> tuple[frozenset[str], str]:
         return frozenset(), ""
 
     def estimates(self) -> dict[str, Tensor]:

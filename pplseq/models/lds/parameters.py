@@ -329,7 +329,7 @@ class LDSTensors(GaussianEstimator):
         return total
 
     @property
-    def slots(self) -> dict[str, Slot]:
+    def _slots(self) -> dict[str, Slot]:
         plain: dict[str, Any] = {"raw_of": Tensor.clone, "clips": False}
         log_scale = {"raw_of": lambda variance: variance.log() / 2, "support": (0.0, math.inf), "clips": False}
         return {

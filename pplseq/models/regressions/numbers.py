@@ -141,7 +141,7 @@ class NumberRegressions(RegressedSteps):
         return own + self.moves.num_free - self._num_held
 
     @property
-    def slots(self) -> dict[str, Slot]:
+    def _slots(self) -> dict[str, Slot]:
         names = {"mean": "raw_mean", "inputs": "inputs_weights", "lags": "lags_weights", "variance": "log_scale"}
         own = dict(self.named_parameters())
         names = {name: raw for name, raw in names.items() if raw in own}

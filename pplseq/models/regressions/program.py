@@ -151,7 +151,7 @@ class SwitchingRegression(RegressedRegimes, NumberRegressions):
     name = "switching_regression"
     methods = ("lbfgs", "em", "sgd")
     starts = ("residuals", "segments")
-    turns = ("residuals",) * 4 + ("segments",) * 4  # for regimes that are short, and for those that last
+    _turns = ("residuals",) * 4 + ("segments",) * 4  # for regimes that are short, and for those that last
     _finalists = 2  # after 20 or 30 iterations of EM the better start is not yet known
 
     def __init__(

@@ -118,7 +118,7 @@ class VectorRegressions(RegressedSteps):
         return self.moves.num_free + own - self._num_held
 
     @property
-    def slots(self) -> dict[str, Slot]:
+    def _slots(self) -> dict[str, Slot]:
         """``weights`` are those of all regressors: the constant, lags and inputs, (Z, D, 1 + p D + U)."""
         return self.moves.slots | {
             "weights": Slot(self.weights, raw_of=Tensor.clone, clips=False, value_of=Tensor.clone, of_states=True),
