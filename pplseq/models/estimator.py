@@ -423,11 +423,6 @@ class Estimator(DiagnosticQueries, StateOrder, HeldParameters, SequenceModel):
             f"{vocabulary.unknown!r}, or fit with priors (priors=True), which give every word a probability"
         )
 
-    @property
-    def num_free_parameters(self) -> int:
-        """Of the criteria below; models whose parameters are tied by constraints count fewer than they store."""
-        return sum(parameter.numel() for parameter in self.parameters()) - self._num_held
-
     def _criterion_terms(self, batch: Batch, log_prob: float) -> tuple[float, int]:
         """What the criteria below are made of, given log p(x): a log-likelihood, and how many parameters were learned."""
         return log_prob, self.num_free_parameters

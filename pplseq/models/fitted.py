@@ -451,6 +451,11 @@ class HeldParameters(FittedState):
         return frozenset(self._slot_name("bounds", name) for name, how in self._bounds.items() if how == "equal")
 
     @property
+    def num_free_parameters(self) -> int:
+        """Numbers that are learned, of the criteria: one less a row of probabilities, none of what is held."""
+        return sum(slot.num_free() for slot in self._slots.values()) - self._num_held
+
+    @property
     def _num_held(self) -> int:
         """How many parameters are not free, as they are held or the last fit was told to keep them."""
         slots = self._slots

@@ -98,10 +98,6 @@ class SemiMarkovHMM(RegimeQueries, HMM):
         return super().set_parameters(**parameters)
 
     @property
-    def num_free_parameters(self) -> int:
-        return self.moves.num_free + self.emissions.num_free - self._num_held
-
-    @property
     def _slots(self) -> dict[str, Slot]:
         return self.moves.slots | self.emissions.slots
 

@@ -331,11 +331,6 @@ class HMM(Constrainable, StateLanguages, LoopAnswers):
             if allowed is not None:
                 logits.masked_fill_(~allowed, -torch.inf)
 
-    @property
-    def num_free_parameters(self) -> int:
-        forbidden = [int((~allowed).sum()) for allowed in (self.start_states, self.graph) if allowed is not None]
-        return super().num_free_parameters - sum(forbidden)
-
     # ---------------------------------------------------------------- the program
     def specs(self):
         """Transition and emission: of the module's parameters, or with priors drawn at their sites."""

@@ -183,11 +183,6 @@ class StateTables(Estimator):
         moves = {name: Slot(logits, True, graph, of_states=dense, pools=dense) for name, logits in self._move_logits.items()}
         return {"initial": Slot(self.initial_logits, True, starts)} | moves | self.emissions.slots
 
-    @property
-    def num_free_parameters(self) -> int:
-        moves = sum(logits.numel() - logits[..., 0].numel() for logits in self._move_logits.values())
-        return self.num_states - 1 + moves + self.emissions.num_free - self._num_held
-
     def _why_no_number(self, batch: Batch) -> str:
         said = getattr(self.emissions, "_why_no_number", None)
         return "" if said is None else said(*self.observed(batch.x))

@@ -311,11 +311,7 @@ class LDSTensors(GaussianEstimator):
         more states than numbers, the noise of states and the first covariance together: S with C S = 0 may be added to the
         covariance of every step. Of a fit that kept some, and more than 16 states, those that are made up for do count.
         """
-        total, h = 0, self.num_states
-        for name, value in self._own.items():
-            if name not in self._not_free:
-                triangle = name in SCALES and value.dim() == 2
-                total += value.shape[0] * (value.shape[0] + 1) // 2 if triangle else value.numel()
+        h, total = self.num_states, sum(slot.num_free() for name, slot in self._slots.items() if name not in self._not_free)
         if self.state_prior != RegressionPrior() or self.emission_prior != RegressionPrior():
             return total
         if self._not_free:

@@ -136,11 +136,6 @@ class NumberRegressions(RegressedSteps):
         self.raw_mean.copy_((values["mean"] - self.mean) / self.unit)
 
     @property
-    def num_free_parameters(self) -> int:
-        own = sum(raw.numel() for name, raw in self.named_parameters() if not name.startswith("moves."))
-        return own + self.moves.num_free - self._num_held
-
-    @property
     def _slots(self) -> dict[str, Slot]:
         names = {"mean": "raw_mean", "inputs": "inputs_weights", "lags": "lags_weights", "variance": "log_scale"}
         own = dict(self.named_parameters())

@@ -112,12 +112,6 @@ class VectorRegressions(RegressedSteps):
         return {"weights": deviations.unsqueeze(-1) * rows.unsqueeze(-2), "scale": scale}
 
     @property
-    def num_free_parameters(self) -> int:
-        size = self.num_features
-        own = self.weights.numel() + self.num_regimes * size * (size + 1) // 2
-        return self.moves.num_free + own - self._num_held
-
-    @property
     def _slots(self) -> dict[str, Slot]:
         """``weights`` are those of all regressors: the constant, lags and inputs, (Z, D, 1 + p D + U)."""
         return self.moves.slots | {

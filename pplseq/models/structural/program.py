@@ -20,7 +20,7 @@ from pplseq.infer.forecasts import Forecast
 from pplseq.infer.gaussian.results import StateMoments
 from pplseq.models.batch import as_given
 from pplseq.models.estimator import Estimator, Sample
-from pplseq.models.fitted import ends
+from pplseq.models.fitted import HeldParameters, ends
 from pplseq.models.hmm.tables import DTYPES
 from pplseq.models.lds.parameters import Parameters, RegressionPrior
 from pplseq.models.lds.program import LDS
@@ -263,9 +263,8 @@ class StructuralModel(LDS):
             first.covariance,
         ).copy()  # fmt: skip
 
-    @property
-    def num_free_parameters(self) -> int:
-        return sum(parameter.numel() for parameter in self.parameters()) - self._num_held
+    # nothing makes up for the coordinates of its states
+    num_free_parameters = HeldParameters.num_free_parameters  # pyright: ignore[reportIncompatibleMethodOverride]
 
     @property
     def _slots(self) -> dict[str, Slot]:
