@@ -242,11 +242,11 @@ MUTANTS = [
     ),
     Mutant(
         "hmm: EM on arrays in spite of priors", "pplseq/models/hmm/by_loops.py",
-        "        if self.priors is not None or self._buffers.get(\"rows\") is not None:\n            return False\n", "", (WAYS,),
+        "        if self.priors is not None or self._buffers.get(\"_rows\") is not None:\n            return False\n", "", (WAYS,),
     ),
     Mutant(
         "hmm: ties forgotten in log_joint", "pplseq/models/hmm/by_loops.py",
-        '        if self._buffers.get("rows") is not None or not are_rows(batch):', "        if not are_rows(batch):",
+        '        if self._buffers.get("_rows") is not None or not are_rows(batch):', "        if not are_rows(batch):",
         (WAYS,),
     ),
     Mutant(

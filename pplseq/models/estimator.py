@@ -588,7 +588,7 @@ class Estimator(DiagnosticQueries, StateOrder, HeldParameters, SequenceModel):
             known["inputs"], num_steps = self._inputs_to_draw(known["inputs"], num_sequences, num_steps)
         num_steps = checks.count("num_steps", num_steps)
         with seeded(seed):
-            states, x = self._draws(num_sequences=num_sequences, num_steps=num_steps, **known)
+            states, x = self.draws(num_sequences=num_sequences, num_steps=num_steps, **known)
         known = None if self.vocabulary is None else self.vocabulary.words
         words = None if known is None else [[known[word] for word in row] for row in x.tolist()]
         return Sample(x, self._named_states(states), words)
@@ -597,7 +597,7 @@ class Estimator(DiagnosticQueries, StateOrder, HeldParameters, SequenceModel):
         """Inputs of sequences that are drawn, in the form that the program takes, and how many steps these are."""
         return inputs, num_steps
 
-    def _draws(self, **known) -> tuple[Tensor, Tensor]:
+    def draws(self, **known) -> tuple[Tensor, Tensor]:
         """States and observations (B, T, ...), as :meth:`_direct_draw`; by running the program where that has to be."""
         with said(AT_POINT, AT_TEST):
             found = self._direct_draw(**known)

@@ -217,13 +217,13 @@ class DiagnosticQueries:
             for first in range(0, num_samples, most):
                 sets = min(most, num_samples - first)
                 known = {name: _repeated(value, sets) for name, value in (batch.known | told).items()}
-                several = self._draws(num_sequences=sets * rows, num_steps=steps, **known)[1]
+                several = self.draws(num_sequences=sets * rows, num_steps=steps, **known)[1]
                 drawn += [found(data) for data in several.unflatten(0, (sets, rows))]
         drawn = torch.stack(drawn)
         return PredictiveCheck(observed, drawn, (1 + (drawn >= observed).sum(0)) / (1.0 + num_samples))
 
     def _told_of_replicas(self, batch: Batch) -> dict[str, Any]:
-        """What :meth:`_draws` are told, row by row, beside what is known of steps."""
+        """What :meth:`draws` are told, row by row, beside what is known of steps."""
         return {}
 
     def _residuals(self: Any, batch: Batch) -> Tensor:

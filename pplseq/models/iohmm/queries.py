@@ -353,7 +353,7 @@ class IOHMMQueries(StateLanguages, IOParameters):
             )
         self._check_fitted()
         with seeded(seed):
-            states, x = self._draws(num_sequences=rows, num_steps=steps, inputs=batch.inputs, **known)
+            states, x = self.draws(num_sequences=rows, num_steps=steps, inputs=batch.inputs, **known)
         if batch.lengths is not None:
             padded = torch.arange(steps, device=x.device) >= batch.lengths.unsqueeze(-1)
             states = states.masked_fill(padded, -1)
@@ -451,7 +451,7 @@ class IOHMMQueries(StateLanguages, IOParameters):
         whole = isinstance(inputs, Mapping)
         inputs = {part: repeat(value) for part, value in inputs.items()} if whole else repeat(inputs)
         start, previous = None if start is None else Belief(*map(repeat, start)), repeat(previous)
-        x = self._draws(start=start, inputs=inputs, previous=previous)[1]
+        x = self.draws(start=start, inputs=inputs, previous=previous)[1]
         # of each trajectory its outputs alone are used: the states given them are summed out exactly
         chain = self.posterior(x, start=start, inputs=inputs, previous=previous)
         each = self._expected(predicted(chain), x, inputs, None, previous)

@@ -388,7 +388,7 @@ class TextLDS(GaussianEstimator):
         words = None if self.vocabulary is None else [self.vocabulary.decode(row) for row in x.tolist()]
         return up_to_end(self, Sample(x, states, words), end)
 
-    def _draws(self, **known) -> tuple[Tensor, Tensor]:
+    def draws(self, **known) -> tuple[Tensor, Tensor]:
         """Filtered means (B, T, h) of the states, and words (B, T), as :meth:`sample` draws them."""
         x, states = sample_words(self, **known)
         return states, x
