@@ -15,8 +15,8 @@ CLASSES = {
         "HMM": "models.hmm.program", "SemiMarkovHMM": "models.hmm.durations", "MixtureHMM": "models.hmm.mixture",
         "MixtureIOHMM": "models.iohmm.mixture", "VLHMM": "models.vlhmm.program", "LDS": "models.lds.program",
         "ConstrainedLDS": "models.lds.constrained", "StructuralModel": "models.structural.program",
-        "TextLDS": "models.text_lds.program", "IOHMM": "models.iohmm.program", "ARHMM": "models.arhmm.program",
-        "SwitchingRegression": "models.switching.program", "AutomatonLearner": "models.automata.learner",
+        "TextLDS": "models.text_lds.program", "IOHMM": "models.iohmm.program", "ARHMM": "models.regressions.program",
+        "SwitchingRegression": "models.regressions.program", "AutomatonLearner": "models.automata.learner",
     },
     "Taggers": {
         "HMMTagger": "models.taggers.hmm", "LatentTagger": "models.taggers.latent", "CRFTagger": "models.taggers.conditional",

@@ -236,7 +236,7 @@ class ApproximateSwitchingLDS(Estimator):
     Exact answers would take R^T Gaussians. Kim's filter keeps one for each regime: likelihoods, fits and beliefs are
     approximate, without a bound, and every call says so by a warning; they are exact for one regime, and for rows of at most
     two steps (smoothed beliefs: of one). Forecasts go on from there. Draws are exact. Where states are observed,
-    :class:`~pplseq.models.arhmm.program.ARHMM` is exact.
+    :class:`~pplseq.models.regressions.program.ARHMM` is exact.
 
     Args:
         num_regimes: R. num_states: h. num_features: n, of an observation.

@@ -215,7 +215,7 @@ MUTANTS = [
     Mutant(
         "fitting: the last of several fits is kept", "pplseq/models/fitting.py",
         "    _, history, best = max(found, key=lambda one: one[0])", "    _, history, best = found[-1]",
-        ("tests/models/test_fitting.py", "tests/models/switching"),
+        ("tests/models/test_fitting.py", "tests/models/regressions"),
     ),
     Mutant(
         "answers: a gap may be the end word", "pplseq/recipes/text/questions.py",
@@ -242,11 +242,11 @@ MUTANTS = [
     ),
     Mutant(
         "hmm: EM on arrays in spite of priors", "pplseq/models/hmm/by_loops.py",
-        "        if self.priors is not None or self._buffers.get(\"rows\") is not None:\n            return False\n", "", (WAYS,),
+        "        if self.priors is not None or self._buffers.get(\"_rows\") is not None:\n            return False\n", "", (WAYS,),
     ),
     Mutant(
         "hmm: ties forgotten in log_joint", "pplseq/models/hmm/by_loops.py",
-        '        if self._buffers.get("rows") is not None or not are_rows(batch):', "        if not are_rows(batch):",
+        '        if self._buffers.get("_rows") is not None or not are_rows(batch):', "        if not are_rows(batch):",
         (WAYS,),
     ),
     Mutant(
@@ -269,10 +269,10 @@ MUTANTS = [
         "if not is_kept and beyond(moved, ends):", "if False:", ("tests/models/test_repeated_numbers.py",),
     ),
     Mutant(
-        "switching: regimes that last are not pooled", "pplseq/models/switching/fit.py",
+        "switching: regimes that last are not pooled", "pplseq/models/regressions/fit.py",
         "moments, weight = (statistics[name].double().unflatten(0, (-1, each)).sum(1) for name in",
         "moments, weight = (statistics[name].double().unflatten(0, (-1, each))[:, 0] for name in",
-        ("tests/models/switching/test_durations.py",),
+        ("tests/models/regressions/test_durations.py",),
     ),
     Mutant(
         "lds: a score by token is one by row", "pplseq/models/lds/by_loops.py",

@@ -1,6 +1,5 @@
 from pplseq._lazy import Registry
 
-from .arhmm.program import ARHMM as ARHMM
 from .automata.automaton import Automaton as Automaton
 from .automata.learner import AutomatonLearner as AutomatonLearner
 from .automata.mealy import MealyMachine as MealyMachine
@@ -26,11 +25,12 @@ from .props.program import StreamingHMM as StreamingHMM
 from .props.storage import load_stream as load_stream
 from .props.storage import merge_streams as merge_streams
 from .props.storage import save_stream as save_stream
+from .regressions.program import ARHMM as ARHMM
+from .regressions.program import SwitchingRegression as SwitchingRegression
 from .scikit_learn import SequenceClassifier as SequenceClassifier
 from .scikit_learn import StatePosteriors as StatePosteriors
 from .scikit_learn import TokenEmbeddings as TokenEmbeddings
 from .structural.program import StructuralModel as StructuralModel
-from .switching.program import SwitchingRegression as SwitchingRegression
 from .taggers.conditional import CRFTagger as CRFTagger
 from .taggers.conditional import MEMMTagger as MEMMTagger
 from .taggers.dictionary import DictionaryTagger as DictionaryTagger

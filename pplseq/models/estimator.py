@@ -118,7 +118,7 @@ class Estimator(DiagnosticQueries, StateOrder, HeldParameters, SequenceModel):
     """
 
     starts: ClassVar[tuple[str, ...]] = ()  # ways to initialize, where there are several
-    turns: ClassVar[tuple[str, ...]] = ()  # ways that several starts take in turn; none: all start in the first way
+    _turns: ClassVar[tuple[str, ...]] = ()  # ways that several starts take in turn; none: all start in the first way
     _least_starts: ClassVar[int] = 1  # that a fit races, where it is not asked for more
     _finalists: ClassVar[int] = 1  # of several starts those that are fitted to the end, where they do not end alike
     history: Any = None  # of the last fit: a FitHistory, or the History of a training run
@@ -267,7 +267,7 @@ class Estimator(DiagnosticQueries, StateOrder, HeldParameters, SequenceModel):
             stack.enter_context(self._saying_why(batch))
             if not (warm_start or resume):
                 finalists, num_starts = self._finalists if alone else 1, max(num_restarts, self._least_starts)
-                ways = [how or self.turns[k % len(self.turns) :][:1] if self.turns else how for k in range(num_starts)]
+                ways = [how or self._turns[k % len(self._turns) :][:1] if self._turns else how for k in range(num_starts)]
                 begin = [partial(self._begin, batch, *way) for way in ways]
                 starts = start_anew(self, batches, begin, cluster, finalists)
             record = stack.enter_context(recorder(progress, on_record, num_steps_of(method, options)))
@@ -326,7 +326,7 @@ class Estimator(DiagnosticQueries, StateOrder, HeldParameters, SequenceModel):
         """A start, in which what is held is what it was."""
         with restored(self):
             self.initialize(batch, *how)
-            scatter(self.slots.values())
+            scatter(self._slots.values())
 
     def log_prior(self) -> Tensor:
         """log density of the parameters under the priors, nats; 0 without priors."""
@@ -422,11 +422,6 @@ class Estimator(DiagnosticQueries, StateOrder, HeldParameters, SequenceModel):
             f"-inf. Make the vocabulary of the training text with min_count=2, so that rare words of it become "
             f"{vocabulary.unknown!r}, or fit with priors (priors=True), which give every word a probability"
         )
-
-    @property
-    def num_free_parameters(self) -> int:
-        """Of the criteria below; models whose parameters are tied by constraints count fewer than they store."""
-        return sum(parameter.numel() for parameter in self.parameters()) - self._num_held
 
     def _criterion_terms(self, batch: Batch, log_prob: float) -> tuple[float, int]:
         """What the criteria below are made of, given log p(x): a log-likelihood, and how many parameters were learned."""

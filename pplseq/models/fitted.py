@@ -45,7 +45,7 @@ class FittedState(SequenceModel):
     # of states 0, 1, ..., where a fit was given observed states by name, or the constructor their names
     state_names: tuple[str, ...] | None = None
     _is_named = False  # by the constructor
-    sized_by: tuple[str, ...] | None = None  # "exposure", "trials": what the data it was fitted to came with
+    _sized_by: tuple[str, ...] | None = None  # "exposure", "trials": what the data it was fitted to came with
     fixed_parameters: frozenset[str] = frozenset()  # names of those that the last fit was told to keep
     _fixed_entries: Mapping[str, Tensor] = {}  # noqa: RUF012  (of others, which entries it was)
     _bounds: Mapping[str, Any] = {}  # noqa: RUF012  (of the last fit, as `told_bounds` has them)
@@ -103,7 +103,7 @@ class FittedState(SequenceModel):
         rows = len(next(part for part in found if part is not None))
         times = None if lengths is not None else labels_ahead(x, ahead, num_steps, rows)
         of = self._told_of_rows(x, lengths)["sequences"]
-        names, levels = self.column_names if names is None else names, self.levels
+        names, levels = self.column_names if names is None else names, self._levels
         if names is not None:  # of a column of levels each is a number
             each = [[f"{name}={k}" for k in range(levels[c])] if c in levels else [name] for c, name in enumerate(names)]
             names = tuple(name for column in each for name in column)
@@ -116,14 +116,14 @@ class FittedState(SequenceModel):
         return {"times": told, "sequences": (x.by, tuple(x.ids)) if isinstance(x, Sequences) else None}
 
     @property
-    def levels(self) -> dict[int, int]:
+    def _levels(self) -> dict[int, int]:
         """Columns of levels, and how many each has."""
         return {}
 
     def _take_names(self, other: FittedState) -> None:
         """Words, their clusters and the names of columns of another model; of its states, where there are as many and the
         constructor was told none."""
-        for name in ("vocabulary", "clusters", "column_names", "input_column_names", "sized_by"):
+        for name in ("vocabulary", "clusters", "column_names", "input_column_names", "_sized_by"):
             setattr(self, name, getattr(other, name))
         told = other.state_names
         if not self._is_named and (told is None or len(told) == self._num_observable_states):
@@ -165,7 +165,7 @@ class FittedState(SequenceModel):
         """What one number of a parameter is called in a summary."""
         return name + "".join(f"[{k}]" for k in place)
 
-    def unidentified(self) -> tuple[frozenset[str], str]:
+    def _unidentified(self) -> tuple[frozenset[str], str]:
         """Parameters of the summary that other values of others make up for, whatever the data, and what to say of them."""
         return frozenset(), ""
 
@@ -191,7 +191,7 @@ class FittedState(SequenceModel):
     def _certain(self) -> set[int]:
         """Parameters, by their ids, that can be but one thing: without a number, as of what is known in full, and of
         distributions over one thing, as of the next of two regimes that do not stay."""
-        slots: Mapping[str, Slot] = getattr(self, "slots", {})
+        slots: Mapping[str, Slot] = getattr(self, "_slots", {})
         ways = {id(slot.raw): slot.allowed for slot in slots.values() if slot.rows and slot.allowed is not None}
         alone = {key for key, allowed in ways.items() if bool((allowed.sum(-1) <= 1).all())}
         return alone | {id(parameter) for parameter in self.parameters() if not parameter.numel()}
@@ -331,10 +331,10 @@ class HeldParameters(FittedState):
     """A model whose parameters a fit may hold, in part or whole, or keep within bounds."""
 
     methods: ClassVar[tuple[str, ...]] = ("sgd", "lbfgs")  # of fits
-    replaced: frozenset[str] = frozenset()  # parameters that what is known of single steps stands in for, while a fit lasts
+    _replaced: frozenset[str] = frozenset()  # parameters that what is known of single steps stands in for, while a fit lasts
 
     @property
-    def slots(self) -> dict[str, Slot]:
+    def _slots(self) -> dict[str, Slot]:
         """What is learned, by the names of :meth:`estimates`."""
         return {name: Slot(parameter) for name, parameter in self.named_parameters()}
 
@@ -344,7 +344,7 @@ class HeldParameters(FittedState):
         Raises:
             ValueError, TypeError: for other names, and masks that are none.
         """
-        slots, found = self.slots, {}
+        slots, found = self._slots, {}
         given = dict(fixed) if isinstance(fixed, Mapping) else dict.fromkeys([fixed] if isinstance(fixed, str) else fixed, True)
         for name, mask in given.items():
             own = self._slot_name("fixed", name)
@@ -366,14 +366,15 @@ class HeldParameters(FittedState):
 
     def _slot_name(self, argument: str, name: str) -> str:
         """The name of a slot, from that of a parameter."""
-        own = name if name in (slots := self.slots) else {"covariance": "precision", "covariances": "precision"}.get(name, name)
+        slots, other = self._slots, {"covariance": "precision", "covariances": "precision"}
+        own = name if name in slots else other.get(name, name)
         if own not in slots:
             near = checks.nearest(str(name), slots)
             raise ValueError(f"{argument}: {type(self).__name__} has no parameter {str(name)[:40]!r}.{near}")
         return own
 
     def _bounds_by(self, bounds: Mapping[str, Any], method: str) -> dict[str, Any]:
-        """Where a fit shall keep parameters, by the names of :attr:`slots`.
+        """Where a fit shall keep parameters, by the names of :attr:`_slots`.
 
         Raises:
             ValueError, TypeError: for other names and what are no bounds, and where a method cannot keep them.
@@ -390,7 +391,7 @@ class HeldParameters(FittedState):
         found: dict[str, Any] = {}
         for name, pair in bounds.items():
             own = self._slot_name("bounds", name)
-            slot = self.slots[own]
+            slot = self._slots[own]
             if isinstance(pair, str):
                 swapped = {"increasing": "decreasing", "decreasing": "increasing"}
                 found[own] = slot.together(name, swapped.get(pair, pair) if name == "precision" else pair)
@@ -423,7 +424,7 @@ class HeldParameters(FittedState):
         Raises:
             ValueError: where some of these were to be held, or the method cannot.
         """
-        slots = self.slots
+        slots = self._slots
         self.fixed_parameters = frozenset(name for name, mask in holds.items() if mask is None)
         self._fixed_entries = {name: mask for name, mask in holds.items() if mask is not None}
         what: dict[str, Any] = {**holds}
@@ -436,7 +437,7 @@ class HeldParameters(FittedState):
             what[name] = None if name in holds and holds[name] is None else box
         with holding([(slots[name], own) for name, own in what.items()]):
             self._check_held(method)
-            self._check_set([(name, slots[name].raw) for name in holds if name not in self.replaced], drawn)
+            self._check_set([(name, slots[name].raw) for name in holds if name not in self._replaced], drawn)
             yield
 
     def _check_held(self, method: str) -> None:
@@ -446,13 +447,18 @@ class HeldParameters(FittedState):
 
     @property
     def shared_parameters(self) -> frozenset[str]:
-        """Names of :attr:`slots` whose values the last fit made equal in all states."""
+        """Names of :attr:`_slots` whose values the last fit made equal in all states."""
         return frozenset(self._slot_name("bounds", name) for name, how in self._bounds.items() if how == "equal")
+
+    @property
+    def num_free_parameters(self) -> int:
+        """Numbers that are learned, of the criteria: one less a row of probabilities, none of what is held."""
+        return sum(slot.num_free() for slot in self._slots.values()) - self._num_held
 
     @property
     def _num_held(self) -> int:
         """How many parameters are not free, as they are held or the last fit was told to keep them."""
-        slots = self.slots
+        slots = self._slots
         whole = {name: torch.ones_like(slots[name].raw, dtype=torch.bool) for name in self._not_free if name in slots}
         for name in self.shared_parameters - whole.keys():  # of which the first state's are free
             whole[name] = torch.ones_like(slots[name].raw, dtype=torch.bool).index_fill_(0, torch.tensor(0), False)
@@ -468,7 +474,7 @@ class HeldParameters(FittedState):
     @property
     def _not_free(self) -> frozenset[str]:
         """Parameters that the last fit was told to keep whole, or whose ``requires_grad`` is False."""
-        return self.fixed_parameters | {name for name, slot in self.slots.items() if not slot.raw.requires_grad}
+        return self.fixed_parameters | {name for name, slot in self._slots.items() if not slot.raw.requires_grad}
 
 
 def ends(name: str, pair: Any, like: Tensor) -> tuple[Tensor, Tensor]:

@@ -98,10 +98,10 @@ def _held_sites(model: Any) -> tuple[dict[str, Tensor], dict[str, Tensor], set[s
         ValueError: for parameters that are held in part, or drawn together with others.
     """
     sites = model.sites()
-    names = {name for name, slot in model.slots.items() if held(slot.raw) is not None}
+    names = {name for name, slot in model._slots.items() if held(slot.raw) is not None}
     # the parts of one parameter, as of a matrix of precision, are sites of their own
     of = {name: [site for site in sites if site == name or site.startswith(f"{name}_")] for name in names}
-    if odd := [name for name in sorted(names) if not of[name] or model.slots[name].raw.requires_grad]:
+    if odd := [name for name in sorted(names) if not of[name] or model._slots[name].raw.requires_grad]:
         raise ValueError(
             f"fixed: {odd[0]!r} is not drawn whole and by itself, so that 'svi' and 'nuts' cannot hold it; use 'em', 'lbfgs' "
             "or 'sgd', or give it a narrow prior"

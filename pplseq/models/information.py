@@ -106,7 +106,7 @@ def summarize(model: Estimator, batch: Batch) -> Summary:
     information = -torch.stack(rows)[used][:, used].detach()
     information = (information + information.T) / 2
     names, flat, hidden, fixed = [], [], [], []
-    free, note = model.unidentified()
+    free, note = model._unidentified()
     for name, value in model.estimates().items():
         places = itertools.product(*(range(size) for size in value.shape))
         names += [model._entry_name(name, place, value.shape) for place in places]
@@ -196,7 +196,7 @@ def observed_steps(model: Estimator, batch: Batch) -> Tensor:
 
 def _shared(model: Estimator, raw: Sequence[Tensor]) -> Tensor:
     """(P,) numbers of raw parameters, that of the first state in the place of those that states share."""
-    slots, first, found = model.slots, 0, []
+    slots, first, found = model._slots, 0, []
     names = {id(slots[name].raw): name for name in model.shared_parameters if name in slots}
     for parameter in raw:
         own = torch.arange(first, first + parameter.numel(), device=parameter.device).reshape(parameter.shape)

@@ -183,7 +183,7 @@ class StateOrder:
             for name, parameter in found.named_parameters():
                 parameter.copy_(moved(parameter, axes.get(name, ())))
         of = {id(parameter): axes.get(name, ()) for name, parameter in self.named_parameters()}
-        slots = self.slots
+        slots = self._slots
         found._fixed_entries = {name: moved(mask, of[id(slots[name].raw)]) for name, mask in self._fixed_entries.items()}
 
         def moved_end(end: Any, raw: Tensor) -> Any:

@@ -13,7 +13,7 @@ from pplseq.folder import FolderError, FolderKind, check_finite, sound
 from pplseq.infer.fit.held import frozen
 from pplseq.models.declared import within
 
-NAMES = ("column_names", "input_column_names", "state_names", "sized_by")  # of a model, kept with it
+NAMES = {name.lstrip("_"): name for name in ("column_names", "input_column_names", "state_names", "_sized_by")}  # kept with it
 MASK = "fixed:"  # before the name of a parameter of which the last fit held entries
 MODEL = FolderKind(
     "pplseq", 2, header="config.json", tensors="model.safetensors", what="model", again="train again or save it again",
@@ -48,9 +48,9 @@ def save_model(model, folder) -> Path:
     if clusters is not None and vocabulary is None:
         raise ValueError("clusters: they are written by word, so set model.vocabulary too")
     header = {"model": model.name, "config": model.config}
-    for name in NAMES:
-        if getattr(model, name, None) is not None:
-            header[name] = list(getattr(model, name))
+    for name, own in NAMES.items():
+        if getattr(model, own, None) is not None:
+            header[name] = list(getattr(model, own))
     still = {"fixed": sorted(getattr(model, "fixed_parameters", ())), "frozen": frozen(model)}
     still["bounds"] = getattr(model, "_bounds", {})
     header |= {name: value for name, value in still.items() if value}
@@ -109,7 +109,7 @@ def read_model(folder, device: str | torch.device = "cpu"):
         for name in header.get("frozen", ()):
             model.get_parameter(name).requires_grad_(False)
         for name, mask in masks.items():
-            if model.slots[name].raw.shape != mask.shape:
+            if model._slots[name].raw.shape != mask.shape:
                 raise ValueError(f"{name}: another shape than its mask's")
     model.fixed_parameters, model._fixed_entries = frozenset(header.get("fixed", ())), masks
     model._bounds = header.get("bounds", {})
@@ -118,8 +118,8 @@ def read_model(folder, device: str | torch.device = "cpu"):
     if vocabulary is not None and num_words is not None and num_words != len(vocabulary):
         raise FolderError(f"{folder}: vocab.txt has {len(vocabulary)} words, but the model has {num_words}")
     model.vocabulary, model.clusters = vocabulary, clusters
-    for name in NAMES:
+    for name, own in NAMES.items():
         if header.get(name) is not None:
-            setattr(model, name, tuple(header[name]))
+            setattr(model, own, tuple(header[name]))
     model.is_fitted = True
     return model.to(checks.device(device)).eval()

@@ -135,6 +135,14 @@ def validator(model: Any, text: Text | None, protocol: str) -> Callable[[], Mapp
     return None if text is None else lambda: score_text(model, text, protocol).summary()
 
 
+def introduction(what: str, model: Any, text: Text, name: str) -> str:
+    """What a training tells people before its first step: what learns, of which size, from which text, by its name."""
+    weights, device = sum(parameter.numel() for parameter in model.parameters()), next(model.parameters()).device
+    return (
+        f"{what}, {len(text.vocabulary):,} words, {weights:,} weights, {device}; {name}: {text.num_tokens:,} training tokens"
+    )
+
+
 def check_same_text(folder: Path, text: Text, resume: bool, name: str | None = None) -> None:
     """Writes down which text a run learns from (`data.json`), and compares it where the run is resumed.
 

@@ -125,6 +125,15 @@ class Job:
             raise TimeOver
 
 
+class FitWatch(Watch):
+    """Whom a model's ``fit`` tells in a job: the one who watches it, and the clock, which ends its preparation in time."""
+
+    def __init__(self, job: Job) -> None:
+        self.preparing, watch = job.preparing, job.watch
+        self.say, self.stage, self.begin = watch.say, watch.stage, watch.begin
+        self.step, self.record = watch.step, watch.record
+
+
 @dataclass(frozen=True)
 class Question:
     """A question to a trained model.

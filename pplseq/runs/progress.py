@@ -26,6 +26,12 @@ class Watch:
     def stage(self, what: str) -> None:
         """What is done now, before the first step: "reading builtin:python"."""
 
+    @contextmanager
+    def preparing(self, what: str) -> Iterator[None]:
+        """Around a part of what is done before the first step."""
+        self.stage(what)
+        yield
+
     def begin(self, num_steps: int | None) -> None:
         """Steps begin; so many in all, None where a time limit is likely to come first."""
 

@@ -49,19 +49,21 @@ class CallPath:
 def vlhmm_step():
     """The fourth step of a training: the first ones fill caches."""
     from pplseq.models import VLHMM
+    from pplseq.runs.progress import Watch
 
     torch.manual_seed(0)
     x = torch.randint(1000, (32, 128))
     model = VLHMM(512, num_words=1000, blocks=torch.arange(1000) % 32, hidden_size=64, state_dropout=0.5, reset_id=0)
     path = CallPath()
 
-    def on_step(progress, _):
-        if progress.step == 3:
-            path.start()
-        elif progress.step == 4:
-            path.stop()
+    class Between(Watch):
+        def step(self, progress, num_tokens):
+            if progress.step == 3:
+                path.start()
+            elif progress.step == 4:
+                path.stop()
 
-    model.fit(x, protocol="carried", epochs=1, log_interval=10**6, seed=0, on_step=on_step)
+    model.fit(x, protocol="carried", epochs=1, log_interval=10**6, seed=0, watch=Between())
     return path.summary()
 
 

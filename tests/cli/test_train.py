@@ -363,11 +363,11 @@ def test_max_time_holds_before_the_first_step(text, tmp_path, monkeypatch):
 
 
 def test_other_settings_drop_the_clusters_of_an_unfinished_run(text, finished, tmp_path, monkeypatch):
-    from pplseq.recipes.text import training as text_training
+    from pplseq.models.vlhmm import fit
 
     run = tmp_path / "run"
     with monkeypatch.context() as patch:
-        patch.setattr(text_training, "build_model", lambda *_: 1 / 0)
+        patch.setattr(fit, "lay_out", lambda *_, **options: 1 / 0)
         for _ in range(2):
             result = CliRunner().invoke(main, ["train", "vlhmm", str(text), *SMALL, "--out", str(run)])
             assert result.exit_code == 1 and (run / "clusters.paths").exists()
@@ -392,6 +392,18 @@ def test_train_and_evaluate_from_python(text, finished, tmp_path):
         library.train("vlhmm", text, folder=tmp_path / "other", num_staets=3)
     with pytest.raises(ValueError, match="already holds a run"):
         library.train("vlhmm", text, folder=tmp_path / "run")
+
+
+def test_a_family_is_trained_without_the_others(text, tmp_path):
+    code = (
+        "import sys, pplseq\n"
+        f"pplseq.train('vlhmm', {str(text)!r}, folder={str(tmp_path / 'run')!r}, num_states=12, num_blocks=3, epochs=1)\n"
+        "print(*{name.split('.')[2] for name in sys.modules if name.startswith('pplseq.models.') and name.count('.') == 3},\n"
+        "      *(name for name in sys.modules if name.startswith('pplseq.baselines')))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    # columns of saved taggers are told by what opens any folder
+    assert set(done.stdout.split()) <= {"vlhmm", "online", "parts", "diagnostics", "taggers"}
 
 
 @pytest.mark.parametrize("model", ["hmm", "vlhmm", "lstm"])

@@ -96,14 +96,14 @@ def test_the_files_of_another_process_stay(data, tmp_path):
 
 
 def test_what_took_long_is_kept_where_the_disk_was_full(data, tmp_path, monkeypatch):
-    from pplseq.recipes.text import training
+    from pplseq.models.vlhmm import fit
 
     options = dict(num_states=8, num_blocks=4, hidden_size=4, min_count=1, epochs=1, batch_size=4)
 
-    def full(*arguments):
+    def full(*arguments, **options):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(training, "_fit", full)
+    monkeypatch.setattr(fit, "train", full)
     with pytest.raises(OSError, match="No space"):
         pplseq.train("vlhmm", data["text.txt"], folder=tmp_path / "run", **options)
     left = {path.name for path in (tmp_path / "run").iterdir()}

@@ -75,12 +75,12 @@ def test_what_is_held_stays_and_the_rest_is_at_its_maximum(name):
     names = [fixed] if isinstance(fixed, str) else fixed
     with torch.no_grad():  # elsewhere than at the maximum
         for key in names:
-            raw = model.slots[{"covariance": "precision"}.get(key, key)].raw
+            raw = model._slots[{"covariance": "precision"}.get(key, key)].raw
             raw.add_(0.2 * torch.linspace(-1, 1, raw.numel()).reshape(raw.shape) * (raw.isfinite()).double())
 
     def numbers():
-        shares = {key: torch.softmax(slot.raw.detach(), -1) for key, slot in model.slots.items() if slot.rows}
-        return {key: slot.raw.detach().clone() for key, slot in model.slots.items()} | shares
+        shares = {key: torch.softmax(slot.raw.detach(), -1) for key, slot in model._slots.items() if slot.rows}
+        return {key: slot.raw.detach().clone() for key, slot in model._slots.items()} | shares
 
     before = numbers()
     model.fit(x, warm_start=True, method="em", fixed=fixed, max_iterations=300, tolerance=1e-9)
@@ -141,7 +141,7 @@ def test_what_was_held_is_saved_and_stays(name, tmp_path):
 def test_frozen_by_hand(name, method):
     make, x, fixed, held, _ = CASES[name]
     model = make().fit(x, seed=0, method="em", max_iterations=3)
-    frozen = model.slots[next(iter([fixed] if isinstance(fixed, str) else fixed))].raw.requires_grad_(False)
+    frozen = model._slots[next(iter([fixed] if isinstance(fixed, str) else fixed))].raw.requires_grad_(False)
     before = frozen.clone()
     for warm in (True, False):
         model.fit(x, seed=1, warm_start=warm, method=method, **{"max_iterations" if method == "em" else "num_steps": 5})
@@ -238,19 +238,20 @@ def test_draws_are_of_what_is_free(fixed):
     start = HMM(2, 3).set_parameters(**known)
     for model in models:
         for name in names:
-            assert torch.equal(model.slots[name].raw, start.slots[name].raw)
+            assert torch.equal(model._slots[name].raw, start._slots[name].raw)
         assert model.num_free_parameters < 7
-    for name, slot in models[0].slots.items():
-        torch.testing.assert_close(models[1].slots[name].raw.softmax(-1), slot.raw.softmax(-1), atol=1e-2, rtol=0.0)
+    for name, slot in models[0]._slots.items():
+        torch.testing.assert_close(models[1]._slots[name].raw.softmax(-1), slot.raw.softmax(-1), atol=1e-2, rtol=0.0)
     assert models[2].history.samples.keys() == {"initial", "transition", "emission"} - set(names)
 
 
 def test_draws_of_gaussians_hold_matrices_of_precision():
     known = {"loc": [[0.0, 0.0], [4.0, 4.0]], "covariance": np.stack([[[1.0, 0.3], [0.3, 2.0]]] * 2)}
     model = HMM(2, num_features=2, covariance="full", priors=True).set_parameters(**known)
-    before = model.slots["precision"].raw.clone()
+    before = model._slots["precision"].raw.clone()
     model.fit(VECTORS, method="svi", num_steps=3, fixed=["covariance"], seed=0)
-    assert torch.equal(model.slots["precision"].raw, before) and not torch.equal(model.loc, torch.tensor(known["loc"]).double())
+    assert torch.equal(model._slots["precision"].raw, before)
+    assert not torch.equal(model.loc, torch.tensor(known["loc"]).double())
 
 
 @pytest.mark.parametrize(("method", "steps"), [("em", "max_iterations"), ("sgd", "num_steps")])
@@ -307,7 +308,7 @@ def test_streams(fixed, averaging):
     by_hand = copy.deepcopy(model)
     names = [fixed] if isinstance(fixed, str) else fixed
     for name in names:
-        by_hand.slots[name].raw.requires_grad_(False)
+        by_hand._slots[name].raw.requires_grad_(False)
     how = {"averaging": averaging, "warm_up": 5}
     streams = [model.start(fixed=fixed, **how), by_hand.start(**how)]
     batch = model.start(2, fixed=fixed, **how)

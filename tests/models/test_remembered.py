@@ -168,7 +168,7 @@ def test_a_buffer_is_seen_too():
     model, x = HMM(3, 5, ties=[0, 1, 0]), torch.tensor([[1, 2, 3, 0, 4, 4]])
     model.is_fitted = True
     before = model.score(x)
-    model.rows = torch.tensor([0, 1, 1])
+    model._rows = torch.tensor([0, 1, 1])
     assert model.score(x) == pytest.approx(joint(model, x), rel=1e-12) != before
 
 

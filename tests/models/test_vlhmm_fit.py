@@ -228,6 +228,15 @@ def test_a_size_that_memory_cannot_hold_is_refused_before_anything_is_allocated(
     assert model.num_words is None
 
 
+def test_topics_count_in_what_a_training_takes(monkeypatch):
+    """As `pplseq info` counts them: 4000 topics, of which one softmax a word has as many numbers."""
+    monkeypatch.setattr("pplseq.runs.cost.memory_of", lambda device: 600_000_000)
+    small = dict(num_states=16, transition="hierarchical", hidden_size=8)
+    VLHMM(**small).fit(SENTENCES, **(QUICK | dict(epochs=1)))
+    with pytest.raises(ValueError, match="a training of this size takes"):
+        VLHMM(**small, num_topics=40_000).fit(SENTENCES, **(QUICK | dict(epochs=1)))
+
+
 def test_batches_by_the_length_of_a_text():
     assert batching(10**6, "carried", None, 32, None) == (64, 0.006)
     assert batching(10**5, "carried", None, 32, None) == (16, 0.003)

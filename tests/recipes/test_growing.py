@@ -1,8 +1,10 @@
 """A run whose states are near-copies of those of a smaller one."""
 
 import json
+import shutil
 
 import pytest
+import torch
 
 import pplseq
 from pplseq.folder import FolderError
@@ -60,6 +62,22 @@ def test_a_run_goes_on_with_more_states(tmp_path, text):
     for options, message in bad:
         with pytest.raises((ValueError, FileNotFoundError, FolderError), match=message):
             pplseq.train("vlhmm", text, folder=tmp_path / "bad", **{**SIZES, "grow_from": small, **options})
+
+
+def test_a_run_that_grew_is_resumed_without_the_one_that_it_grew_from(tmp_path, text):
+    """Also where a parameter is held by the model's own settings: to the numbers of a run that was never stopped."""
+    topics = SIZES | dict(num_topics=2, topic_persistence=0.9, epochs=2)
+    pplseq.train("vlhmm", text, folder=tmp_path / "small", num_states=8, **topics)
+    larger = topics | dict(num_states=16, grow_from=tmp_path / "small", epochs=1)
+    for name in ("whole", "parts"):
+        pplseq.train("vlhmm", text, folder=tmp_path / name, **larger)
+    shutil.rmtree(tmp_path / "small")
+    assert pplseq.train(folder=tmp_path / "whole", resume=True, epochs=3)["steps"] > 0
+    for epochs in (2, 3):
+        pplseq.train(folder=tmp_path / "parts", resume=True, epochs=epochs)
+    assert validations(tmp_path / "parts") == validations(tmp_path / "whole") and len(validations(tmp_path / "parts")) > 2
+    whole, parts = (pplseq.load(tmp_path / name, checkpoint="last").state_dict() for name in ("whole", "parts"))
+    assert all(torch.equal(parts[name], value) for name, value in whole.items())
 
 
 def test_sizes_that_grow_are_runs_that_grow_from_each_other(tmp_path, text, monkeypatch):

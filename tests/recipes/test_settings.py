@@ -9,7 +9,9 @@ import pytest
 
 from pplseq import checks
 from pplseq.baselines import AWDLSTM, HMMRNN, LSTM, RNN, FeedForward
-from pplseq.models import VLHMM
+from pplseq.models import LDS, VLHMM
+from pplseq.models.texts import make_batches
+from pplseq.models.vlhmm.fit import fit
 from pplseq.recipes.recipe import RECIPES
 from pplseq.recipes.settings import (
     Duration,
@@ -22,6 +24,7 @@ from pplseq.recipes.settings import (
     setting,
     to_toml,
 )
+from pplseq.runs.settings import TrainSettings
 
 
 @dataclass(kw_only=True)
@@ -157,6 +160,24 @@ def test_every_setting_of_a_recipe_says_what_it_is(name, tmp_path):
 def test_settings_bear_the_names_of_the_arguments_that_they_fill(name, model, elsewhere):
     arguments = set(inspect.signature(model).parameters) - elsewhere
     assert arguments <= set(options_of(RECIPES[name].settings))
+
+
+@pytest.mark.parametrize(
+    ("name", "fillable", "other"),
+    [
+        # what the command's measured recipe has else, and what the fit finds from the text
+        ("vlhmm", (VLHMM, fit, TrainSettings), {"num_words", "state_dropout", "num_blocks", "protocol", "seed", "device"}),
+        ("hmm", (TrainSettings, make_batches), set()), ("lstm", (LSTM, make_batches), set()),
+        ("lds", (LDS,), set()), ("awd-lstm", (AWDLSTM,), set()), ("ff", (FeedForward,), set()), ("hmm-rnn", (HMMRNN,), set()),
+    ],
+)  # fmt: skip
+def test_settings_have_the_defaults_of_the_arguments_that_they_fill(name, fillable, other):
+    options = options_of(RECIPES[name].settings)
+    for each in fillable:
+        for argument, parameter in inspect.signature(each).parameters.items():
+            both = argument in options and parameter.default is not parameter.empty
+            if both and argument not in other | ({"blocks"} if each is VLHMM else set()):
+                assert options[argument].default == parameter.default or argument == "lr" and each is TrainSettings, argument
 
 
 def test_one_name_for_a_thing():

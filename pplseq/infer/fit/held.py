@@ -20,9 +20,9 @@ Ends = dict[str, tuple[Tensor, Tensor]]  # by name of a parameter the smallest a
 
 class Slot(NamedTuple):
     """A parameter as it is learned. raw: its numbers. rows: whether rows of them are logits of probabilities. allowed: which of
-    these there are, None for all. triangle: whether they are lower triangular matrices, which are held whole. raw_of: a number
-    from a value as models are given it, increasing; None where it is not a function of that alone. support: the ends of what
-    such values may be. clips: whether the best value within bounds, of an M-step, is the best of all, moved into them.
+    these say anything, None for all. triangle: whether they are lower triangular matrices, which are held whole. raw_of: a
+    number from a value as models are given it, increasing; None where it is not a function of that alone. support: the ends of
+    what such values may be. clips: whether the best value within bounds, of an M-step, is the best of all, moved into them.
     value_of: what ``raw_of`` undoes. of_states: whether states lie along the first axis. pools: whether an M-step says how much
     it knows of each of them, so that what they share, or their order, is the best there is."""
 
@@ -37,14 +37,17 @@ class Slot(NamedTuple):
     of_states: bool = False
     pools: bool = False
 
-    def num_free(self, mask: Tensor) -> int:
-        """How many parameters those that the mask holds are."""
+    def num_free(self, mask: Tensor | None = None) -> int:
+        """How many parameters there are, or those that a mask holds."""
         if self.triangle:
-            size = self.raw.shape[-1]
-            return int(mask.all()) * self.raw[..., 0, 0].numel() * size * (size + 1) // 2
-        if not self.rows:
-            return int(mask.sum())
+            size, whole = self.raw.shape[-1], mask is None or bool(mask.all())
+            return whole * self.raw[..., 0, 0].numel() * size * (size + 1) // 2
+        if mask is None and self.allowed is None:
+            return self.raw.numel() - (self.raw[..., 0].numel() if self.rows else 0)
+        mask = torch.ones_like(self.raw, dtype=torch.bool) if mask is None else mask
         allowed = torch.ones_like(mask) if self.allowed is None else self.allowed.expand(mask.shape)
+        if not self.rows:
+            return int((mask & allowed).sum())
         return int((mask & allowed).sum(-1).minimum(allowed.sum(-1) - 1).sum())
 
     def held_at(self, mask: Tensor) -> Entries:

@@ -51,8 +51,8 @@ class LoopAnswers(StateTables):
 
     _has_loops: ClassVar[bool] = False
     priors: Any
-    factors: ProductMoves | None = None
-    rows: Tensor | None
+    _factors: ProductMoves | None = None
+    _rows: Tensor | None
 
     def _shared(self, emission: Emission) -> Emission:
         """The emission of all states, from that of those that have one of their own."""
@@ -65,8 +65,8 @@ class LoopAnswers(StateTables):
 
     def _moving(self, initial: Tensor, moves: Sequence[Tensor]) -> DenseTransition | ProductTransition:
         """The transition of log-probabilities of starts and moves."""
-        if self.factors is not None:
-            return ProductTransition(self.factors.sizes, initial, moves)
+        if self._factors is not None:
+            return ProductTransition(self._factors.sizes, initial, moves)
         return DenseTransition(initial, moves[0], getattr(self, "regime_of", None))  # of semi-Markov chains
 
     def _plain(self) -> Remembered[PointSpecs] | None:
@@ -74,7 +74,7 @@ class LoopAnswers(StateTables):
         own = self.__dict__
         if not vars(type(self)).get("_has_loops") or not WAYS.isdisjoint(own) or not self._is_one_chain:
             return None
-        if self.factors is not None:  # which has kernels of its own
+        if self._factors is not None:  # which has kernels of its own
             return None
         if not WAYS.isdisjoint(vars(own["_modules"]["emissions"])):
             return None
@@ -92,7 +92,7 @@ class LoopAnswers(StateTables):
 
     def _counts(self, batch: Batch) -> Remembered[PointSpecs] | None:
         """What a model remembers that the loops from parameters to counts are for."""
-        if self._buffers.get("rows") is not None or not are_rows(batch):
+        if self._buffers.get("_rows") is not None or not are_rows(batch):
             return None
         return self._plain() if may_be_words(batch.x) or are_few(batch.x, self.num_states) else None
 
@@ -102,7 +102,7 @@ class LoopAnswers(StateTables):
 
     def _maximize_by_loops(self, statistics: Statistics) -> bool:
         """The M-step of a model that is small and as it is, without gradients; False where it is left to :meth:`maximize`."""
-        if self.priors is not None or self._buffers.get("rows") is not None:
+        if self.priors is not None or self._buffers.get("_rows") is not None:
             return False
         remembered = self._plain()
         return remembered is not None and maximize_words(self, remembered, statistics)

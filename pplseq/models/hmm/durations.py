@@ -98,11 +98,7 @@ class SemiMarkovHMM(RegimeQueries, HMM):
         return super().set_parameters(**parameters)
 
     @property
-    def num_free_parameters(self) -> int:
-        return self.moves.num_free + self.emissions.num_free - self._num_held
-
-    @property
-    def slots(self) -> dict[str, Slot]:
+    def _slots(self) -> dict[str, Slot]:
         return self.moves.slots | self.emissions.slots
 
     def _state_axes(self) -> Mapping[str, Sequence[int]]:

@@ -31,7 +31,7 @@ def check_pair(first: HMM, second: HMM, kind: type) -> None:
 
 def joint_moves(first: HMM, second: HMM) -> ProductMoves:
     """Those of pairs of states, of which the second one's move first."""
-    sizes = [(model.num_states,) if model.factors is None else model.factors.sizes for model in (first, second)]
+    sizes = [(model.num_states,) if model._factors is None else model._factors.sizes for model in (first, second)]
     return ProductMoves(*sizes[0], *sizes[1])
 
 
@@ -46,7 +46,7 @@ def joint_tables(first: HMM, second: HMM) -> dict[str, Tensor]:
     own += [_batched(table).unsqueeze(1).expand(-1, second.num_states, -1, -1) for table in moves]
     tables = {f"transition_{number}_logits": table.flatten(0, 1) for number, table in enumerate(own, 1)}
     tables["initial_logits"] = (initial.log_softmax(-1).unsqueeze(1) + beside.log_softmax(-1)).flatten()
-    words = [model.emission.log() if model.rows is None else model.emission[model.rows].log() for model in (first, second)]
+    words = [model.emission.log() if model._rows is None else model.emission[model._rows].log() for model in (first, second)]
     emission = (words[0].unsqueeze(1) + words[1]).flatten(0, 1)
     none = torch.isneginf(emission).all(-1).nonzero()
     if len(none):

@@ -59,7 +59,7 @@ class MixtureHMM(ClusterQueries, HMM):
     def initialize(self, batch: Batch, how: str = "") -> None:
         """Clusters of sequences whose observations are alike, in which the states of each start."""
         super().initialize(batch, how)
-        if self.num_clusters == 1 or batch.states is not None or self.rows is not None:
+        if self.num_clusters == 1 or batch.states is not None or self._rows is not None:
             return
         x, seen = self.emissions.observed(batch.x)
         if batch.lengths is not None:

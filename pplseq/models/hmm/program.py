@@ -161,17 +161,17 @@ class HMM(Constrainable, StateLanguages, LoopAnswers):
             num_levels=num_levels, trials=trials,
         )  # fmt: skip
         self.priors = Priors.of(priors)
-        vars(self)["factors"] = moves
+        vars(self)["_factors"] = moves
         if isinstance(graph, str) and graph == "left_right" and start_states is None:
             start_states = [0]
         self.register_buffer("graph", allowed_moves(graph, num_states), persistent=False)
         self.register_buffer("start_states", allowed_starts(start_states, num_states), persistent=False)
-        self.register_buffer("rows", shared_rows(ties, num_states), persistent=False)
+        self.register_buffer("_rows", shared_rows(ties, num_states), persistent=False)
         given = {
             "transition": None if moves is None else moves.as_config(),
             "graph": None if self.graph is None else as_list(graph, self.graph.tolist()),
             "start_states": None if start_states is None else as_list(start_states, [int(state) for state in start_states]),
-            "ties": None if self.rows is None else as_list(ties, self.rows.tolist()),
+            "ties": None if self._rows is None else as_list(ties, self._rows.tolist()),
         }
         self._config = {"num_states": num_states} | self._config | {n: v for n, v in given.items() if v is not None}
         self.vocabulary = vocabulary
@@ -182,12 +182,12 @@ class HMM(Constrainable, StateLanguages, LoopAnswers):
             if num_features is not None:
                 self.priors.normal_wishart(num_features, torch.empty(0, dtype=real))
         self._make_tables(num_states, real)
-        self.emissions = self._make_emissions(num_states if self.rows is None else int(self.rows.max()) + 1, real)
+        self.emissions = self._make_emissions(num_states if self._rows is None else int(self._rows.max()) + 1, real)
         vars(self)["_trials_of_steps"] = trials is None and self.emissions.needs_trials
         self._forbid()
         if not self.emissions.has_em:  # the first is the default of `fit`
             vars(self)["methods"] = tuple(method for method in ("lbfgs", *self.methods[1:4]) if method != "em")
-            vars(self)["turns"], vars(self)["_least_starts"] = ("values", "stretches"), 2
+            vars(self)["_turns"], vars(self)["_least_starts"] = ("values", "stretches"), 2
         vars(self)["_remembered"] = Remembered(plain_parameters(self)[0])  # no submodule
         self.drawn()
 
@@ -266,7 +266,7 @@ class HMM(Constrainable, StateLanguages, LoopAnswers):
     @property
     def _move_shapes(self) -> dict[str, tuple[int, ...]]:
         """Of the tables of moves, by the names of ``set_parameters``."""
-        return {"transition": (self.num_states, self.num_states)} if self.factors is None else self.factors.shapes
+        return {"transition": (self.num_states, self.num_states)} if self._factors is None else self._factors.shapes
 
     @property
     def _move_logits(self) -> dict[str, nn.Parameter]:
@@ -279,7 +279,7 @@ class HMM(Constrainable, StateLanguages, LoopAnswers):
         Raises:
             ValueError: where there is no memory for it.
         """
-        if self.factors is None:
+        if self._factors is None:
             return super().transition
         checks.fits("transition", 24.0 * self.num_states**2, "its tables are in estimates()")
         return self._point_specs().transition.rows(torch.arange(self.num_states, device=self.reference.device)).detach().exp()
@@ -303,9 +303,9 @@ class HMM(Constrainable, StateLanguages, LoopAnswers):
                 (Z, M), and the others of its Z * M Gaussians.
         """
         tables = {name: parameters.pop(name) for name in self._move_shapes if name in parameters}
-        if self.factors is not None and transition is not None:
+        if self._factors is not None and transition is not None:
             own = ", ".join(f"{name} {shape}" for name, shape in self._move_shapes.items())
-            raise ValueError(f"transition: {self.factors} has a table for each coordinate; give {own}")
+            raise ValueError(f"transition: {self._factors} has a table for each coordinate; give {own}")
         given = dict(loc=loc, covariance=covariance, precision=precision, **parameters)
         given = {name: value for name, value in given.items() if value is not None}
         checks.parameters_of(self, given, [*self._own_values, *self.emissions.settable])
@@ -331,11 +331,6 @@ class HMM(Constrainable, StateLanguages, LoopAnswers):
             if allowed is not None:
                 logits.masked_fill_(~allowed, -torch.inf)
 
-    @property
-    def num_free_parameters(self) -> int:
-        forbidden = [int((~allowed).sum()) for allowed in (self.start_states, self.graph) if allowed is not None]
-        return super().num_free_parameters - sum(forbidden)
-
     # ---------------------------------------------------------------- the program
     def specs(self):
         """Transition and emission: of the module's parameters, or with priors drawn at their sites."""
@@ -351,7 +346,7 @@ class HMM(Constrainable, StateLanguages, LoopAnswers):
         return self._moving(initial, moves), self._shared(self.emissions.drawn_spec(self.priors))
 
     def _shared(self, emission: Emission) -> Emission:
-        return emission if self.rows is None else SharedEmission(emission, self.rows)
+        return emission if self._rows is None else SharedEmission(emission, self._rows)
 
     @one_chain
     def model(
@@ -430,7 +425,7 @@ class HMM(Constrainable, StateLanguages, LoopAnswers):
         given = {"trials": trials, "exposure": exposure}
         columns = {name: self.emissions.sized(name) for name in given}
         size, fixed = self.num_features or 0, self._config.get("trials")
-        needed = (*(self.sized_by or ()), *(["trials"] if self._trials_of_steps else []))
+        needed = (*(self._sized_by or ()), *(["trials"] if self._trials_of_steps else []))
         found = all_sizes(given, columns, (shape[0], shape[1]), size, needed, fixed)
         if found is None:
             return None
@@ -492,8 +487,8 @@ class HMM(Constrainable, StateLanguages, LoopAnswers):
     def _observations_of(self, states: Tensor, emission, known: Tensor | None = None) -> Forecast:
         if known is None:
             self._sizes_of((1, 1))  # refused where they must be told
-        if self.rows is not None and self.num_words is None:
-            found = super()._observations_of(pooled(states.exp(), self.rows, self.emissions.num_states).log(), emission, known)
+        if self._rows is not None and self.num_words is None:
+            found = super()._observations_of(pooled(states.exp(), self._rows, self.emissions.num_states).log(), emission, known)
             return found._replace(state_log_probs=states)
         return super()._observations_of(states, emission, known)
 
@@ -542,17 +537,17 @@ class HMM(Constrainable, StateLanguages, LoopAnswers):
         given = {"trials": batch.trials, "exposure": batch.exposure}
         if not self.emissions.needs_trials:
             del given["trials"]  # totals, which rows tell
-        self.sized_by = tuple(name for name, value in given.items() if value is not None) or None
+        self._sized_by = tuple(name for name, value in given.items() if value is not None) or None
 
     @contextlib.contextmanager
     def _naming(self, x: Any, keep: bool, inputs: Any = None, states: Any = None, beside: Sequence[Any] = ()) -> Iterator[None]:
-        before = self.sized_by
-        self.sized_by = before if keep else None  # a fit anew may be without exposures
+        before = self._sized_by
+        self._sized_by = before if keep else None  # a fit anew may be without exposures
         try:
             with super()._naming(x, keep, inputs, states, beside):
                 yield
         except BaseException:
-            self.sized_by = before
+            self._sized_by = before
             raise
 
     def _check_method(self, method: str) -> None:
@@ -591,7 +586,7 @@ class HMM(Constrainable, StateLanguages, LoopAnswers):
             for _, logits, _ in self._logits():
                 # strongly random transitions would decide early, and mostly wrongly, what the states stand for
                 logits.copy_(EVENNESS * torch.randn(logits.shape, dtype=torch.float64))
-            if batch.states is not None and self.factors is None:  # else the first E-step counts them
+            if batch.states is not None and self._factors is None:  # else the first E-step counts them
                 counts = moves_of_labels(batch.states, self.num_states)
                 for (_, logits, _), count in zip(self._logits(), counts, strict=True):
                     logits.copy_((torch.softmax(logits, -1) + count.to(logits)).log())
@@ -606,14 +601,14 @@ class HMM(Constrainable, StateLanguages, LoopAnswers):
         how_to = {"over_time": True} if how == "stretches" else {}
         self.emissions.initialize(x, seen, **how_to, **({} if known is None else {"known": known}))
         if (labels := batch.states) is not None:
-            if self.rows is not None and self._num_observable_states == self.num_states:
-                labels = torch.where(labels < 0, labels, self.rows[labels])
+            if self._rows is not None and self._num_observable_states == self.num_states:
+                labels = torch.where(labels < 0, labels, self._rows[labels])
             start_from_labels(self.emissions, x, seen, labels, known)
 
     @property
     def _need_sizes(self) -> bool:
         """Whether trials or exposures must be told of each step."""
-        return self.sized_by is not None or self._trials_of_steps
+        return self._sized_by is not None or self._trials_of_steps
 
     def _known_of(self, batch: Batch) -> Tensor | None:
         """What the emissions are told of each step: (B, T, D, D) noises, or (B, T, D) numbers of trials and exposures."""
@@ -624,22 +619,22 @@ class HMM(Constrainable, StateLanguages, LoopAnswers):
     # ---------------------------------------------------------------- what EM asks for (see pplseq.infer.fit.em)
     def chain_of(self, batch: Batch) -> Any:
         chain = super().chain_of(batch)
-        if self.factors is not None:
+        if self._factors is not None:
             _ = chain.factors  # its likelihood is asked first, and would be had without the messages that counts need
         return chain
 
     def expected_statistics(self, chain: Chain, batch: Batch | None = None) -> Statistics:
         counts = chain.expected_counts()
         probs = counts.marginals.probs.flatten(0, -2)
-        if self.rows is not None:
-            probs = pooled(probs, self.rows, self.emissions.num_states)
+        if self._rows is not None:
+            probs = pooled(probs, self._rows, self.emissions.num_states)
         obs = chain.obs.transpose(0, 1).flatten(0, 1)
         known = None if batch is None else self._known_of(batch)
         known = None if known is None else known.flatten(0, 1)
         if chain.seen is not None:  # padded steps count as seen and have probability 0
             seen = chain.seen.T.flatten()
             obs, probs, known = obs[seen], probs[seen], None if known is None else known[seen]
-        tables = [counts.start, *([counts.transition] if self.factors is None else counts.transition)]
+        tables = [counts.start, *([counts.transition] if self._factors is None else counts.transition)]
         names = ["initial", *self._move_shapes]
         found = {name: table.double() for name, table in zip(names, tables, strict=True)}
         return found | self.emissions.statistics(obs, probs, known)
@@ -650,7 +645,7 @@ class HMM(Constrainable, StateLanguages, LoopAnswers):
         tables = {name: moves * torch.softmax(logits.double(), -1) for name, logits in self._move_logits.items()}
         tables |= {"initial": num_sequences * self.initial.double()}
         return tables | self.emissions.implied(
-            visits if self.rows is None else pooled(visits, self.rows, self.emissions.num_states)
+            visits if self._rows is None else pooled(visits, self._rows, self.emissions.num_states)
         )
 
     @torch.no_grad()

@@ -153,7 +153,7 @@ class StateTables(Estimator):
             logits.copy_(value.log())
 
     @property
-    def levels(self) -> dict[int, int]:
+    def _levels(self) -> dict[int, int]:
         return self.emissions.levels
 
     def _parameter_units(self) -> dict[str, Tensor]:
@@ -177,16 +177,11 @@ class StateTables(Estimator):
         self.emissions._check_held(method)
 
     @property
-    def slots(self) -> dict[str, Slot]:
+    def _slots(self) -> dict[str, Slot]:
         graph, starts = getattr(self, "graph", None), getattr(self, "start_states", None)
         dense = "transition" in self._move_logits  # of which each state has a row
         moves = {name: Slot(logits, True, graph, of_states=dense, pools=dense) for name, logits in self._move_logits.items()}
         return {"initial": Slot(self.initial_logits, True, starts)} | moves | self.emissions.slots
-
-    @property
-    def num_free_parameters(self) -> int:
-        moves = sum(logits.numel() - logits[..., 0].numel() for logits in self._move_logits.values())
-        return self.num_states - 1 + moves + self.emissions.num_free - self._num_held
 
     def _why_no_number(self, batch: Batch) -> str:
         said = getattr(self.emissions, "_why_no_number", None)

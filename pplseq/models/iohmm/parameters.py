@@ -52,7 +52,7 @@ class IOParameters(Estimator):
     formulas: Formulas | None
 
     @property
-    def levels(self) -> dict[int, int]:
+    def _levels(self) -> dict[int, int]:
         return {} if self.columns is None else {c.number: c.size for c in self.columns.columns if c.kind is None}
 
     # ---------------------------------------------------------------- frames

@@ -448,10 +448,10 @@ class IOHMM(IOHMMQueries):
         plan = plan._replace(folder=folder, resume=resume, max_time=max_time, cluster=cluster, boxes=boxes)
         plan = plan._replace(progress=checks.flag("progress", progress), on_record=on_record)
         with self._naming(x, bool(warm_start or resume), inputs, states, [trials, exposure]):
-            self.sized_by = self.sized_by if warm_start or resume else None
+            self._sized_by = self._sized_by if warm_start or resume else None
             sizes = {name: value for name, value in (("trials", trials), ("exposure", exposure)) if value is not None}
             batch = with_steps(self._as_batch(x, lengths, states=states, inputs=inputs, **sizes))
-            self.sized_by = tuple(sizes) or None
+            self._sized_by = tuple(sizes) or None
         held_out = None
         if validation is not None:
             if not isinstance(validation, (tuple, list)) or len(validation) not in (2, 3):

@@ -88,7 +88,7 @@ class IOHMMQueries(StateLanguages, IOParameters):
     def _with_sizes(self, inputs: Inputs, x: Tensor, given: Mapping[str, Any]) -> Inputs:
         """Inputs of x (B, T[, D]), with trials and exposures of its steps where there are some."""
         columns = {name: [] if self.columns is None else self.columns.sized(name) for name in given}
-        needed = (*(self.sized_by or ()), *(["trials"] if columns["trials"] else []))
+        needed = (*(self._sized_by or ()), *(["trials"] if columns["trials"] else []))
         sizes = all_sizes(given, columns, (x.shape[0], x.shape[1]), self.num_outputs, needed, self.config["trials"])
         if sizes is None:
             return inputs

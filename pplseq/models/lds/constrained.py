@@ -13,15 +13,11 @@ from pplseq.distributions.gaussian_types import GaussianBelief
 from pplseq.infer.fit.em import Batch, Statistics
 from pplseq.kernels.matrix_equations import check_stable
 from pplseq.models.estimator import Estimator
-from pplseq.models.hmm.tables import DTYPES
 from pplseq.models.lds.fit import floors, parameter_units, valid_steps
 from pplseq.models.lds.parameters import (
-    INITIAL,
-    PLACES,
     SCALES,
     Parameters,
     RegressionPrior,
-    as_prior,
     stationary_belief,
 )
 from pplseq.models.lds.patterns import CovariancePattern, Pattern
@@ -95,17 +91,10 @@ class ConstrainedLDS(LDS):
         dtype: str = "float64",
     ):
         Estimator.__init__(self)
-        for option, value, choices in (
-            ("inputs_to", inputs_to, PLACES), ("offsets", offsets, PLACES), ("initial", initial, INITIAL),
-            ("dtype", dtype, DTYPES),
-        ):  # fmt: skip
-            checks.choice(option, value, choices)
-        self.num_states, self.num_inputs = checks.count("num_states", num_states), checks.count("num_inputs", num_inputs, 0)
-        self.num_features = checks.count("num_features", num_features)  # pyright: ignore[reportIncompatibleVariableOverride]
-        self.initial, self._lowest = initial, {}
-        self.noise_floor = None if noise_floor is None else float(checks.positive("noise_floor", noise_floor))
-        self.state_prior, self.emission_prior = as_prior("state_prior", state_prior), as_prior("emission_prior", emission_prior)
-        h, n, real, given = self.num_states, self.num_features, DTYPES[dtype], dict({} if patterns is None else patterns)
+        real = self._take_options(
+            num_states, num_features, num_inputs, inputs_to, offsets, initial, state_prior, emission_prior, noise_floor, dtype
+        )
+        h, n, given = self.num_states, self.num_features, dict({} if patterns is None else patterns)
         shapes: dict[str, tuple[int, ...]] = {"transition": (h, h), "emission": (n, h)}
         for kind, size in (("transition", h), ("emission", n)):
             shapes |= {f"{kind}_offset": (size,)} if offsets in ("both", kind) else {}
@@ -124,11 +113,8 @@ class ConstrainedLDS(LDS):
         for name, pattern in self.patterns.items():
             value = torch.eye(shapes[name][0]) if name in SCALES else drawn.get(name, torch.zeros(shapes[name]))
             self.register_parameter(f"free_{name}", nn.Parameter(pattern.raw(value.to(real))))
-        self._config: dict[str, Any] = dict(
-            num_states=self.num_states, num_features=self.num_features, num_inputs=self.num_inputs, inputs_to=inputs_to,
-            offsets=offsets, initial=initial, noise_floor=self.noise_floor,
-            patterns=patterns if _plain(patterns) else {name: self.patterns[name].as_config() for name in given},
-        )  # fmt: skip
+        told = patterns if _plain(patterns) else {name: self.patterns[name].as_config() for name in given}
+        self._config["patterns"] = told
         self.drawn()
 
     @property
@@ -171,7 +157,7 @@ class ConstrainedLDS(LDS):
         value = getattr(values, name)
         return torch.diag(value) if name in SCALES and value.dim() == 1 else value
 
-    def unidentified(self) -> tuple[frozenset[str], str]:
+    def _unidentified(self) -> tuple[frozenset[str], str]:
         return frozenset(), ""
 
     def estimates(self) -> dict[str, Tensor]:

@@ -225,25 +225,12 @@ class LDSTensors(GaussianEstimator):
         dtype: str = "float64",
     ):
         super().__init__()
-        for name, value, choices in (
-            ("inputs_to", inputs_to, PLACES), ("offsets", offsets, PLACES), ("state_noise", state_noise, NOISE),
-            ("emission_noise", emission_noise, NOISE), ("initial", initial, INITIAL), ("dtype", dtype, tuple(DTYPES)),
-        ):  # fmt: skip
-            checks.choice(name, value, choices)
-        self.num_states = checks.count("num_states", num_states)
-        checks.fits("num_states", 4.0 * num_states**2, "choose fewer states")
-        self.num_features = checks.count("num_features", num_features)  # pyright: ignore[reportIncompatibleVariableOverride]
-        self.num_inputs = checks.count("num_inputs", num_inputs, 0)
-        self.initial, self._lowest = initial, {}
-        self.noise_floor = None if noise_floor is None else float(checks.positive("noise_floor", noise_floor))
-        self.state_prior = as_prior("state_prior", state_prior)
-        self.emission_prior = as_prior("emission_prior", emission_prior)
-        self._config = dict(
-            num_states=self.num_states, num_features=self.num_features, num_inputs=self.num_inputs, inputs_to=inputs_to,
-            offsets=offsets, state_noise=state_noise, emission_noise=emission_noise, initial=initial,
-            noise_floor=self.noise_floor,
-        )  # fmt: skip
-        real = DTYPES[dtype]
+        for name, value in (("state_noise", state_noise), ("emission_noise", emission_noise)):
+            checks.choice(name, value, NOISE)
+        real = self._take_options(
+            num_states, num_features, num_inputs, inputs_to, offsets, initial, state_prior, emission_prior, noise_floor, dtype
+        )
+        self._config |= dict(state_noise=state_noise, emission_noise=emission_noise)
         h, n, inputs = self.num_states, self.num_features, self.num_inputs
         turn = torch.linalg.qr(torch.randn(h, h, dtype=real))[0]
         # contiguous: Pyro's store would copy it otherwise, and train the copy
@@ -265,6 +252,29 @@ class LDSTensors(GaussianEstimator):
             self.initial_scale = nn.Parameter(torch.eye(h, dtype=real))
         vars(self)["_remembered"] = Remembered(plain_parameters(self)[0])  # no submodule
         self.drawn()
+
+    def _take_options(
+        self, num_states: int, num_features: int, num_inputs: int, inputs_to: str, offsets: str, initial: str,
+        state_prior: RegressionPrior | Mapping | None, emission_prior: RegressionPrior | Mapping | None,
+        noise_floor: float | None, dtype: str,
+    ) -> torch.dtype:  # fmt: skip
+        """What constructors of all kinds of parameters have in common; the type of numbers."""
+        for name, value, choices in (
+            ("inputs_to", inputs_to, PLACES), ("offsets", offsets, PLACES), ("initial", initial, INITIAL),
+            ("dtype", dtype, tuple(DTYPES)),
+        ):  # fmt: skip
+            checks.choice(name, value, choices)
+        self.num_states, self.num_inputs = checks.count("num_states", num_states), checks.count("num_inputs", num_inputs, 0)
+        checks.fits("num_states", 4.0 * num_states**2, "choose fewer states")
+        self.num_features = checks.count("num_features", num_features)  # pyright: ignore[reportIncompatibleVariableOverride]
+        self.initial, self._lowest = initial, {}
+        self.noise_floor = None if noise_floor is None else float(checks.positive("noise_floor", noise_floor))
+        self.state_prior, self.emission_prior = as_prior("state_prior", state_prior), as_prior("emission_prior", emission_prior)
+        self._config: dict[str, Any] = dict(
+            num_states=self.num_states, num_features=self.num_features, num_inputs=self.num_inputs, inputs_to=inputs_to,
+            offsets=offsets, initial=initial, noise_floor=self.noise_floor,
+        )  # fmt: skip
+        return DTYPES[dtype]
 
     @property
     def config(self):
@@ -311,11 +321,7 @@ class LDSTensors(GaussianEstimator):
         more states than numbers, the noise of states and the first covariance together: S with C S = 0 may be added to the
         covariance of every step. Of a fit that kept some, and more than 16 states, those that are made up for do count.
         """
-        total, h = 0, self.num_states
-        for name, value in self._own.items():
-            if name not in self._not_free:
-                triangle = name in SCALES and value.dim() == 2
-                total += value.shape[0] * (value.shape[0] + 1) // 2 if triangle else value.numel()
+        h, total = self.num_states, sum(slot.num_free() for name, slot in self._slots.items() if name not in self._not_free)
         if self.state_prior != RegressionPrior() or self.emission_prior != RegressionPrior():
             return total
         if self._not_free:
@@ -329,7 +335,7 @@ class LDSTensors(GaussianEstimator):
         return total
 
     @property
-    def slots(self) -> dict[str, Slot]:
+    def _slots(self) -> dict[str, Slot]:
         plain: dict[str, Any] = {"raw_of": Tensor.clone, "clips": False}
         log_scale = {"raw_of": lambda variance: variance.log() / 2, "support": (0.0, math.inf), "clips": False}
         return {

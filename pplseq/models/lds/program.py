@@ -420,12 +420,12 @@ class LDS(LoopAnswers):
             raise ValueError(f"num_restarts: starts are alike unless initialization='random'; got {num_restarts}")
         if options.get("step_size") is not None:
             raise ValueError("step_size: stepwise EM is for models of words; an LDS takes batch EM, 'sgd' or 'lbfgs'")
-        self.held, self.replaced = frozenset(held), frozenset(held - asked)
+        self.held, self._replaced = frozenset(held), frozenset(held - asked)
         options |= {"initialization": initialization, "num_restarts": num_restarts, "fixed": sorted(held)}
         try:
             return super().fit(x, lengths, warm_start=warm_start or self._is_warm(held), **options)
         finally:
-            self.held = self.replaced = frozenset()
+            self.held = self._replaced = frozenset()
 
     def _is_warm(self, held: set[str]) -> bool:
         return bool({"transition", "emission"} & held)

@@ -78,7 +78,7 @@ class LDSQueries(LDSTensors):
     def estimates(self) -> dict[str, Tensor]:
         return written_estimates(self)
 
-    def unidentified(self) -> tuple[frozenset[str], str]:
+    def _unidentified(self) -> tuple[frozenset[str], str]:
         return coordinate_names(self), NOTE
 
     def transform(self, x, lengths=None, **known):

@@ -70,7 +70,7 @@ class Regressions(States):
             self.recent = [*self.recent, seen][-order:]
             self.inputs = [*self.inputs, inputs][-order:] if inputs is not None else []
         probs = torch.from_numpy(reading.states)
-        return reading._replace(states=model._of_states(probs).numpy())
+        return reading._replace(states=model.regimes(probs).numpy())
 
     def ahead(self, num_steps: int | None, told: Mapping[str, Any]) -> Any:
         model, order = self.model, self.model.order

@@ -175,12 +175,6 @@ class DurationMoves(nn.Module):
             own.copy_(torch.special.logit(value.clamp_max(1)) if single and not rates else value.log())
 
     @property
-    def num_free(self) -> int:
-        regimes, size = self.num_regimes, self.size
-        each = 1 if not self.is_listed else size - 1 if self.duration == "explicit" else min(size - 1, 1)
-        return (0 if self.is_stationary else regimes - 1) + regimes * (regimes - 2) + regimes * each
-
-    @property
     def slots(self) -> dict[str, Slot]:
         others = ~torch.eye(self.num_regimes, dtype=torch.bool, device=self.move_logits.device)
         # where rows begin says what moves and durations are, too, so that those within bounds are not the best ones, moved
@@ -189,7 +183,8 @@ class DurationMoves(nn.Module):
         if self.duration == "explicit":
             held = Slot(self.duration_logits, True, clips=clips)
         elif self.duration == "poisson":
-            held = held._replace(raw_of=Tensor.log, support=(0.0, torch.inf))
+            told = None if self.size > 1 else torch.zeros_like(self.duration_logits, dtype=torch.bool)  # else all last one step
+            held = held._replace(raw_of=Tensor.log, support=(0.0, torch.inf), allowed=told)
         found = {} if self.is_stationary else {"initial": Slot(self.start_logits, True)}
         return found | {"transition": Slot(self.move_logits, True, others, clips=clips), "duration": held}
 

@@ -92,10 +92,6 @@ class Table(PyroModule):
             of_states=not on_circle,
         )  # fmt: skip
 
-    @property
-    def num_free(self) -> int:
-        return sum(own.num_free(tuple(self.raw(name).shape)) for name, own in self.declared.items())
-
     def values(self) -> dict[str, Tensor]:
         """Name -> value at the module's parameters."""
         return {name: own.value(self.raw(name)) for name, own in self.declared.items()}
@@ -240,13 +236,6 @@ class GaussianTable(Table):
     def scale_shape(self) -> torch.Size:
         """Of covariances and of precisions."""
         return (self.log_scale if self.covariance in ("diag", "spherical") else self.scale_tril).shape
-
-    @property
-    def num_free(self) -> int:
-        size, states = self.num_features, self.num_states
-        triangle = size * (size + 1) // 2
-        spread = {"diag": states * size, "spherical": states, "full": states * triangle, "tied": triangle}
-        return states * size + spread[self.covariance]
 
     @property
     def slots(self) -> dict[str, Slot]:

@@ -54,10 +54,6 @@ class Parameter:
         """Of a table."""
         return num_states, num_columns
 
-    def num_free(self, shape: tuple[int, ...]) -> int:
-        """Numbers of a table that are learned."""
-        return math.prod(shape)
-
     def inside(self, value: Tensor) -> Tensor:
         """A value at none of the ends of what it may be."""
         return value
@@ -108,9 +104,6 @@ class Probabilities(Parameter):
 
     def shape(self, num_states: int, num_columns: int) -> tuple[int, ...]:
         return num_states, self.num_levels
-
-    def num_free(self, shape: tuple[int, ...]) -> int:
-        return math.prod(shape) // self.num_levels * (self.num_levels - 1)
 
     def inside(self, value: Tensor) -> Tensor:
         return inside_simplex(value)

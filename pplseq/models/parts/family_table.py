@@ -499,10 +499,6 @@ class MixtureTable(Table):
         return [*super().settable, *self.gaussians.settable]
 
     @property
-    def num_free(self) -> int:
-        return self.gaussians.num_free + super().num_free
-
-    @property
     def slots(self) -> dict[str, Slot]:
         # of which a state has several
         return super().slots | {name: slot._replace(of_states=False) for name, slot in self.gaussians.slots.items()}

@@ -71,10 +71,6 @@ class MarkovMoves(nn.Module):
         return 1 / (1 - torch.softmax(self.transition_logits.detach(), -1).diagonal())
 
     @property
-    def num_free(self) -> int:
-        return self.num_states * (self.num_states - 1) + (0 if self.is_stationary else self.num_states - 1)
-
-    @property
     def slots(self) -> dict[str, Slot]:
         # where rows begin says what moves are, too, so that those within bounds are not the best ones, moved
         found = {} if self.is_stationary else {"initial": Slot(self.start_logits, True)}

@@ -51,11 +51,6 @@ class Moves(Protocol):
         ...
 
     @property
-    def num_free(self) -> int:
-        """Numbers that are learned."""
-        ...
-
-    @property
     def slots(self) -> dict[str, Slot]:
         """What can be held in a fit, by the names of :meth:`values`."""
         ...
@@ -152,11 +147,6 @@ class Emissions(Protocol):
 
     def log_prior(self, priors: Priors) -> Tensor:
         """() log density of the parameters, nats."""
-        ...
-
-    @property
-    def num_free(self) -> int:
-        """Numbers that are learned."""
         ...
 
     @property

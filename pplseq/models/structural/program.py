@@ -20,7 +20,7 @@ from pplseq.infer.forecasts import Forecast
 from pplseq.infer.gaussian.results import StateMoments
 from pplseq.models.batch import as_given
 from pplseq.models.estimator import Estimator, Sample
-from pplseq.models.fitted import ends
+from pplseq.models.fitted import HeldParameters, ends
 from pplseq.models.hmm.tables import DTYPES
 from pplseq.models.lds.parameters import Parameters, RegressionPrior
 from pplseq.models.lds.program import LDS
@@ -102,7 +102,7 @@ class StructuralModel(LDS):
     loadings: Tensor
     name = "structural"
     methods = ("lbfgs", "sgd")  # sums over states lose the small variances that EM would find
-    starts = turns = STARTS_OF_FITS
+    starts = _turns = STARTS_OF_FITS
 
     def __init__(
         self, *, level: str = "stochastic", trend: str | None = None, seasonal: float | Sequence[float] | None = None,
@@ -263,12 +263,11 @@ class StructuralModel(LDS):
             first.covariance,
         ).copy()  # fmt: skip
 
-    @property
-    def num_free_parameters(self) -> int:
-        return sum(parameter.numel() for parameter in self.parameters()) - self._num_held
+    # nothing makes up for the coordinates of its states
+    num_free_parameters = HeldParameters.num_free_parameters  # pyright: ignore[reportIncompatibleMethodOverride]
 
     @property
-    def slots(self) -> dict[str, Slot]:
+    def _slots(self) -> dict[str, Slot]:
         variances: dict[str, Any] = {"raw_of": lambda variance: variance.log() / 2, "support": (0.0, math.inf)}
         kinds = {"log_scales": variances, "log_noise": variances, "emission_inputs": {"raw_of": Tensor.clone}}
         return {name: Slot(own, **kinds.get(name, {})) for name, own in self.named_parameters()}
@@ -295,7 +294,7 @@ class StructuralModel(LDS):
         model.load_state_dict(self.state_dict())
         return model
 
-    def unidentified(self) -> tuple[frozenset[str], str]:
+    def _unidentified(self) -> tuple[frozenset[str], str]:
         return frozenset(), ""
 
     def estimates(self) -> dict[str, Tensor]:
@@ -387,7 +386,7 @@ class StructuralModel(LDS):
             "noise": "log_noise", "inputs": "emission_inputs", "frequency": "raw_frequency", "damping": "raw_damping",
             "ar_weights": "raw_ar", "ma_weights": "raw_ma",
         }  # fmt: skip
-        return found | {name: (raw, None) for name, raw in others.items() if raw in self.slots}
+        return found | {name: (raw, None) for name, raw in others.items() if raw in self._slots}
 
     def _held_by(self, fixed: str | Sequence[str] | Mapping[str, Any]) -> dict[str, Tensor | None]:
         """As of the base class, by the names of :meth:`set_parameters`."""
@@ -418,9 +417,9 @@ class StructuralModel(LDS):
             if name not in places:
                 raise ValueError(f"bounds: this model has no parameter {str(name)[:40]!r}.{checks.nearest(str(name), places)}")
             raw, place = places[name]
-            own = self.slots[raw].raw
+            own = self._slots[raw].raw
             between = ends(name, pair, own if place is None else own[place])
-            self.slots[raw].check_bounds(name, *between)
+            self._slots[raw].check_bounds(name, *between)
             if place is None:
                 found[raw] = tuple(end.reshape(own.shape) for end in between)
                 continue
@@ -451,7 +450,7 @@ class StructuralModel(LDS):
         if (unit or 1.0) == self._unit:
             self.time_unit.fill_(unit)
             return
-        slots, shares = self.slots, self._shares()
+        slots, shares = self._slots, self._shares()
         stay: dict[str, Any] = {name: value.tolist() for name, value in self.learned.items()}
         stay = {n: v for n, v in stay.items() if warm or f"raw_{n}" in holds or not slots[f"raw_{n}"].raw.requires_grad}
         variances = {name: float(value * shares[name]) for name, value in self._variances.items()}

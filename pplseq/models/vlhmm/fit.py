@@ -22,7 +22,7 @@ from torch import Tensor
 from pplseq import checks
 from pplseq.data import clustering
 from pplseq.data.clusters import Clusters
-from pplseq.data.text import Text
+from pplseq.data.text import Corpus, Text
 from pplseq.data.vocabulary import Vocabulary
 from pplseq.distributions.blocks import share_states
 from pplseq.distributions.drawing import seeded
@@ -30,14 +30,15 @@ from pplseq.folder import write_with_sum
 from pplseq.infer.fit.held import frozen, restored
 from pplseq.models.fitted import told_held
 from pplseq.models.storage import read_model
-from pplseq.models.texts import as_texts, check_same_text, make_batches, validator
+from pplseq.models.texts import as_texts, check_same_text, introduction, make_batches, validator
 from pplseq.models.vlhmm.counts import check_start, start_from_counts
 from pplseq.models.vlhmm.topics import start_topics
-from pplseq.runs.checkpoint import only_one_run
+from pplseq.runs import processes
+from pplseq.runs.checkpoint import is_held_here, only_one_run
 from pplseq.runs.cost import check_fits, vlhmm_cost
 from pplseq.runs.loop import check_resumed
-from pplseq.runs.progress import TrainingBar
-from pplseq.runs.settings import Progress, TrainSettings
+from pplseq.runs.progress import TrainingBar, Watch
+from pplseq.runs.settings import TrainSettings
 from pplseq.runs.training import train
 
 BLOCKS = ("brown", "uniform", "none")
@@ -71,8 +72,10 @@ def fit(
     batch_size: int | None = None,
     segment_length: int = 32,
     batch_tokens: int = 512,
-    on_step: Callable[[Progress, int], None] | None = None,
+    lr: float | None = None,
     on_record: Callable[[dict[str, Any]], None] | None = None,
+    watch: Watch | None = None,
+    began: float | None = None,
     **settings: Any,
 ) -> None:
     """Gives a model its words, blocks and parameters where it has none yet, and trains it.
@@ -97,9 +100,10 @@ def fit(
             :func:`batching`.
         start: of the parameters: "random", as the model's ``initialization`` says, or "counts", class bigrams of the text
             (:func:`~pplseq.models.vlhmm.counts.start_from_counts`; with hierarchical transitions).
-        on_step: called after every step with (where the run stands, tokens of the batch).
         on_record: called with every record of the metrics.
-        **settings: of :class:`~pplseq.runs.settings.TrainSettings`: lr, epochs, max_time, patience, early_stop, clip, ...
+        watch: who is told of what comes before the first step, and of every step; in the place of the bar.
+        began: ``time.monotonic()`` when the time of ``max_time`` began; None: now.
+        **settings: of :class:`~pplseq.runs.settings.TrainSettings`: epochs, max_time, patience, early_stop, clip, ...
 
     The model ends with the parameters that were best on held-out text, or the last ones where there is none, also when Ctrl-C
     ends the training (which is raised once they are in place). Its ``history`` says what happened.
@@ -108,10 +112,9 @@ def fit(
         ValueError, TypeError: for data, sizes or settings that do not fit; before anything is computed.
         NonFiniteLoss: naming the step.
     """
-    began = time.monotonic()
-    schedule = _settings(settings)
+    began = time.monotonic() if began is None else began
+    schedule = _settings(settings if lr is None else settings | {"lr": lr})
     checks.function("on_record", on_record, "a record")
-    checks.function("on_step", on_step, "where the run stands, and the tokens of its batch")
     fresh = model.num_words is None
     check_start(start, model.config["transition"])
     if start != "random" and warm_start:
@@ -132,13 +135,14 @@ def fit(
     train_text, valid_text, has_words = as_texts(
         x, lengths, validation, vocabulary=model.vocabulary, num_words=model.num_words, min_count=min_count
     )
+    of = x.name if isinstance(x, Corpus) else train_text.name
     vocabulary = train_text.vocabulary
     if not fresh and model.num_words != len(vocabulary):
         raise ValueError(f"x has a vocabulary of {len(vocabulary)} words, but the model has {model.num_words}")
     protocol = protocol or ("carried" if vocabulary.eos_id is not None else "sentence")
     if seed is None and folder is not None:
         seed = 0
-    batch_size, rate = batching(train_text.num_tokens, protocol, batch_size, segment_length, settings.get("lr"))
+    batch_size, rate = batching(train_text.num_tokens, protocol, batch_size, segment_length, lr)
     schedule = replace(schedule, lr=rate)
     batch_seed = int(torch.randint(2**31, ())) if seed is None else checks.count("seed", seed, 0)
     device = checks.device(device or ("cpu" if fresh else model.block_of_word.device))
@@ -146,78 +150,87 @@ def fit(
         train_text, protocol, shuffle=shuffle, batch_size=batch_size, segment_length=segment_length,
         batch_tokens=batch_tokens, seed=batch_seed,
     )  # fmt: skip
-    if num_blocks is None:
+    if not fresh:
+        num_blocks = int(model.block_of_word.max()) + 1
+    elif num_blocks is None:
         num_blocks = most_blocks(model.config["num_states"], len(vocabulary))
     if fresh:
         own_block = eos_block and vocabulary.eos_id is not None
         check_blocks(model.config["num_states"], len(vocabulary), blocks, num_blocks, block_sizes, own_block)
-        names = ("tied", "transition", "shared_layer", "parameterization", "hidden_size", "state_dropout", "num_states")
-        sizes: dict[str, Any] = {name: model.config[name] for name in names} | {"num_words": len(vocabulary)}
-        tokens = batch_size * segment_length if protocol == "carried" else batch_tokens
-        check_fits(vlhmm_cost(**sizes, num_blocks=1 if blocks == "none" else num_blocks, num_tokens=tokens), str(device))
+    tokens = batch_size * segment_length if protocol == "carried" else batch_tokens
+    check_fits(vlhmm_cost(**cost_sizes(model, len(vocabulary), 1 if blocks == "none" else num_blocks, tokens)), str(device))
     holds = {} if fresh else model._held_by(fixed)
     drawn = () if fresh or resume else model._random_parameters
+    together = processes.current()
     with _run_folder(folder, resume) as place, seeded(seed), contextlib.ExitStack() as stack:
-        if place is not None:
-            check_same_text(place, train_text, resume)
+        watch = watch or (stack.enter_context(contextlib.closing(TrainingBar())) if progress else Watch())
+        if place is not None and together.writes:
+            check_same_text(place, train_text, resume, of)
         clusters = None
         if fresh and blocks != "none":
             cluster = make_clusters if place is None else partial(cached_clusters, place)
-            clusters = cluster(
-                train_text, blocks, num_blocks, eos_block=eos_block, exchange_passes=exchange_passes, seed=batch_seed,
-                progress=progress,
-            )  # fmt: skip
+            with watch.preparing(f"clustering {len(vocabulary):,} words"), together.one_first():
+                clusters = cluster(
+                    train_text, blocks, num_blocks, eos_block=eos_block, exchange_passes=exchange_passes, seed=batch_seed
+                )
+        elif place is not None and model.clusters is not None and together.writes:
+            keep_clusters(place, model.clusters, vocabulary)
         about = {"protocol": protocol, "shuffle": shuffle, "batch_size": batch_size, "segment_length": segment_length}
-        about |= {"batch_tokens": batch_tokens, "lr": schedule.lr, "frozen": frozen(model)}
+        by_config = ["topic_kept"] if model.config["topic_persistence"] is not None else []  # which a model without words lacks
+        about |= {"batch_tokens": batch_tokens, "lr": schedule.lr}
+        about |= {"frozen": [name for name in frozen(model) if name not in by_config]}
         about |= {"fixed": told_held(holds)} if holds else {}
         if resume and place is not None:
             check_resumed(place, about)
-        if fresh:
-            lay_out(model, vocabulary, clusters, block_sizes=block_sizes, reset=reset)
-        elif not (warm_start or resume):
-            model.draw_anew(holds)
-        stack.enter_context(model._keeping(holds, "sgd", drawn))
-        with restored(model):
-            if start == "counts" and not resume:
-                start_from_counts(model, train_text)
-            if model.num_topics > 1 and not (warm_start or resume):
-                start_topics(model, train_text)
-        if has_words:
-            model.vocabulary = vocabulary
-        else:
-            model.clusters = None  # which are of words
-        model.to(device)
+        with watch.preparing("building the model"):
+            if fresh:
+                lay_out(model, vocabulary, clusters, block_sizes=block_sizes, reset=reset)
+            elif not (warm_start or resume):
+                model.draw_anew(holds)
+            stack.enter_context(model._keeping(holds, "sgd", drawn))
+            with restored(model):
+                if start == "counts" and not resume:
+                    start_from_counts(model, train_text)
+                if model.num_topics > 1 and not (warm_start or resume):
+                    start_topics(model, train_text)
+            if has_words:
+                model.vocabulary = vocabulary
+            else:
+                model.clusters = None  # which are of words
+            model.to(device)
+        watch.say(introduction(f"{model.name}: {model.config['num_states']:,} states", model, train_text, of))
         best: dict[str, Tensor] = {}
 
-        def keep_best(record: dict[str, Any]) -> None:
-            if place is None and record.get("best"):
+        def record(found: dict[str, Any]) -> None:
+            if place is None and found.get("best"):
                 best.update({name: value.clone() for name, value in model.state_dict().items()})
+            watch.record(found)
+            if on_record is not None:
+                on_record(found)
 
-        bar = TrainingBar() if progress else None
-        if bar is not None:
-            bar.begin(schedule.epochs * len(batches) if schedule.max_time is None else None)
+        watch.begin(schedule.epochs * len(batches) if schedule.max_time is None else None)
         try:
             model.is_fitted = True
             model.history = train(
-                model,
-                batches,
-                evaluate=validator(model, valid_text, protocol),
-                settings=schedule,
-                folder=place,
-                resume=resume,
-                began=began,
-                about=about,
-                on_step=_all(bar and bar.step, on_step),
-                on_record=_all(keep_best, bar and bar.record, on_record),
-            )
+                model, batches, evaluate=validator(model, valid_text, protocol), settings=schedule, folder=place,
+                resume=resume, began=began, about=about, on_step=watch.step, on_record=record,
+            )  # fmt: skip
         finally:
-            if bar is not None:
-                bar.close()
-            if place is not None and valid_text is not None and (place / "best").exists():
+            if place is not None and together.writes and valid_text is not None and (place / "best").exists():
                 best = read_model(place / "best").state_dict()
             if best:
                 model.load_state_dict(best)
             model.eval()
+
+
+def cost_sizes(model: Any, num_words: int, num_blocks: int, num_tokens: int) -> dict[str, Any]:
+    """What the cost of a training depends on, as :func:`~pplseq.runs.cost.vlhmm_cost` takes it.
+
+    Args:
+        num_words, num_blocks: that the model has or is to get. num_tokens: of a step.
+    """
+    sizes = {name: model.config[name] for name in inspect.signature(vlhmm_cost).parameters if name in model.config}
+    return sizes | {"num_words": num_words, "num_blocks": num_blocks, "num_tokens": num_tokens}
 
 
 def lay_out(
@@ -295,9 +308,14 @@ def cached_clusters(folder: Path, text: Text, blocks: str, num_blocks: int, **op
     if cached.exists():
         return clustering.read_paths(cached, text.vocabulary)
     clusters = make_clusters(text, blocks, num_blocks, **options)
-    folder.mkdir(parents=True, exist_ok=True)
-    write_with_sum(cached, lambda new: clustering.write_paths(new, clusters, text.vocabulary))
+    keep_clusters(folder, clusters, text.vocabulary)
     return clusters
+
+
+def keep_clusters(folder: Path, clusters: Clusters, vocabulary: Vocabulary) -> None:
+    """Writes a run's blocks where :func:`cached_clusters` finds them."""
+    folder.mkdir(parents=True, exist_ok=True)
+    write_with_sum(folder / "clusters.paths", lambda new: clustering.write_paths(new, clusters, vocabulary))
 
 
 def most_blocks(num_states: int, num_words: int) -> int:
@@ -337,19 +355,6 @@ def check_divisible(num_states: int, num_blocks: int) -> None:
         raise ValueError(f"num_states = {num_states} is not divisible by num_blocks = {num_blocks}: {near}")
 
 
-def _all(*watchers: Callable[..., None] | None) -> Callable[..., None] | None:
-    """One function that calls those that there are."""
-    there = [watcher for watcher in watchers if watcher is not None]
-    if len(there) < 2:
-        return there[0] if there else None
-
-    def tell(*news: Any) -> None:
-        for watcher in there:
-            watcher(*news)
-
-    return tell
-
-
 MANY_STEPS = 100  # of 64 streams in an epoch: a shorter text is better read by 16
 
 
@@ -380,15 +385,20 @@ def _settings(given: dict[str, Any]) -> TrainSettings:
 
 @contextlib.contextmanager
 def _run_folder(folder: str | Path | None, resume: bool) -> Iterator[Path | None]:
-    if folder is not None:
-        place = Path(folder)
-        with only_one_run(place):
-            if not resume and (place / "last").exists():
-                raise ValueError(f"{place} already holds a run; resume it, or choose another folder")
-            if not resume:
-                (place / "clusters.paths").unlink(missing_ok=True)  # of a run that failed before its first step
-            yield place
+    """The folder of a run, kept from other processes."""
+    if folder is None:
+        if resume:
+            raise ValueError("resume: give the folder of the run")
+        yield None
         return
-    if resume:
-        raise ValueError("resume: give the folder of the run")
-    yield None
+    place = Path(folder)
+    if not processes.current().writes:
+        yield place
+        return
+    by_command = is_held_here(place)
+    with only_one_run(place, within=True):
+        if not resume and (place / "last").exists():
+            raise ValueError(f"{place} already holds a run; resume it, or choose another folder")
+        if not resume and not by_command:  # which knows whether it is of the same settings
+            (place / "clusters.paths").unlink(missing_ok=True)  # of a run that failed before its first step
+        yield place

@@ -74,7 +74,7 @@ def test_likelihoods_are_those_of_the_weights(form, tmp_path):
 def test_monarch_hmms(form, sizes, tmp_path):
     found = monarch(sizes)
     model = HMM.from_pretrained(written(tmp_path / "hmm", form, found))
-    assert model.factors == ProductMoves(*sizes[::-1]) and model.emission.min() == 0
+    assert model._factors == ProductMoves(*sizes[::-1]) and model.emission.min() == 0
     for text in ([0, 3, 1, 2], [1], [2, 2]):
         assert model.score([text]) == pytest.approx(log_prob_of_monarch(found, sizes, text), rel=1e-5)
     constraint = Constraint.containing("1") & Constraint.excluding("3")

@@ -27,7 +27,7 @@ def test_it_is_the_hmm_of_its_matrix(tmp_path):
     model, dense = pair()
     model.save(tmp_path / "model")
     loaded = HMM.load(tmp_path / "model")
-    assert loaded.factors == ProductMoves(2, 3) and loaded.get_params()["transition"] == {"sizes": [2, 3]}
+    assert loaded._factors == ProductMoves(2, 3) and loaded.get_params()["transition"] == {"sizes": [2, 3]}
     for own in (model, loaded):
         assert own.score(TEXTS) == pytest.approx(dense.score(TEXTS), rel=1e-12)
     reader, other = model.online(), dense.online()
@@ -126,7 +126,7 @@ def test_the_product_of_two_is_exact_where_each_knows_a_part_of_each_word():
     assert both.score(texts) == pytest.approx(first.score(texts) + second.score(texts) + 4 * math.log(6), rel=1e-12)
     close(both.transition, torch.kron(first.transition, second.transition))
     three = second.product(both)
-    assert three.factors == ProductMoves(3, 2, 3)
+    assert three._factors == ProductMoves(3, 2, 3)
     close(three.transition, torch.kron(second.transition, both.transition))
     close(both.product(second).transition, torch.kron(both.transition, second.transition))
     fitted = both.fit(texts, warm_start=True, max_iterations=3).history.log_likelihoods

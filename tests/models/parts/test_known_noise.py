@@ -37,7 +37,7 @@ def made(covariance="full", missing=True, **options):
 def every_path(model, x, noises):
     """log p(path, x) of a row, path by path."""
     first, moves = torch.log_softmax(model.initial_logits, -1), torch.log_softmax(model.transition_logits, -1)
-    rows = range(model.num_states) if model.rows is None else model.rows.tolist()
+    rows = range(model.num_states) if model._rows is None else model._rows.tolist()
     loc, covariances, found = model.emissions.loc, model.emissions.covariances(), []
     for path in itertools.product(range(model.num_states), repeat=len(x)):
         total = first[path[0]] + sum(moves[i, j] for i, j in itertools.pairwise(path))

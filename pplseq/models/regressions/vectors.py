@@ -1,4 +1,4 @@
-"""Parameters of an autoregressive HMM, the data it takes, and where a fit starts."""
+"""Vectors with regressions of their own in every state: parameters, EM in closed form, and where a fit starts."""
 
 from __future__ import annotations
 
@@ -9,20 +9,19 @@ import torch
 from torch import Tensor, nn
 
 from pplseq import checks
-from pplseq.distributions.conditional import ConditionalEmission
-from pplseq.distributions.dense import DenseTransition, GaussianEmission
-from pplseq.infer.fit.em import Batch
-from pplseq.infer.fit.held import Ends, Slot, held
-from pplseq.models.hmm.tables import DTYPES
-from pplseq.models.lds.parameters import scale_of
-from pplseq.models.parts.durations import moves_config, moves_of
+from pplseq.infer.fit.em import NOTHING, Batch, Statistics, least_variances
+from pplseq.infer.fit.held import Ends, Slot, held, restored
+from pplseq.models.lds.parameters import RegressionPrior, scale_of
+from pplseq.models.lds.statistics import Regression, regression_mode
+from pplseq.models.parts.durations import moves_of
 from pplseq.models.parts.emissions import smallest_variances
-from pplseq.models.regressed import RegressedSteps
+from pplseq.models.regressions.steps import RegressedSteps
 
 FLOOR = 1e-6  # the smallest variance of a state, of that of the data
+SEGMENTS = 4  # stretches a state that a start gives to it
 
 
-class ARHMMParameters(RegressedSteps):
+class VectorRegressions(RegressedSteps):
     """What an autoregressive HMM learns; see the class that has the program.
 
     Weights are those of x - centre, the mean of the data fitted, so that digits are kept where data lie far from zero;
@@ -31,7 +30,6 @@ class ARHMMParameters(RegressedSteps):
 
     centre: Tensor
     regime_of: Tensor
-    num_words = None
     steps_are = "vectors"
 
     def __init__(
@@ -39,10 +37,8 @@ class ARHMMParameters(RegressedSteps):
         state_names: Sequence[str] | None, dtype: str,
     ):  # fmt: skip
         super().__init__()
-        self.num_regimes, told = checks.count("num_states", num_states), moves_config(**durations)
-        self.num_features = checks.count("num_features", num_features)  # pyright: ignore[reportIncompatibleVariableOverride]
-        self.order, self.num_inputs = checks.count("order", order, 0), checks.count("num_inputs", num_inputs, 0)
-        real, size = DTYPES[checks.choice("dtype", dtype, DTYPES)], 1 + self.order * num_features + self.num_inputs
+        real, told = self._take_sizes("num_states", num_states, order, num_inputs, durations, dtype)
+        self.num_features, size = checks.count("num_features", num_features), 1 + order * num_features + num_inputs
         checks.fits("order", float(num_states * size**2), "choose a smaller order, or fewer states")
         self.moves = moves_of(num_states, told, "learned", real, "num_states")
         self.num_states = self.moves.num_states
@@ -50,9 +46,7 @@ class ARHMMParameters(RegressedSteps):
         self.weights = nn.Parameter(0.1 * torch.randn(num_states, num_features, size, dtype=real))  # of (1, lags, inputs)
         self.scale = nn.Parameter(torch.zeros(num_states, num_features, num_features, dtype=real))  # logs on the diagonal
         self.register_buffer("centre", torch.zeros(num_features, dtype=real))  # of the data fitted
-        self._config: dict[str, Any] = dict(
-            num_states=self.num_regimes, num_features=self.num_features, order=self.order, num_inputs=self.num_inputs
-        ) | told
+        self._config |= {"num_features": self.num_features}
         self._name_states(state_names)
         self.drawn()
 
@@ -118,13 +112,7 @@ class ARHMMParameters(RegressedSteps):
         return {"weights": deviations.unsqueeze(-1) * rows.unsqueeze(-2), "scale": scale}
 
     @property
-    def num_free_parameters(self) -> int:
-        size = self.num_features
-        own = self.weights.numel() + self.num_regimes * size * (size + 1) // 2
-        return self.moves.num_free + own - self._num_held
-
-    @property
-    def slots(self) -> dict[str, Slot]:
+    def _slots(self) -> dict[str, Slot]:
         """``weights`` are those of all regressors: the constant, lags and inputs, (Z, D, 1 + p D + U)."""
         return self.moves.slots | {
             "weights": Slot(self.weights, raw_of=Tensor.clone, clips=False, value_of=Tensor.clone, of_states=True),
@@ -138,13 +126,6 @@ class ARHMMParameters(RegressedSteps):
             raise ValueError("fixed: 'em' holds weights of all columns of a regressor alike; use method 'lbfgs'")
 
     # ---------------------------------------------------------------- data
-    def regressors(self, past: Tensor, inputs: Tensor | None) -> Tensor:
-        """(B, T, K) of 1, the lags about the centre and inputs; see the class of all such models."""
-        steps, past = past.shape[1] - self.order, past - self.centre
-        parts = [past.new_ones(len(past), steps, 1)]
-        parts += [past[:, self.order - lag : self.order - lag + steps] for lag in range(1, self.order + 1)]
-        return torch.cat(parts if inputs is None else [*parts, inputs], -1)
-
     @torch.no_grad()
     def _check_data(self, batch: Batch) -> None:
         """Refuses data of which nothing can be learned, and goes over to their mean: parameters stay what they are."""
@@ -174,34 +155,88 @@ class ARHMMParameters(RegressedSteps):
     }  # fmt: skip
 
     # ---------------------------------------------------------------- distributions
+    @property
+    def origin(self) -> Tensor:
+        return self.centre
+
     def level(self) -> Tensor:
         return self.centre
 
-    def _regressions_ahead(self, about: Tensor, before: Tensor | None, num_steps: int) -> tuple[list[Tensor], Tensor]:
-        order, size = self.order, self.num_features
-        constants, lags, inputs = self.weights.split([1, order * size, self.num_inputs], -1)
-        summed = lags.unflatten(-1, (order, size)).sum(-2)
-        level = constants.squeeze(-1) + self.centre + (summed @ (about - self.centre)[:, None, :, None]).squeeze(-1)
-        found = []
-        for step in range(num_steps):
-            constant = level - about.unsqueeze(1)
-            if before is not None:
-                constant = constant + (inputs @ before[:, order + step, None, :, None]).squeeze(-1)
-            row = torch.cat([constant.unsqueeze(-1), lags.expand(len(about), -1, -1, -1)], -1)
-            found.append(row[:, self.regime_of])
-        return found, self.covariances[self.regime_of]
+    def coefficients(self) -> tuple[Tensor, Tensor]:
+        if self.num_states == self.num_regimes:
+            return self.weights, self.scale_tril
+        return self.weights[self.regime_of], self.scale_tril[self.regime_of]
 
-    def specs(self) -> tuple[DenseTransition, ConditionalEmission]:
-        """Transition of states, and emission given regressors (B, K)."""
-        weights, factor, centre = self.weights, self.scale_tril, self.centre
-        has_durations = self.num_states > self.num_regimes
-        if has_durations:
-            weights, factor = weights[self.regime_of], factor[self.regime_of]
 
-        def build(regressors: Tensor) -> GaussianEmission:
-            loc = (weights @ regressors[..., None, :, None]).squeeze(-1) + centre
-            return GaussianEmission(loc, scale_tril=factor.expand(*loc.shape, loc.shape[-1]))
+# ---------------------------------------------------------------- EM: a regression for each state
+def regression_statistics(model: VectorRegressions, probs: Tensor, batch: Batch) -> Statistics:
+    """Sums over steps of every state's regression, about its current weights, weighted by probs (B, T, Z); and of the data."""
+    x, seen = model._explained(batch)
+    past = torch.cat([x.new_zeros(len(x), model.order, x.shape[-1]), x], 1)
+    rows = model.regressors(past, batch.inputs)[seen].double()
+    target, weight = (x[seen] - model.centre).double(), probs[seen].double()
+    parts = []
+    for state, weights in enumerate(model.weights.detach().double()):
+        error, share = target - rows @ weights.T, weight[:, state, None]
+        parts.append(((share * rows).T @ rows, (share * error).T @ rows, (share * error).T @ error))
+    names = ("moment", "cross", "scatter")
+    found = {name: torch.stack(values) for name, values in zip(names, zip(*parts, strict=True), strict=True)}
+    size = weight.new_tensor(float(len(target))).expand(target.shape[-1])
+    data = {"data_count": size, "data_sum": target.sum(0), "data_square": target.square().sum(0)}
+    return found | {"count": weight.sum(0)} | data
 
-        moves = self.moves.initial_logits, torch.log_softmax(self.moves.transition_logits, -1)
-        emission = ConditionalEmission(build, self.num_states, event_shape=(self.num_features,))
-        return DenseTransition(*moves, self.regime_of if has_durations else None), emission
+
+@torch.no_grad()
+def m_step(model: VectorRegressions, statistics: Statistics) -> list[str]:
+    """The most likely parameters given the statistics; says which states are empty or collapsed."""
+    model.moves.maximize(statistics["initial"], statistics["transition"])
+    return regress(model, statistics)
+
+
+@torch.no_grad()
+def regress(model: VectorRegressions, statistics: Statistics) -> list[str]:
+    """The most likely regressions."""
+    count, total, square = (statistics[f"data_{part}"] for part in ("count", "sum", "square"))
+    floor = least_variances(count, total, square, FLOOR)
+    every = torch.ones(model.weights.shape[-1], dtype=torch.bool, device=floor.device)
+    fixed, noises = held(model.weights), held(model.scale)
+    weights, covariances = model.weights.double().clone(), model.covariances.double().clone()
+    empty, low = [], []
+    for state, count in enumerate(statistics["count"].tolist()):
+        if count < NOTHING:
+            empty.append(state)
+            continue
+        free = every if fixed is None else ~fixed[state, 0]
+        part = Regression(*(statistics[name][state] for name in Regression._fields))
+        weights[state], covariances[state], floored = regression_mode(
+            weights[state], covariances[state], part, free=free, shrunk=~every, prior=RegressionPrior(), floor=floor,
+            hold_noise=noises is not None,
+        )
+        low += [state] if floored else []
+    with restored(model):
+        model.set_parameters(**model.by_name(weights), covariances=covariances)
+    notes = [f"states {empty} are empty and keep their parameters"] if empty else []
+    return notes + ([f"states {low} collapsed to the smallest variance allowed, {FLOOR:g} of the data's"] if low else [])
+
+
+@torch.no_grad()
+def start(model: VectorRegressions, batch: Batch) -> None:
+    """Regressions of stretches of the data that are dealt out to the states at random, those of known states to theirs."""
+    x, seen = model._explained(batch)
+    states, steps = model.num_regimes, int(seen.sum())
+    length = max(1, steps // (SEGMENTS * states))
+    owner = torch.cat([torch.randperm(states) for _ in range(steps // length // states + 1)]).repeat_interleave(length)
+    probs = torch.zeros(*seen.shape, states, dtype=torch.float64, device=x.device)
+    probs[seen] = 0.9 * torch.nn.functional.one_hot(owner[:steps].to(x.device), states).double() + 0.1 / states
+    if batch.states is not None and bool((known := (batch.states >= 0) & seen).any()):
+        labelled = batch.states[known].unique()
+        others = torch.ones(states, dtype=torch.float64, device=x.device).index_fill_(0, labelled, 0.0)
+        # a regression of a few steps is held by the weight of as many as it has coefficients
+        probs = probs * others + (model.weights.shape[-1] + 1) / steps * (1 - others) * seen.unsqueeze(-1)
+        probs[known] += torch.nn.functional.one_hot(batch.states[known], states) * (1 - others)
+    model.weights.zero_()
+    model.scale.zero_()
+    spread = x[seen].std(0).log()
+    model.scale.diagonal(dim1=-2, dim2=-1).copy_(spread.expand(states, -1))
+    model.moves.initialize((10 * torch.eye(states, dtype=torch.float64, device=x.device) + 1).log())
+    regress(model, regression_statistics(model, probs, batch))

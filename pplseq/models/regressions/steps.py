@@ -1,4 +1,4 @@
-"""Models of states whose steps are regressed on inputs and on the steps before: data, draws and forecasts, which they share."""
+"""States whose steps are regressed on inputs and on the steps before: data, the two specs, draws and forecasts."""
 
 from __future__ import annotations
 
@@ -9,49 +9,108 @@ import torch
 from torch import Tensor
 
 from pplseq import checks
-from pplseq.distributions.dense import DenseTransition
+from pplseq.distributions.conditional import ConditionalEmission
+from pplseq.distributions.dense import DenseTransition, GaussianEmission
 from pplseq.infer.discrete.chain import Chain
 from pplseq.infer.discrete.mixtures import PathMixture
 from pplseq.infer.fit.em import Batch
 from pplseq.infer.forecasts import Forecast
 from pplseq.models.base import Given
-from pplseq.models.estimator import Estimator
 from pplseq.models.hmm.tables import DTYPES
 from pplseq.models.lds.arguments import check_inputs, inputs_ahead, inputs_to_draw, one_to_come, to_come, with_inputs
 from pplseq.models.online.reader import Filter
 from pplseq.models.online.regressions import Regressions
-from pplseq.models.parts.protocols import Moves
+from pplseq.models.parts.durations import moves_config
+from pplseq.models.regimes import RegimeQueries
 
 
-class RegressedSteps(Estimator):
+class RegressedSteps(RegimeQueries):
     """The first ``order`` observations x (B, T, D) of a row are given, and explained by nothing.
 
-    Subclasses give ``regressors``, ``level``, ``_regressions_ahead`` and ``steps_are``, what messages call the observations.
+    Subclasses give ``coefficients``, ``origin``, ``level`` and ``steps_are``, what messages call the observations.
     """
 
-    order: int
-    num_inputs: int
     num_features: int  # pyright: ignore[reportIncompatibleVariableOverride]
+    num_words = None
     steps_are: str
-    moves: Moves
+    input_lags = 0  # of how many steps before inputs are regressors as well
     _config: dict[str, Any]
 
-    def regressors(self, past: Tensor, inputs: Tensor | None) -> Tensor:
-        """(B, T, K) of what each step is regressed on; past: (B, p + T, D), of which the first p come before the first step."""
+    def _take_sizes(
+        self, name: str, num_regimes: int, order: int, num_inputs: int, durations: Mapping[str, Any], dtype: str
+    ) -> tuple[torch.dtype, dict[str, Any]]:
+        """What the constructors have in common: the type of numbers, and of durations what :func:`moves_config` says. name: of
+        the number of regimes in this one."""
+        self.num_regimes = checks.count(name, num_regimes)
+        self.order, self.num_inputs = checks.count("order", order, 0), checks.count("num_inputs", num_inputs, 0)
+        told, real = moves_config(**durations), DTYPES[checks.choice("dtype", dtype, DTYPES)]
+        self._config = {name: self.num_regimes, "order": self.order, "num_inputs": self.num_inputs} | told
+        return real, told
+
+    # ---------------------------------------------------------------- the two conditional distributions
+    def coefficients(self) -> tuple[Tensor, Tensor]:
+        """Weights (N, D, K) of the regressors in each state of the chain, and (N, D, D) factors of the covariances they
+        leave."""
+        raise NotImplementedError
+
+    @property
+    def origin(self) -> Tensor:
+        """(D,) what observations are counted from where they are regressed."""
         raise NotImplementedError
 
     def level(self) -> Tensor:
         """(D,) what stands for the observations before the first one where they are drawn."""
         raise NotImplementedError
 
-    def _regressions_ahead(self, about: Tensor, before: Tensor | None, num_steps: int) -> tuple[list[Tensor], Tensor]:
-        """Of each step to come (B or 1, Z, D, 1 + p D) what is expected of x - about, of 1 and the p vectors x - about before;
-        and (Z, D, D) covariances of what is left. before: (B, p + K, U) inputs of the last p steps and of those to come."""
-        raise NotImplementedError
+    def regressors(self, past: Tensor, inputs: Tensor | None) -> Tensor:
+        """(B, T, 1 + p D + U [+ p U]): one, the p observations before each step, its inputs, those of the p steps before.
 
-    def _of_states(self, probs: Tensor) -> Tensor:
-        """Probabilities of the states of the chain, as the model tells them."""
-        return probs
+        Args:
+            past: (B, p + T, D) the observations, from p steps before the first. inputs: (B, T, U) or None.
+        """
+        order, steps, past = self.order, past.shape[1] - self.order, past - self.origin
+        parts = [past.new_ones(len(past), steps, 1)]
+        parts += [past[:, order - lag : order - lag + steps] for lag in range(1, order + 1)]
+        if inputs is not None:
+            before = torch.cat([inputs[:, :1].expand(-1, self.input_lags, -1), inputs], 1)
+            parts += [before[:, self.input_lags - lag :][:, :steps] for lag in range(self.input_lags + 1)]
+        return torch.cat(parts, -1)
+
+    def chain_moves(self) -> tuple[Tensor, Tensor]:
+        """log p (N,) of the first state of the chain and (N, N) of the next, [from, to]."""
+        return self.moves.initial_logits, torch.log_softmax(self.moves.transition_logits, -1)
+
+    def specs(self) -> tuple[DenseTransition, ConditionalEmission]:
+        """Transition of states, and emission given regressors (B, K)."""
+        (weights, factor), origin = self.coefficients(), self.origin
+        flat, size = weights.flatten(0, 1).mT, self.num_features
+
+        def build(regressors: Tensor) -> GaussianEmission:
+            loc = (regressors @ flat).unflatten(-1, (-1, size)) + origin
+            if size == 1:
+                return GaussianEmission(loc, scale=factor[..., 0].expand(loc.shape))
+            return GaussianEmission(loc, scale_tril=factor.expand(*loc.shape, size))
+
+        of = self.regime_of if self.num_states > self.num_regimes else None
+        emission = ConditionalEmission(build, self.num_states, event_shape=(size,))
+        return DenseTransition(*self.chain_moves(), of), emission
+
+    def _regressions_ahead(self, about: Tensor, before: Tensor | None, num_steps: int) -> tuple[list[Tensor], Tensor]:
+        """Of each step to come (B, N, D, 1 + p D) what is expected of x - about, of 1 and the p vectors x - about before; and
+        (N, D, D) covariances of what is left. before: (B, p + K, U) inputs of the last p steps and of those to come."""
+        (weights, factor), order, origin = self.coefficients(), self.order, self.origin
+        own = self.num_features * order
+        constants, lags, inputs = weights.split([1, own, weights.shape[-1] - 1 - own], -1)
+        summed = lags.unflatten(-1, (order, -1)).sum(-2) if order else lags.new_zeros(*lags.shape[:-1], self.num_features)
+        level = constants.squeeze(-1) + origin + (summed @ (about - origin)[:, None, :, None]).squeeze(-1)
+        found = []
+        for step in range(num_steps):
+            constant = level - about.unsqueeze(1)
+            if before is not None:
+                known = torch.cat([before[:, order + step - lag] for lag in range(self.input_lags + 1)], -1)
+                constant = constant + (inputs @ known[:, None, :, None]).squeeze(-1)
+            found.append(torch.cat([constant.unsqueeze(-1), lags.expand(len(about), -1, -1, -1)], -1))
+        return found, factor @ factor.mT
 
     @property
     def config(self) -> dict[str, Any]:
@@ -208,7 +267,6 @@ class RegressedSteps(Estimator):
         one, kept = torch.eye(last).to(vector)[:1], torch.eye(last).to(vector)[1 : last - size]  # the oldest is dropped
         moves, found = [], []
         for row in expected:
-            row = row.expand(rows, -1, -1, -1)
             move = torch.cat([part.expand(*row.shape[:2], -1, -1) for part in (one, row, kept)], -2)
             moves.append(move)
             states, second = states @ matrix, torch.einsum("ij,biuv->bjuv", matrix, second)
@@ -216,7 +274,7 @@ class RegressedSteps(Estimator):
             second[..., 1 : 1 + size, 1 : 1 + size] += states[..., None, None] * noise
             mean = second[..., 0, 1 : 1 + size].sum(1)
             spread = second[..., 1 : 1 + size, 1 : 1 + size].sum(1) - mean.unsqueeze(-1) * mean.unsqueeze(-2)
-            found.append((self._of_states(states).log(), mean + about, spread))
+            found.append((self.regimes(states).log(), mean + about, spread))
             second = second[..., :last, :last]
         log_probs, means, covariances = (torch.stack(parts, 1) for parts in zip(*found, strict=True))
         return Forecast(log_probs, None, means, covariances, PathMixture(now, matrix, vector, moves, noise, about))

@@ -16,7 +16,7 @@ from pplseq.distributions.drawing import undrawn
 from pplseq.distributions.stationary import stationary_log_probs
 from pplseq.kernels.restart_scan import Lattice, expectation
 from pplseq.models.parts.moves import shares
-from pplseq.models.switching.fit import best_weights, left_variances
+from pplseq.models.regressions.fit import best_weights, left_variances
 
 SHRINKAGE = 0.1  # what the regression of all data weighs, as a share of a regime's own data
 DRAWN, ITERATIONS = 16, 20  # starts that race for one place, and iterations of EM that they have
@@ -49,7 +49,7 @@ def race(
     Args:
         drawn: weights (R, K), scales (R,) and log moves (R, R) of each start. rows: (B, T, K) regressors. target: (B, T).
         seen: (B, T) which steps are explained. lengths: (B,). places, shared: of what regimes share, see
-            :func:`~pplseq.models.switching.fit.best_weights`.
+            :func:`~pplseq.models.regressions.fit.best_weights`.
     """
     some = lengths > 0
     lattice = Lattice(lengths[some], pair_index=torch.zeros_like(seen[some], dtype=torch.long))

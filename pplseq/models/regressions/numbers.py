@@ -1,4 +1,4 @@
-"""Parameters of a switching regression: regimes, their histories, and what each history expects of the regressors."""
+"""Numbers with regressions of which regimes share parts: regimes, their histories, and what each history expects."""
 
 from __future__ import annotations
 
@@ -11,23 +11,19 @@ import torch
 from torch import Tensor, nn
 
 from pplseq import checks
-from pplseq.distributions.conditional import ConditionalEmission
-from pplseq.distributions.dense import DenseTransition, GaussianEmission
-from pplseq.distributions.state import Emission, Transition
 from pplseq.infer.fit.em import Batch
 from pplseq.infer.fit.held import Ends, Slot
-from pplseq.models.hmm.tables import DTYPES
-from pplseq.models.parts.durations import moves_config, moves_of
+from pplseq.models.parts.durations import moves_of
 from pplseq.models.parts.moves import persistent
-from pplseq.models.regressed import RegressedSteps
-from pplseq.models.switching.fit import FLOOR
-from pplseq.models.switching.start import num_drawn, race, regressions_of_segments
+from pplseq.models.regressions.fit import FLOOR
+from pplseq.models.regressions.start import num_drawn, race, regressions_of_segments
+from pplseq.models.regressions.steps import RegressedSteps
 
 PARTS = ("mean", "inputs", "lags", "variance")
 MAX_HISTORIES = 4096
 
 
-class SwitchingParameters(RegressedSteps):
+class NumberRegressions(RegressedSteps):
     """What a switching regression learns; see the class that has the program.
 
     Parameters are those of (x - centre) / unit and inputs / input_units, which a fit takes from its data: so a fit, EM's sums
@@ -50,12 +46,9 @@ class SwitchingParameters(RegressedSteps):
         durations: Mapping[str, Any], state_names: Sequence[str] | None, dtype: str,
     ):  # fmt: skip
         super().__init__()
-        self.num_regimes = checks.count("num_regimes", num_regimes)
-        self.order, self.num_inputs = (
-            checks.count(name, value, least=0) for name, value in (("order", order), ("num_inputs", num_inputs))
-        )
         self.lags_of = checks.choice("lags_of", lags_of, ("values", "deviations"))
         checks.choice("initial", initial, ("stationary", "learned"))
+        real, told = self._take_sizes("num_regimes", num_regimes, order, num_inputs, durations, dtype)
         parts = [switching] if isinstance(switching, str) else list(switching)
         self.switching = tuple(checks.choice("switching", part, PARTS) for part in parts)
         depth = 1 + (self.order if lags_of == "deviations" else 0)
@@ -64,8 +57,6 @@ class SwitchingParameters(RegressedSteps):
                 f"order: deviations from the mean of each lag's own regime need {self.num_regimes}^{depth} states, more than "
                 f"{MAX_HISTORIES}; use a smaller order, or lags_of='values'"
             )
-        real = DTYPES[checks.choice("dtype", dtype, DTYPES)]
-        told = moves_config(**durations)
         if told and depth > 1:
             raise ValueError("duration: deviations from the mean of each lag's own regime have none; use lags_of='values'")
         self.moves = moves_of(self.num_regimes, told, initial, real)
@@ -75,7 +66,7 @@ class SwitchingParameters(RegressedSteps):
         self.register_buffer("histories", histories, persistent=False)  # (N, depth): the regime of the step, and those before
         self.register_buffer("regime_of", histories[:, 0].clone(), persistent=False)
         self.num_states = len(histories)
-        self.num_features, self.num_words = 1, None
+        self.num_features, self.input_lags = 1, depth - 1
         rows = {part: self.num_regimes if part in self.switching else 1 for part in PARTS}
         shapes = {"mean": (), "inputs": (self.num_inputs,), "lags": (self.order,), "variance": ()}
         for part, shape in shapes.items():
@@ -87,10 +78,8 @@ class SwitchingParameters(RegressedSteps):
         self.register_buffer("input_units", torch.ones(self.num_inputs, dtype=real))
         # what one mean of all regimes stands for would depend on the regime, were it that of centred numbers
         self.can_centre = lags_of == "deviations" or not self.order or rows["mean"] == self.num_regimes or rows["lags"] == 1
-        self._config: dict[str, Any] = dict(
-            num_regimes=self.num_regimes, order=self.order, num_inputs=self.num_inputs, lags_of=lags_of,
-            switching=switching if isinstance(switching, list) else list(self.switching), initial=initial,
-        ) | told  # fmt: skip
+        self._config |= {"lags_of": lags_of, "switching": switching if isinstance(switching, list) else list(self.switching)}
+        self._config |= {"initial": initial}
         self._name_states(state_names)
         self.drawn()
 
@@ -147,12 +136,7 @@ class SwitchingParameters(RegressedSteps):
         self.raw_mean.copy_((values["mean"] - self.mean) / self.unit)
 
     @property
-    def num_free_parameters(self) -> int:
-        own = sum(raw.numel() for name, raw in self.named_parameters() if not name.startswith("moves."))
-        return own + self.moves.num_free - self._num_held
-
-    @property
-    def slots(self) -> dict[str, Slot]:
+    def _slots(self) -> dict[str, Slot]:
         names = {"mean": "raw_mean", "inputs": "inputs_weights", "lags": "lags_weights", "variance": "log_scale"}
         own = dict(self.named_parameters())
         names = {name: raw for name, raw in names.items() if raw in own}
@@ -210,36 +194,16 @@ class SwitchingParameters(RegressedSteps):
         level, lags = self.mean.detach().mean(), self.lags_weights.detach().sum(-1).mean() if self.order else 0.0
         return (level if self.lags_of == "deviations" else level / (1 - min(float(lags), 0.95))).reshape(1)
 
-    def regressors(self, past: Tensor, inputs: Tensor | None) -> Tensor:
-        """(B, T, 1 + p + U [+ p U]): one, the p numbers before each step, its inputs, those of the p steps before.
-
-        Args:
-            past: (B, p + T, 1) the numbers, from p steps before the first. inputs: (B, T, U) or None.
-        """
-        steps = past.shape[1] - self.order
-        parts = [past.new_ones(len(past), steps, 1)]
-        parts += [past[:, self.order - lag : self.order - lag + steps] for lag in range(1, self.order + 1)]
-        if inputs is not None:
-            parts.append(inputs)
-            if self.lags_of == "deviations":
-                before = torch.cat([inputs[:, :1].expand(-1, self.order, -1), inputs], 1)
-                parts += [before[:, self.order - lag : self.order - lag + steps] for lag in range(1, self.order + 1)]
-        return torch.cat(parts, -1)
-
     # ---------------------------------------------------------------- distributions
-    def _regressions_ahead(self, about: Tensor, before: Tensor | None, num_steps: int) -> tuple[list[Tensor], Tensor]:
-        (weights, scale), order, found = self.coefficients(), self.order, []
-        for step in range(num_steps):
-            row = weights[:, : 1 + order].expand(len(about), -1, -1).clone()
-            row[..., 0] += (row[..., 1:].sum(-1) - 1) * about
-            if before is not None:
-                lags = order + 1 if self.lags_of == "deviations" else 1
-                parts = torch.cat([before[:, order + step - lag] for lag in range(lags)], -1)
-                row[..., 0] += parts @ weights[:, 1 + order :].T
-            found.append(row.unsqueeze(-2))
-        return found, scale.square().reshape(-1, 1, 1)
+    @property
+    def origin(self) -> Tensor:
+        return self.centre.new_zeros(1)
 
-    def coefficients(self, *, raw: bool = False) -> tuple[Tensor, Tensor]:
+    def coefficients(self) -> tuple[Tensor, Tensor]:
+        weights, scale = self.by_history()
+        return weights.unsqueeze(1), scale.reshape(-1, 1, 1)
+
+    def by_history(self, *, raw: bool = False) -> tuple[Tensor, Tensor]:
         """Weights (N, K) of the regressors under each history of regimes, and the scale (N,) of what they leave.
 
         Args:
@@ -288,9 +252,8 @@ class SwitchingParameters(RegressedSteps):
         tables += [(self.lags_weights, self.order)] if self.order else []
         return tables + ([(self.inputs_weights, self.num_inputs)] if self.num_inputs else [])
 
-    def history_moves(self) -> tuple[Tensor, Tensor]:
-        """log p (N,) of the first history and (N, N) of the next, [from, to]."""
-        first, matrix, past = self.moves.initial_logits, torch.log_softmax(self.moves.transition_logits, -1), self.histories
+    def chain_moves(self) -> tuple[Tensor, Tensor]:
+        (first, matrix), past = super().chain_moves(), self.histories
         depth = past.shape[1]
         if depth == 1:
             return first, matrix
@@ -303,24 +266,12 @@ class SwitchingParameters(RegressedSteps):
         follows = (past[:, None, :-1] == past[None, :, 1:]).all(-1)
         return initial, matrix[past[:, 0]][:, past[:, 0]].masked_fill(~follows, -torch.inf)
 
-    def specs(self) -> tuple[Transition, Emission]:
-        """Transition of histories, and emission given regressors (B, K)."""
-        weights, scale = self.coefficients()
-        scale = scale.unsqueeze(-1)
-
-        def build(regressors: Tensor) -> GaussianEmission:
-            loc = (regressors @ weights.T).unsqueeze(-1)
-            return GaussianEmission(loc, scale=scale.expand(loc.shape))
-
-        transition = DenseTransition(*self.history_moves(), self.regime_of)
-        return transition, ConditionalEmission(build, self.num_states, event_shape=(1,))
-
     # ---------------------------------------------------------------- a start
     @torch.no_grad()
     def initialize(self, batch: Batch, how: str = "residuals") -> None:
         """Regimes that last, and of "residuals" a regression of all the data, whose residuals are split among regimes; of
-        "segments" regressions of segments of the data, see :mod:`pplseq.models.switching.start`. Where lags are of values, the
-        best of a few such starts after some EM; regimes that are known of some steps start from these."""
+        "segments" regressions of segments of the data, see :mod:`~pplseq.models.regressions.start`. Where lags are of values,
+        the best of a few such starts after some EM; regimes that are known of some steps start from these."""
         x, seen = self._explained(batch)
         x, inputs = self.in_units(x[..., 0], batch.inputs)
         past = torch.cat([x.new_zeros(len(x), self.order), x], 1)
@@ -339,7 +290,7 @@ class SwitchingParameters(RegressedSteps):
             self.moves.initialize(moves)
             if self.lags_of == "values":
                 each = len(self.histories) // self.num_regimes  # states of a regime, which have its coefficients
-                drawn.append((*(part[::each] for part in self.coefficients(raw=True)), torch.log_softmax(moves, -1)))
+                drawn.append((*(part[::each] for part in self.by_history(raw=True)), torch.log_softmax(moves, -1)))
         if len(drawn) > 1:
             lengths = torch.full((len(x),), x.shape[1]).to(seen.device) if batch.lengths is None else batch.lengths
             found = race(drawn, rows, x, seen, lengths, self.places(), shared=len(self.log_scale) == 1)

@@ -16,7 +16,7 @@ from pplseq.infer.fit.held import any_held, held, settle
 from pplseq.models.parts.moves import RARE
 
 if TYPE_CHECKING:
-    from pplseq.models.switching.parameters import SwitchingParameters
+    from pplseq.models.regressions.numbers import NumberRegressions
 
 STEPS = 8  # of L-BFGS an M-step, on sums alone: the data are not read again
 ENOUGH = 1e-2  # nats that shares of counts have to gain: they are not the best moves where these say how a row begins
@@ -24,7 +24,7 @@ LEVEL = 1e-12  # of the steepest direction: where the expected log-likelihood sa
 FLOOR = 1e-6  # the smallest variance of a regime, of that of the data
 
 
-def moments_of(model: SwitchingParameters, counts: Any, x: Tensor, seen: Tensor, batch: Batch) -> Statistics:
+def moments_of(model: NumberRegressions, counts: Any, x: Tensor, seen: Tensor, batch: Batch) -> Statistics:
     """Expected counts of moves, and moments of numbers x (B, T) and their regressors, in the model's
     units, under each history."""
     probs = counts.marginals.probs
@@ -41,19 +41,19 @@ def moments_of(model: SwitchingParameters, counts: Any, x: Tensor, seen: Tensor,
     }  # fmt: skip
 
 
-def expected_log_likelihood(model: SwitchingParameters, statistics: Statistics) -> Tensor:
+def expected_log_likelihood(model: NumberRegressions, statistics: Statistics) -> Tensor:
     """E[log p(x, regimes)] up to a constant, nats; differentiable."""
-    initial, matrix = model.history_moves()
+    initial, matrix = model.chain_moves()
     total = torch.where(statistics["initial"] > 0, statistics["initial"] * initial, 0.0).sum()
     possible = ~matrix.isinf()
     total = total + (statistics["transition"] * matrix.where(possible, 0.0)).sum()
-    weights, scale = model.coefficients(raw=True)
+    weights, scale = model.by_history(raw=True)
     contrast = torch.cat([torch.ones_like(scale).unsqueeze(-1), -weights], -1)
     residual = torch.einsum("ni,nij,nj->n", contrast, statistics["moments"].to(contrast), contrast)
     return total - (statistics["weight"] * scale.log() + residual / (2 * scale**2)).sum()
 
 
-def m_step(model: SwitchingParameters, statistics: Statistics) -> list[str]:
+def m_step(model: NumberRegressions, statistics: Statistics) -> list[str]:
     """Raises the expected log-likelihood, so that EM never falls; says which regimes collapsed."""
     learned: list[Tensor] = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if model.lags_of == "values" and not any_held(model):
@@ -74,7 +74,7 @@ def m_step(model: SwitchingParameters, statistics: Statistics) -> list[str]:
     return [f"regimes {low.nonzero().flatten().tolist()} collapsed to the smallest variance allowed, {FLOOR:g} of the data's"]
 
 
-def climb(model: SwitchingParameters, parameters: list[Tensor], statistics: Statistics, num_steps: int = STEPS) -> None:
+def climb(model: NumberRegressions, parameters: list[Tensor], statistics: Statistics, num_steps: int = STEPS) -> None:
     """Some steps of L-BFGS up the expected log-likelihood; exact in its values, so that it never falls."""
     size = statistics["weight"].sum().clamp_min(1.0)
     optimizer = torch.optim.LBFGS(parameters, max_iter=num_steps, line_search_fn="strong_wolfe", tolerance_change=1e-12)
@@ -94,11 +94,11 @@ def climb(model: SwitchingParameters, parameters: list[Tensor], statistics: Stat
 
 
 @torch.no_grad()
-def solve_regressions(model: SwitchingParameters, statistics: Statistics) -> None:
+def solve_regressions(model: NumberRegressions, statistics: Statistics) -> None:
     """The best coefficients at the variances that are, by one weighted regression, then the best variances at those."""
     each = model.num_states // model.num_regimes  # states of a regime, which have its coefficients
     moments, weight = (statistics[name].double().unflatten(0, (-1, each)).sum(1) for name in ("moments", "weight"))
-    before, scale = (value[::each].double() for value in model.coefficients(raw=True))
+    before, scale = (value[::each].double() for value in model.by_history(raw=True))
     weights = best_weights(moments, before, scale, model.places())
     variance = left_variances(moments, weight, weights, shared=len(model.log_scale) == 1)
     model.put(weights, torch.where(variance.isnan(), scale, variance.clamp_min(1e-300).sqrt()))
@@ -141,7 +141,7 @@ def left_variances(moments: Tensor, weight: Tensor, weights: Tensor, *, shared: 
     return torch.where(weight > RARE, squares / weight.clamp_min(RARE), torch.nan)
 
 
-def solve_moves(model: SwitchingParameters, statistics: Statistics) -> None:
+def solve_moves(model: NumberRegressions, statistics: Statistics) -> None:
     """Moves of the likeliest counts; where rows begin in the long run, only as long as that gains, then by climbing."""
     moves = model.moves
     with torch.no_grad():

@@ -105,8 +105,8 @@ def test_values_and_gradients_are_those_of_all_paths(lags_of, initial):
     model = random_model(lags_of=lags_of, initial=initial)
     x, inputs, lengths = torch.randn(2, 4, 1).double(), torch.randn(2, 4, 1).double(), torch.tensor([4, 3])
     total = 0.0
-    weights, scale = model.coefficients()
-    first, matrix = model.history_moves()
+    weights, scale = model.by_history()
+    first, matrix = model.chain_moves()
     for row, length in enumerate(lengths.tolist()):
         past = torch.cat([torch.zeros(1, 2).double(), x[row, :, 0][None]], 1)
         design = model.regressors(past.unsqueeze(-1), inputs[row][None])[0]
@@ -146,8 +146,8 @@ def test_forecasts_are_those_of_all_paths(lags_of, order, inputs):
     known = dict(inputs=[np.linspace(-1, 1, size)[:, None] for size in (5, 4)]) if inputs else {}
     future = torch.randn(2, steps, 1).double() if inputs else None
     found = model.forecast(x, steps, **known, future_inputs=future)
-    weights, scale = (value.detach() for value in model.coefficients())
-    matrix = model.history_moves()[1].exp().detach()
+    weights, scale = (value.detach() for value in model.by_history())
+    matrix = model.chain_moves()[1].exp().detach()
     for row in range(2):
         last = model.posterior([x[row]], **{name: [value[row]] for name, value in known.items()}).filtered().log_probs.exp()[0]
         paths = itertools.product(range(model.num_states), repeat=steps)

@@ -9,8 +9,8 @@ from support.grids import grid
 
 from pplseq import SwitchingRegression
 from pplseq.models.parts.moves import shares
-from pplseq.models.switching import start
-from pplseq.models.switching.fit import (
+from pplseq.models.regressions import start
+from pplseq.models.regressions.fit import (
     climb,
     expected_log_likelihood,
     left_variances,
@@ -56,9 +56,9 @@ def test_directions_without_data_stay():
     statistics = {name: value.clone() for name, value in statistics.items()}
     statistics["moments"][1], statistics["weight"][1] = 0.0, 0.0  # a regime that nobody visits
     statistics["moments"][:, -1], statistics["moments"][:, :, -1] = 0.0, 0.0  # an input that is always zero
-    before, scale = (value.detach().clone() for value in model.coefficients(raw=True))
+    before, scale = (value.detach().clone() for value in model.by_history(raw=True))
     solve_regressions(model, statistics)
-    after, now = model.coefficients(raw=True)
+    after, now = model.by_history(raw=True)
     close(after[1], before[1])
     close(after[:, -1], before[:, -1])
     close(now[1], scale[1])
@@ -86,7 +86,7 @@ def test_a_race_is_em_of_each_start(switching, num_regimes, monkeypatch):
         with torch.no_grad():
             model.put(0.5 * torch.randn(num_regimes, 4).double(), 0.5 + torch.rand(num_regimes).double())
             model.moves.transition_logits.copy_(torch.randn(num_regimes, num_regimes))
-        drawn.append((*(v.detach().clone() for v in model.coefficients(raw=True)), model.history_moves()[1].detach().clone()))
+        drawn.append((*(v.detach().clone() for v in model.by_history(raw=True)), model.chain_moves()[1].detach().clone()))
     shared, scores = "variance" not in switching, []
     given, wanted = rows[seen], x[seen]
     whole = (wanted - given @ torch.linalg.lstsq(given, wanted[:, None]).solution[:, 0]).square().mean()
@@ -98,13 +98,13 @@ def test_a_race_is_em_of_each_start(switching, num_regimes, monkeypatch):
             statistics = paths(model, x, rows, seen, batch.lengths)[1]
             solve_regressions(model, statistics)
             weight = statistics["weight"]
-            weights = model.coefficients(raw=True)[0].detach()
+            weights = model.by_history(raw=True)[0].detach()
             left = left_variances(statistics["moments"], weight, weights, shared=shared)
             steps = weight.sum().expand(num_regimes) if shared else weight
             model.put(weights, start.held_variances(left, steps, prior).sqrt())
             model.moves.transition_logits.data.copy_(shares(statistics["transition"], model.moves.transition_logits.detach()))
         values.append(paths(model, x, rows, seen, batch.lengths)[0])
-        found.append([v.detach().clone() for v in (*model.coefficients(raw=True), model.history_moves()[1])])
+        found.append([v.detach().clone() for v in (*model.by_history(raw=True), model.chain_moves()[1])])
     for value, (_, scale, _) in zip(values, found, strict=True):
         held = prior[0] * (scale.log() + prior[1] / scale.square() / 2)
         scores.append(value - (held[0] if shared else held.sum()))
@@ -115,7 +115,7 @@ def test_a_race_is_em_of_each_start(switching, num_regimes, monkeypatch):
 
 def paths(model, x, rows, seen, lengths):
     """log p(x), and EM's statistics, step by step in logarithms."""
-    (weights, scale), (first, matrix) = model.coefficients(raw=True), model.history_moves()
+    (weights, scale), (first, matrix) = model.by_history(raw=True), model.chain_moves()
     total, joint = 0.0, torch.cat([x.unsqueeze(-1), rows], -1)
     size, num_regimes = joint.shape[-1], len(scale)
     statistics = {

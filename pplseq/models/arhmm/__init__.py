@@ -1,1 +1,0 @@
-"""Hidden Markov models whose states are vector autoregressions."""

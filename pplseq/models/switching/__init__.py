@@ -1,1 +1,0 @@
-"""Regressions and autoregressions whose coefficients switch with a Markov chain."""
