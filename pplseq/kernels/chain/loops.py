@@ -86,12 +86,13 @@ def mass_of(probs, k, num_states):
 
 # ---------------------------------------------------------------- forward
 @jit
-def lost(matrix, move, weights, probs, k, word, j):
+def lost(matrix, transposed, move, weights, probs, k, word, j):
     """Whether entry j of the message behind row k of probs is so small for want of digits, and no true zero."""
     if weights[word, j] == 0.0:
         return False
+    few = matrix.shape[1] <= FEW
     for i in range(matrix.shape[1]):
-        if probs[k, i] > 0.0 and matrix[move, i, j] > 0.0:
+        if probs[k, i] > 0.0 and (transposed[move, j, i] if few else matrix[move, i, j]) > 0.0:
             return True
     return False
 
@@ -100,6 +101,8 @@ def lost(matrix, move, weights, probs, k, word, j):
 def forward_piece(start, matrix, transposed, weights, shift, states, index, moves, n, begin, fresh, step, probs, masses):
     """Messages of some steps, probs[k + 1] that of step begin + k up to a factor, from probs[0] before them, or from the start
     if fresh; masses[k] what step begin + k multiplies the sum over states by, shifts apart, or of length 0.
+
+    Of up to FEW states transposed alone is used, of more matrix alone.
 
     Returns the logarithm of all factors, shifts included; NaN where digits may be lost or the row is impossible.
     """
@@ -135,7 +138,7 @@ def forward_piece(start, matrix, transposed, weights, shift, states, index, move
                 least = min(least, value)
         if not least >= LOWEST:
             for j in range(num_states):
-                if not probs[k + 1, j] >= LOWEST and lost(matrix, move, weights, probs, k, word, j):
+                if not probs[k + 1, j] >= LOWEST and lost(matrix, transposed, move, weights, probs, k, word, j):
                     return np.nan
         if not total >= LOWEST:
             return np.nan
@@ -197,6 +200,8 @@ def backward_piece(
     """Posteriors of the steps before begin + first to begin + step - 1, from messages in probs, and in future (K,) the evidence
     behind the last of these steps, which becomes that behind the step before them. False: digits may be lost.
 
+    Of up to FEW states matrix alone is used, of more transposed alone.
+
     Args:
         first: 1 where the first step is that of the row, into which no matrix leads. factors: (P, K) out, what pairs consist
             of besides messages and matrix, times scale; or (1, K). single: (K,) out, the posterior before the first of these
@@ -232,7 +237,8 @@ def backward_piece(
         if not least >= LOWEST:
             for i in range(num_states):
                 for j in range(num_states if not moved[0, i] >= LOWEST else 0):
-                    if future[j] > 0.0 and weights[word, j] > 0.0 and matrix[move, i, j] > 0.0:
+                    entry = matrix[move, i, j] if num_states <= FEW else transposed[move, j, i]
+                    if future[j] > 0.0 and weights[word, j] > 0.0 and entry > 0.0:
                         return False
         share, norm = 1.0 / both, 1.0 / total if total < SMALL else 1.0
         for i in range(num_states):

@@ -20,36 +20,38 @@ from collections import namedtuple
 import numpy as np
 
 from pplseq.kernels.chain import LOWEST
-from pplseq.kernels.chain.loops import add_pairs, backward_piece, forward_piece, mass_of
+from pplseq.kernels.chain.loops import FEW, add_pairs, backward_piece, forward_piece, mass_of
 from pplseq.kernels.compiled import jit
 from pplseq.kernels.loop_math import exponentials, log_of, log_sum, product
 
 FAR = 300.0  # nats that two sides of a pair may lie apart before it is done entry by entry
 NEGLIGIBLE = -50.0  # nats below the largest term of a sum, whatever the number of terms
-UNSAFE = -700.0  # a logarithm below it, -inf apart, stands for one whose probability is not 0, but too small to be used
 STATES = (0,)  # as of the loops: their number is not known when this is compiled
 
 # Room for a piece of P steps. logs, weights: (P, K) emissions less their largest, and the exponentials of that. probs:
-# (P + 1, K) messages, [0] before the piece. factors: (P + 1, K) what a pair consists of besides probs and matrix. steps:
-# (3, P) rows TOP and MATRIX, logarithms of what was divided out, and MASS, the rest of p(x_t | x_<t). matrices, transposed:
-# (G, K, K) matrices into steps over their largest entries, whose logarithms are peaks (G,): one for all, or those of G steps;
-# apart: (G * K, K) their exponents, and flat the same numbers as matrices. rows: (3, K) rows WORK, FUTURE and MOVED. start:
-# (1, K) what the first piece begins with. none: of length 0.
-Room = namedtuple("Room", "logs weights probs factors steps matrices transposed peaks apart flat rows start none")
-TOP, MATRIX, MASS = 0, 1, 2
+# (P + 1, K) messages, [0] before the piece. factors: (P + 1, K) what a pair consists of besides probs and matrix. tops
+# and scales (P,): logarithms of what was divided out of emissions and matrices, and masses (P,) the rest of p(x_t | x_<t), or of length 0.
+# matrices, transposed: (G, K, K) matrices into steps over their largest entries, whose logarithms are peaks (G,): one for all,
+# or those of G steps; apart: (G * K, K) their exponents, and flat and turned the same numbers as they. rows: (3, K) rows WORK,
+# FUTURE and MOVED. start: (1, K) what the first piece begins with. none: of length 0.
+Room = namedtuple(
+    "Room",
+    "logs weights probs factors tops scales masses matrices transposed peaks apart flat turned rows start none",
+)
 WORK, FUTURE, MOVED = 0, 1, 2
 # Which matrices a row's piece takes: number which + k * stride of the table leads into its step k; none if k = 0 of the first.
 Links = namedtuple("Links", "first table which stride")
 
 
 @jit
-def make_room(piece, num_states, group):
-    flat = np.empty((group * num_states, num_states))
+def make_room(piece, num_states, group, forward):
+    flat, turned = np.empty((group * num_states, num_states)), np.empty((group * num_states, num_states))
     return Room(
         np.empty((piece, num_states)), np.empty((piece, num_states)), np.empty((piece + 1, num_states)),
-        np.empty((piece + 1, num_states)), np.empty((3, piece)), flat.reshape(group, num_states, num_states),
-        np.empty((group, num_states, num_states)), np.empty(group), np.empty((group * num_states, num_states)), flat,
-        np.empty((3, num_states)), np.empty((1, num_states)), np.empty((0, 0)),
+        np.empty((piece + 1, num_states)), np.empty(piece), np.empty(piece), np.empty(piece if forward else 0),
+        flat.reshape(group, num_states, num_states), turned.reshape(group, num_states, num_states), np.empty(group),
+        np.empty((group * num_states, num_states)), flat, turned, np.empty((3, num_states)), np.empty((1, num_states)),
+        np.empty((0, 0)),
     )  # fmt: skip
 
 
@@ -64,50 +66,55 @@ def largest_of(table, number):
 
 
 @jit
-def scale_matrices(table, number, stride, begin, end, room):
-    """Sets the room's matrices begin to end - 1 to exp(log - max), their transposes and maxima, from numbers of the table
-    ``stride`` apart, that of the first of these."""
-    num_states, size, less, transposed = table.shape[1], 0, room.apart, room.transposed
+def scale_matrices(table, number, stride, begin, end, turned, both, room):
+    """Sets the room's matrices begin to end - 1 to exp(log - max) and peaks to these maxima, from numbers of the table
+    ``stride`` apart, that of the first of these; or transposed, if turned; or both."""
+    num_states, less = table.shape[1], room.apart
+    first, size = begin * num_states, (end - begin) * num_states
     for at in range(begin, end):
         most = largest_of(table, number)
         room.peaks[at] = most
-        for i in range(num_states):
+        row = at * num_states
+        if turned:
             for j in range(num_states):
-                value = table[number, i, j] - most
-                less[at * num_states + i, j] = UNSAFE if -np.inf < value < UNSAFE else value
+                for i in range(num_states):
+                    less[row + j, i] = table[number, i, j] - most
+        else:
+            for i in range(num_states):
+                for j in range(num_states):
+                    less[row + i, j] = table[number, i, j] - most
         number += stride
-    size = (end - begin) * num_states
-    exponentials(less[begin * num_states :], room.flat[begin * num_states :], size)
-    for at in range(begin, end):
+    exponentials(less[first:], room.turned[first:] if turned else room.flat[first:], size)
+    for at in range(begin, end if both else begin):
         for i in range(num_states):
             for j in range(num_states):
-                transposed[at, j, i] = room.matrices[at, i, j]
+                if turned:
+                    room.matrices[at, j, i] = room.transposed[at, i, j]
+                else:
+                    room.transposed[at, j, i] = room.matrices[at, i, j]
 
 
 @jit
-def scale_group(links, begin, size, room):
+def scale_group(links, begin, size, turned, both, room):
     """Sets the room's matrices to those into so many steps of a piece, from ``begin`` on."""
     first = 1 if links.first and begin == 0 else 0
-    scale_matrices(links.table, links.which + (begin + first) * links.stride, links.stride, first, size, room)
+    number = links.which + (begin + first) * links.stride
+    scale_matrices(links.table, number, links.stride, first, size, turned, both, room)
 
 
 @jit
 def read_emissions(emit, n, begin, step, room):
     """The emissions of a piece of so many steps, into the room."""
-    num_states, logs, steps = emit.shape[2], room.logs, room.steps
+    num_states, logs = emit.shape[2], room.logs
     for k in range(step):
         most = -np.inf
         for j in range(num_states):
             most = max(most, emit[begin + k, n, j])
         most = most if most > -np.inf else 0.0
-        steps[TOP, k] = most
+        room.tops[k] = most
         for j in range(num_states):
             logs[k, j] = emit[begin + k, n, j] - most
     exponentials(logs, room.weights, step)
-    for k in range(step):
-        for j in range(num_states):
-            if room.weights[k, j] == 0.0 and logs[k, j] > -np.inf:
-                room.weights[k, j] = math.exp(UNSAFE)
 
 
 @jit
@@ -162,30 +169,38 @@ def begin_probs(messages, p, n, out, to):
 @jit
 def forward_probs(messages, p, n, links, step, index, moves, room):
     """Filters a piece in linear space, from the log belief messages[p, n] before it. False: digits may be lost."""
-    num_states, steps, group = messages.shape[2], room.steps, len(room.peaks)
+    num_states, group = messages.shape[2], len(room.peaks)
     top = begin_probs(messages, p, n, room.probs, 0)
     if not top == top:
         return False
     for j in range(num_states):
         room.start[0, j] = room.probs[0, j]
     if moves is None:
-        group = step
-    for begin in range(0, step, group):
-        size, fresh, before = min(group, step - begin), links.first and begin == 0, 1.0
-        if moves is not None:
-            scale_group(links, begin, size, room)
-        if begin:
-            before = mass_of(room.probs, begin, num_states)
         log = forward_piece(
-            room.start, room.matrices, room.transposed, room.weights, steps[TOP], STATES, index, moves, 0, begin, fresh, size,
-            room.probs[begin:], steps[MASS, begin:],
+            room.start, room.matrices, room.transposed, room.weights, room.tops, STATES, index, moves, 0, 0, links.first, step,
+            room.probs, room.masses,
         )  # fmt: skip
         if not log == log:
             return False
-        steps[MASS, begin] /= before
-        for k in range(size):
-            steps[MATRIX, begin + k] = room.peaks[0 if moves is None else k]
-    steps[MATRIX, 0] = top + (0.0 if links.first else steps[MATRIX, 0])
+        for k in range(step if len(room.masses) else 0):
+            room.scales[k] = room.peaks[0]
+    else:
+        for begin in range(0, step, group):
+            size, fresh, before = min(group, step - begin), links.first and begin == 0, 1.0
+            scale_group(links, begin, size, num_states <= FEW, False, room)
+            if begin:
+                before = mass_of(room.probs, begin, num_states)
+            log = forward_piece(
+                room.start, room.matrices, room.transposed, room.weights, room.tops, STATES, index, moves, 0, begin, fresh,
+                size, room.probs[begin:], room.masses[begin:],
+            )  # fmt: skip
+            if not log == log:
+                return False
+            if len(room.masses):
+                room.masses[begin] /= before
+            for k in range(size):
+                room.scales[begin + k] = room.peaks[k]
+    room.scales[0] = top + (0.0 if links.first else room.scales[0])
     return True
 
 
@@ -202,12 +217,13 @@ def forward_logs(messages, p, n, links, step, room):
         else:
             number = links.which + k * links.stride
             if links.stride:
-                scale_matrices(links.table, number, 0, 0, 1, room)
+                scale_matrices(links.table, number, 0, 0, 1, False, False, room)
             log_product(probs, k, links.table, number, False, room, probs, k + 1)
         for j in range(num_states):
             probs[k + 1, j] += room.logs[k, j]
         norm = log_sum(probs, k + 1)
-        room.steps[MASS, k] = norm
+        if len(room.masses):
+            room.masses[k] = norm
         norm = norm if norm != -np.inf else 0.0
         for j in range(num_states):
             probs[k + 1, j] -= norm
@@ -226,11 +242,11 @@ def forward(
         messages: (T, N, K) out, log p(z_t | x_<=t), or of length 0 where they are not wanted.
     """
     num_states, last, piece = init.shape[1], -1, index.shape[1]
-    room = make_room(piece, num_states, group)
+    room = make_room(piece, num_states, group, True)
     for n in range(begin_row, end_row):
         if not stride and first_matrix[n] != last:
             last = first_matrix[n]
-            scale_matrices(table, last, 0, 0, 1, room)
+            scale_matrices(table, last, 0, 0, 1, False, True, room)
         length = max(lengths[n], 1) if len(messages) else lengths[n]
         for j in range(num_states):
             carry[0, n, j] = init[n, j]
@@ -243,8 +259,8 @@ def forward(
                 forward_logs(carry, p, n, links, step, room)
             in_logs[p, n] = slow
             for k in range(step):
-                more = 0.0 if slow else room.steps[MATRIX, k]
-                steps[begin + k, n] = room.steps[TOP, k] + log_of(room.steps[MASS, k], slow) + more
+                more = 0.0 if slow else room.scales[k]
+                steps[begin + k, n] = room.tops[k] + log_of(room.masses[k], slow) + more
             for k in range(step if len(messages) else 0):
                 norm = 0.0 if slow else math.log(mass_of(room.probs, k + 1, num_states))
                 for j in range(num_states):
@@ -270,8 +286,8 @@ def backward_probs(message, links, step, begin, n, scale, shown, index, moves, r
         steps begin - 1 to the last but one of the piece. apart: gets the pairs of steps that have matrices of
         their own, by the number of the matrix.
     """
-    rows, factors, group, pace = room.rows, room.factors, len(room.peaks), single.shape[1]
-    flat = single.reshape(len(single) * pace, single.shape[2])
+    rows, factors, group, pace, num_states = room.rows, room.factors, len(room.peaks), single.shape[1], single.shape[2]
+    flat = single.reshape(len(single) * pace, num_states)
     top = begin_probs(message, 0, 0, rows, FUTURE)
     if not top == top:
         return False
@@ -280,7 +296,7 @@ def backward_probs(message, links, step, begin, n, scale, shown, index, moves, r
     for low in range((step - 1) // group * group, -1, -group):
         size, first = min(group, step - low), 1 if links.first and low == 0 else 0
         if moves is not None:
-            scale_group(links, low, size, room)
+            scale_group(links, low, size, num_states > FEW, len(apart) > 0, room)
         if not backward_piece(
             room.matrices, room.transposed, room.weights, STATES, index, moves, 0, low, first, size, room.probs[low:],
             factors[low:], rows[FUTURE], rows[MOVED:], rows[WORK], scale, shown, flat, (begin + low - 1) * pace + n, pace,
@@ -290,7 +306,7 @@ def backward_probs(message, links, step, begin, n, scale, shown, index, moves, r
         if moves is not None:
             for k in range(first, size if len(apart) else 0):
                 set_pair(links, low + k, k, room, apart)
-    for j in range(message.shape[2]):
+    for j in range(num_states):
         message[0, 0, j] = log_of(rows[FUTURE, j], False)
     return True
 
@@ -320,7 +336,7 @@ def backward_logs(message, links, step, begin, n, scale, shown, room, single, ap
             break
         number, most = links.which + k * links.stride, -np.inf
         if links.stride:
-            scale_matrices(links.table, number, 0, 0, 1, room)
+            scale_matrices(links.table, number, 0, 0, 1, True, False, room)
             for i in range(num_states if len(apart) else 0):  # what was there before digits were lost
                 for j in range(num_states):
                     apart[number, i, j] = 0.0
@@ -364,11 +380,11 @@ def smooth(
         the sum of pairs is ``pairs`` times the scaled matrix, plus ``apart``; else the pairs of each step are ``apart``.
     """
     num_states, last, piece = carry.shape[2], -1, index.shape[1]
-    room, message = make_room(piece, num_states, group), np.empty((1, 1, num_states))
+    room, message = make_room(piece, num_states, group, False), np.empty((1, 1, num_states))
     for n in range(begin_row, end_row):
         if not stride and first_matrix[n] != last:
             last = first_matrix[n]
-            scale_matrices(table, last, 0, 0, 1, room)
+            scale_matrices(table, last, 0, 0, 1, False, True, room)
         for t in range(lengths[n], len(single)):
             for j in range(num_states):
                 single[t, n, j] = 0.0
