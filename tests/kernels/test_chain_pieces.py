@@ -77,6 +77,13 @@ def test_a_state_of_1e_300_that_decides_in_the_end():
     close(found["states"][0, 0], torch.tensor([0.0, 1.0], dtype=F64))
 
 
+@pytest.mark.parametrize("links", LINKS)
+def test_messages_that_grow(links):
+    """Without bounds, messages under matrices of ones would be 3^3000."""
+    init, pair, emit = random_chain(links, 3000, (2,), 3)
+    compare(init, pair * 0.0, emit * 0.01, None, links != "a matrix a step", tolerance=1e-8)
+
+
 def test_numbers_of_four_bytes():
     init, pair, emit = random_chain("shared", 300, (4,), 6, 3.0, dtype=F32)
     found = compare(init, pair, emit, ragged(300, (4,)), True, tolerance=2e-3)

@@ -25,7 +25,8 @@ from pplseq.kernels.chain import LOWEST
 from pplseq.kernels.compiled import jit
 from pplseq.kernels.loop_math import exponentials, product
 
-SMALL = 1e-30  # messages whose sum is smaller are scaled
+# messages whose sum is not between them are scaled; they grow where rows of a matrix sum to more than 1
+SMALL, LARGE = 1e-30, 1e30
 FEW = 16  # states up to which a product goes entry by entry
 PIECE = 256  # steps of which messages are kept, of a likelihood and of long rows
 CELLS = 1 << 12  # numbers whose exponentials are taken at once
@@ -145,7 +146,7 @@ def forward_piece(start, matrix, transposed, weights, shift, states, index, move
         log += shift[word]
         if len(masses):
             masses[k], before = total / before, total
-        if total < SMALL:
+        if total < SMALL or total > LARGE:
             log += math.log(total)
             factor, before = 1.0 / total, 1.0
             for j in range(num_states):
@@ -197,8 +198,8 @@ def backward_piece(
     matrix, transposed, weights, states, index, moves, n, begin, first, step, probs, factors, future, moved, single, scale,
     shown, posterior, to, pace, visits,
 ):  # fmt: skip
-    """Posteriors of the steps before begin + first to begin + step - 1, from messages in probs, and in future (K,) the evidence
-    behind the last of these steps, which becomes that behind the step before them. False: digits may be lost.
+    """Posteriors of the steps before begin + first to begin + step - 1, from messages in probs, and in future (1, K) the
+    evidence behind the last of these steps, which becomes that behind the step before them. False: digits may be lost.
 
     Of up to FEW states matrix alone is used, of more transposed alone.
 
@@ -213,7 +214,7 @@ def backward_piece(
         word, move, place = index[n, begin + k], 0 if moves is None else moves[n, begin + k], k if kept else 0
         both, total, least = 0.0, 0.0, np.inf
         for j in range(num_states):
-            factors[place, j] = weights[word, j] * future[j]
+            factors[place, j] = weights[word, j] * future[0, j]
         if num_states <= FEW:
             for i in range(num_states):
                 value = 0.0
@@ -238,16 +239,15 @@ def backward_piece(
             for i in range(num_states):
                 for j in range(num_states if not moved[0, i] >= LOWEST else 0):
                     entry = matrix[move, i, j] if num_states <= FEW else transposed[move, j, i]
-                    if future[j] > 0.0 and weights[word, j] > 0.0 and entry > 0.0:
+                    if future[0, j] > 0.0 and weights[word, j] > 0.0 and entry > 0.0:
                         return False
-        share, norm = 1.0 / both, 1.0 / total if total < SMALL else 1.0
+        share, norm = 1.0 / both, 1.0 / total if total < SMALL or total > LARGE else 1.0
         for i in range(num_states):
-            single[i] = probs[k, i] * moved[0, i] * (share * shown)
+            value = probs[k, i] * moved[0, i] * (share * shown)
             factors[place, i] *= share * scale
-            future[i] = moved[0, i] * norm
-        if len(posterior):
-            for i in range(num_states):
-                posterior[to + k * pace, i] = single[i]
+            future[0, i], single[i] = moved[0, i] * norm, value
+            if len(posterior):
+                posterior[to + k * pace, i] = value
         if len(visits):
             word = index[n, begin + k - 1]
             for i in range(num_states):
@@ -267,7 +267,7 @@ def add_rows(
     num_states, most, paired = size_of(states, matrix), index.shape[1], len(pairs) > 0
     size = most if most * num_states <= AT_ONCE else PIECE
     probs, carry = np.empty((size + 1, num_states)), np.empty(((most - 1) // size + 1, num_states))
-    factors, future = np.empty((size + 1 if paired else 1, num_states)), np.empty(num_states)
+    factors, future = np.empty((size + 1 if paired else 1, num_states)), np.empty((1, num_states))
     moved, single, masses = np.empty((1, num_states)), np.empty(num_states), np.empty(0)
     flat = posterior.reshape(posterior.shape[0] * posterior.shape[1], posterior.shape[2])
     for n in range(begin_row, end_row):
@@ -295,7 +295,7 @@ def add_rows(
         if not log_prob[n] == log_prob[n]:
             return False
         for j in range(num_states):
-            future[j], single[j] = 1.0, probs[step, j] / mass
+            future[0, j], single[j] = 1.0, probs[step, j] / mass
             if len(posterior):
                 posterior[n, length - 1, j] = single[j]
             if len(visits):

@@ -29,16 +29,16 @@ NEGLIGIBLE = -50.0  # nats below the largest term of a sum, whatever the number 
 STATES = (0,)  # as of the loops: their number is not known when this is compiled
 
 # Room for a piece of P steps. logs, weights: (P, K) emissions less their largest, and the exponentials of that. probs:
-# (P + 1, K) messages, [0] before the piece. factors: (P + 1, K) what a pair consists of besides probs and matrix. tops
-# and scales (P,): logarithms of what was divided out of emissions and matrices, and masses (P,) the rest of p(x_t | x_<t), or of length 0.
-# matrices, transposed: (G, K, K) matrices into steps over their largest entries, whose logarithms are peaks (G,): one for all,
-# or those of G steps; apart: (G * K, K) their exponents, and flat and turned the same numbers as they. rows: (3, K) rows WORK,
-# FUTURE and MOVED. start: (1, K) what the first piece begins with. none: of length 0.
+# (P + 1, K) messages, [0] before the piece. factors: (P + 1, K) what a pair consists of besides probs and matrix. tops and
+# scales (P,): logarithms of what was divided out of emissions and matrices, and masses (P,) the rest of p(x_t | x_<t), or of
+# length 0. matrices, transposed: (G, K, K) matrices into steps over their largest entries, whose logarithms are peaks (G,): one
+# for all, or those of G steps; apart: (G * K, K) their exponents; flat, turned: the same numbers as they. start: (1, K) what
+# the first piece begins with. Of one step work, future and moved (1, K), single (K,). none: of length 0.
 Room = namedtuple(
     "Room",
-    "logs weights probs factors tops scales masses matrices transposed peaks apart flat turned rows start none",
+    "logs weights probs factors tops scales masses matrices transposed peaks apart flat turned start work future moved single "
+    "none",
 )
-WORK, FUTURE, MOVED = 0, 1, 2
 # Which matrices a row's piece takes: number which + k * stride of the table leads into its step k; none if k = 0 of the first.
 Links = namedtuple("Links", "first table which stride")
 
@@ -50,8 +50,8 @@ def make_room(piece, num_states, group, forward):
         np.empty((piece, num_states)), np.empty((piece, num_states)), np.empty((piece + 1, num_states)),
         np.empty((piece + 1, num_states)), np.empty(piece), np.empty(piece), np.empty(piece if forward else 0),
         flat.reshape(group, num_states, num_states), turned.reshape(group, num_states, num_states), np.empty(group),
-        np.empty((group * num_states, num_states)), flat, turned, np.empty((3, num_states)), np.empty((1, num_states)),
-        np.empty((0, 0)),
+        np.empty((group * num_states, num_states)), flat, turned, np.empty((1, num_states)), np.empty((1, num_states)),
+        np.empty((1, num_states)), np.empty((1, num_states)), np.empty(num_states), np.empty((0, 0)),
     )  # fmt: skip
 
 
@@ -121,18 +121,18 @@ def read_emissions(emit, n, begin, step, room):
 def log_product(vectors, k, table, number, backward, room, out, to):
     """out[to, j] = log sum_i exp(vectors[k, i] + log_ij), or log_ji: a product, entry by entry where its result is too small.
 
-    Overwrites the room's row WORK.
+    Overwrites the room's row of work.
     """
     num_states, most = table.shape[1], -np.inf
     for i in range(num_states):
         most = max(most, vectors[k, i])
     most = most if most > -np.inf else 0.0
     for i in range(num_states):
-        room.rows[WORK, i] = math.exp(vectors[k, i] - most)
+        room.work[0, i] = math.exp(vectors[k, i] - most)
     if backward:
-        product(room.rows, WORK, room.transposed[0], out, to)
+        product(room.work, 0, room.transposed[0], out, to)
     else:
-        product(room.rows, WORK, room.matrices[0], out, to)
+        product(room.work, 0, room.matrices[0], out, to)
     for j in range(num_states):
         if out[to, j] >= LOWEST:
             out[to, j] = math.log(out[to, j]) + most + room.peaks[0]
@@ -167,8 +167,11 @@ def begin_probs(messages, p, n, out, to):
 
 
 @jit
-def forward_probs(messages, p, n, links, step, index, moves, room):
-    """Filters a piece in linear space, from the log belief messages[p, n] before it. False: digits may be lost."""
+def forward_probs(messages, p, n, links, step, index, moves, both, room):
+    """Filters a piece in linear space, from the log belief messages[p, n] before it. False: digits may be lost.
+
+    both: transposes of matrices of steps are made as well.
+    """
     num_states, group = messages.shape[2], len(room.peaks)
     top = begin_probs(messages, p, n, room.probs, 0)
     if not top == top:
@@ -187,7 +190,7 @@ def forward_probs(messages, p, n, links, step, index, moves, room):
     else:
         for begin in range(0, step, group):
             size, fresh, before = min(group, step - begin), links.first and begin == 0, 1.0
-            scale_group(links, begin, size, num_states <= FEW, False, room)
+            scale_group(links, begin, size, num_states <= FEW, both, room)
             if begin:
                 before = mass_of(room.probs, begin, num_states)
             log = forward_piece(
@@ -254,7 +257,7 @@ def forward(
             begin, step = p * piece, min(length - p * piece, piece)
             read_emissions(emit, n, begin, step, room)
             links = Links(p == 0, table, first_matrix[n] + (begin - 1) * stride, stride)
-            slow = not forward_probs(carry, p, n, links, step, index, moves, room)
+            slow = not forward_probs(carry, p, n, links, step, index, moves, False, room)
             if slow:
                 forward_logs(carry, p, n, links, step, room)
             in_logs[p, n] = slow
@@ -277,37 +280,35 @@ def forward(
 
 # ---------------------------------------------------------------- backward
 @jit
-def backward_probs(message, links, step, begin, n, scale, shown, index, moves, room, single, apart):
+def backward_probs(message, links, step, to, pace, scale, shown, index, moves, room, single, apart):
     """The posteriors of a piece in linear space. False: digits may be lost, and ``message`` is what it was.
 
     Args:
         message: (1, 1, K) log p(what follows the piece | its last state) up to a constant; becomes that of the piece before.
-        scale: multiplies the room's factors. shown: multiplies what goes to single. single: (T, N, K) gets the posteriors of
-        steps begin - 1 to the last but one of the piece. apart: gets the pairs of steps that have matrices of
-        their own, by the number of the matrix.
+        scale: multiplies the room's factors. shown: multiplies what goes to single. single: (M, K) gets the posteriors of the
+            steps before those of the piece, in every pace-th row from number ``to`` on.
+        apart: gets the pairs of steps that have matrices of their own, by the number of the matrix.
     """
-    rows, factors, group, pace, num_states = room.rows, room.factors, len(room.peaks), single.shape[1], single.shape[2]
-    flat = single.reshape(len(single) * pace, num_states)
-    top = begin_probs(message, 0, 0, rows, FUTURE)
+    group, future, num_states = len(room.peaks), room.future, message.shape[2]
+    top = begin_probs(message, 0, 0, future, 0)
     if not top == top:
         return False
     if moves is None:
         group = step
     for low in range((step - 1) // group * group, -1, -group):
         size, first = min(group, step - low), 1 if links.first and low == 0 else 0
-        if moves is not None:
+        if moves is not None and step > group:  # else those of the pass forward are there
             scale_group(links, low, size, num_states > FEW, len(apart) > 0, room)
         if not backward_piece(
             room.matrices, room.transposed, room.weights, STATES, index, moves, 0, low, first, size, room.probs[low:],
-            factors[low:], rows[FUTURE], rows[MOVED:], rows[WORK], scale, shown, flat, (begin + low - 1) * pace + n, pace,
-            room.none,
+            room.factors[low:], future, room.moved, room.single, scale, shown, single, to + low * pace, pace, room.none,
         ):  # fmt: skip
             return False
         if moves is not None:
             for k in range(first, size if len(apart) else 0):
                 set_pair(links, low + k, k, room, apart)
     for j in range(num_states):
-        message[0, 0, j] = log_of(rows[FUTURE, j], False)
+        message[0, 0, j] = log_of(future[0, j], False)
     return True
 
 
@@ -328,7 +329,7 @@ def backward_logs(message, links, step, begin, n, scale, shown, room, single, ap
         apart: gets pairs whose two sides lie far apart, or all where steps have matrices of their own, by the number of the
             matrix; of length 0: pairs are not wanted.
     """
-    num_states, rows, probs, factors = message.shape[2], room.rows, room.probs, room.factors
+    num_states, future, moved, probs, factors = message.shape[2], room.future, room.moved, room.probs, room.factors
     for k in range(step - 1, -1, -1):
         for j in range(num_states):
             factors[k, j] = 0.0
@@ -341,26 +342,26 @@ def backward_logs(message, links, step, begin, n, scale, shown, room, single, ap
                 for j in range(num_states):
                     apart[number, i, j] = 0.0
         for j in range(num_states):
-            rows[FUTURE, j] = room.logs[k, j] + message[0, 0, j]
-            most = max(most, rows[FUTURE, j])
-        log_product(rows, FUTURE, links.table, number, True, room, rows, MOVED)
-        norm = log_sum(rows, MOVED)
+            future[0, j] = room.logs[k, j] + message[0, 0, j]
+            most = max(most, future[0, j])
+        log_product(future, 0, links.table, number, True, room, moved, 0)
+        norm = log_sum(moved, 0)
         norm = norm if norm != -np.inf else 0.0
         for i in range(num_states):
-            message[0, 0, i] = rows[MOVED, i] - norm
-            rows[MOVED, i] += probs[k, i]
-        both = log_sum(rows, MOVED)
+            message[0, 0, i] = moved[0, i] - norm
+            moved[0, i] += probs[k, i]
+        both = log_sum(moved, 0)
         for i in range(num_states):
-            single[begin + k - 1, n, i] = shown * math.exp(rows[MOVED, i] - both) if both != -np.inf else 0.0
+            single[begin + k - 1, n, i] = shown * math.exp(moved[0, i] - both) if both != -np.inf else 0.0
         if both == -np.inf:  # an impossible row counts nothing
             continue
         if not links.stride and most + room.peaks[0] - both <= FAR:
             for j in range(num_states):
-                factors[k, j] = scale * math.exp(rows[FUTURE, j] + room.peaks[0] - both)
+                factors[k, j] = scale * math.exp(future[0, j] + room.peaks[0] - both)
         elif len(apart):
             for i in range(num_states):
                 for j in range(num_states):
-                    log_pair = probs[k, i] + links.table[number, i, j] + rows[FUTURE, j] - both
+                    log_pair = probs[k, i] + links.table[number, i, j] + future[0, j] - both
                     apart[number, i, j] += scale * math.exp(log_pair)
     for k in range(step):
         for j in range(num_states):
@@ -379,7 +380,8 @@ def smooth(
         single: (T, N, K) out. pairs, apart: (M, K, K), zero before, or of length 0. Where matrices are shared,
         the sum of pairs is ``pairs`` times the scaled matrix, plus ``apart``; else the pairs of each step are ``apart``.
     """
-    num_states, last, piece = carry.shape[2], -1, index.shape[1]
+    num_states, last, piece, num_rows = carry.shape[2], -1, index.shape[1], single.shape[1]
+    flat = single.reshape(len(single) * num_rows, num_states)
     room, message = make_room(piece, num_states, group, False), np.empty((1, 1, num_states))
     for n in range(begin_row, end_row):
         if not stride and first_matrix[n] != last:
@@ -395,7 +397,7 @@ def smooth(
             begin, step = p * piece, min(lengths[n] - p * piece, piece)
             read_emissions(emit, n, begin, step, room)
             links = Links(p == 0, table, first_matrix[n] + (begin - 1) * stride, stride)
-            slow = in_logs[p, n] or not forward_probs(carry, p, n, links, step, index, moves, room)
+            slow = in_logs[p, n] or not forward_probs(carry, p, n, links, step, index, moves, step <= group, room)
             if slow:
                 forward_logs(carry, p, n, links, step, room)
             if p == num_pieces - 1:
@@ -404,7 +406,7 @@ def smooth(
                     value = room.probs[step, j]
                     single[begin + step - 1, n, j] = shown[n] * (math.exp(value) if slow else value / mass)
             if slow or not backward_probs(
-                message, links, step, begin, n, scale[n], shown[n], index, moves, room, single, apart
+                message, links, step, (begin - 1) * num_rows + n, num_rows, scale[n], shown[n], index, moves, room, flat, apart
             ):  # fmt: skip
                 if not slow:
                     forward_logs(carry, p, n, links, step, room)
