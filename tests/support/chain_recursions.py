@@ -215,6 +215,19 @@ class ChainRecursion:
         found = self.compare(Factors(init, pair, emit))
         torch.testing.assert_close(found["log_prob"], torch.tensor([math.log(1e-300) - 500.0], dtype=F64))
 
+    @pytest.mark.parametrize("shared", [True, False])
+    @pytest.mark.parametrize("by", ["an emission", "a transition"])
+    def test_what_is_1e_348_times_less_likely_decides_in_the_end(self, by, shared):
+        far = by == "a transition"
+        init = torch.tensor([[0.0, -math.inf] if far else [0.0, 0.0]], dtype=F64)
+        pair = torch.tensor([[0.0, -800.0 if far else -math.inf], [-math.inf, 0.0]], dtype=F64)
+        emit = torch.zeros(10, 1, 2, dtype=F64)
+        emit[3, 0, 1] = 0.0 if far else -800.0
+        emit[5:9, 0, 0] = -250.0
+        found = self.compare(Factors(init, pair if shared else pair.expand(9, 1, 2, 2), emit, None, shared))
+        wanted = torch.tensor([-800.0 + (math.log(5) if far else 0.0)], dtype=F64)  # steps in which to go over
+        torch.testing.assert_close(found["log_prob"], wanted)
+
     @pytest.mark.parametrize("links", [*LINKS, "restarts"])
     def test_numbers_of_four_bytes(self, links):
         if F32 in self.whole_types:
