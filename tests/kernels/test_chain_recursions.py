@@ -4,7 +4,7 @@ import pytest
 import torch
 from support.chain_recursions import F64, LINKS, ByScans, ChainRecursion, matrices_of, weights
 
-from pplseq.kernels import compiled, scan, step_ops
+from pplseq.kernels import compiled, long_scan, scan, step_ops
 from pplseq.kernels.chain import call, piece_call
 from pplseq.kernels.parallel import time_scan
 
@@ -62,6 +62,37 @@ class TestInParallel(ChainRecursion):
         result, (path, best) = time_scan.forward_pass(*f[:5]), time_scan.viterbi_pass(*f[:5])
         found = {"log_prob": result.log_prob, "filtered": result.filtered, "best": best, "path": path}
         return found if bool(result.log_prob.isneginf().any()) else {**found, "steps": result.steps}
+
+
+@needs_numba
+class TestSegments(ChainRecursion):
+    """Of long chains, whose emissions are made when their turn comes."""
+
+    links = ("shared",)
+
+    @pytest.fixture(autouse=True)
+    def segments(self, monkeypatch):
+        monkeypatch.setattr(long_scan, "SEGMENT", 100)
+        monkeypatch.setattr(piece_call, "CELLS", 64)
+
+    def given(self, f):
+        emit, num_steps = f.emit.flatten(1, -2), len(f.emit)
+        lengths = torch.full(emit.shape[1:2], num_steps) if f.valid is None else f.valid.flatten(1).sum(0)
+        size, lengths = emit.shape[-1], lengths.numpy()
+        chain = long_scan.LongChain(lambda tensors, begin, end: tensors[0][begin:end], num_steps, size, lengths)
+        return chain, f.init.expand(f.emit.shape[1:]).flatten(0, -2), f.pair, emit
+
+    def log_prob(self, f):
+        return long_scan.LongLogProb.apply(*self.given(f))[0].reshape(f.rows)
+
+    def answers(self, f):
+        chain, init, log, emit = self.given(f)
+        value, found, steps = long_scan.LongLogProb.apply(chain, init, log, emit)
+        path, best = long_scan.viterbi_pass(chain, init, log, [emit])
+        return {
+            "log_prob": value.reshape(f.rows), "steps": steps.reshape(-1, *f.rows), "path": path.reshape(-1, *f.rows),
+            "best": best.to(f.emit.dtype).reshape(f.rows), "last": found.ends[-1].to(f.emit.dtype).reshape(f.emit.shape[1:]),
+        }  # fmt: skip
 
 
 @needs_numba

@@ -215,10 +215,10 @@ class ChainRecursion:
         found = self.compare(Factors(init, pair, emit))
         torch.testing.assert_close(found["log_prob"], torch.tensor([math.log(1e-300) - 500.0], dtype=F64))
 
-    @pytest.mark.parametrize("shared", [True, False])
+    @pytest.mark.parametrize("links", ["shared", "a matrix a step"])
     @pytest.mark.parametrize("by", ["an emission", "a transition"])
-    def test_what_is_1e_348_times_less_likely_decides_in_the_end(self, by, shared):
-        far = by == "a transition"
+    def test_what_is_1e_348_times_less_likely_decides_in_the_end(self, by, links):
+        far, shared = by == "a transition", links == "shared"
         init = torch.tensor([[0.0, -math.inf] if far else [0.0, 0.0]], dtype=F64)
         pair = torch.tensor([[0.0, -800.0 if far else -math.inf], [-math.inf, 0.0]], dtype=F64)
         emit = torch.zeros(10, 1, 2, dtype=F64)

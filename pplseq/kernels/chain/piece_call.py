@@ -96,17 +96,13 @@ def as_rows(emit: Tensor) -> np.ndarray:
     return array(emit).reshape(emit.shape[0], emit.shape[1:-1].numel(), emit.shape[-1])
 
 
-def piece_of(emit: Tensor) -> int:
-    return piece_length(emit.shape[0], emit.shape[-1])
-
-
 def piece_length(num_steps: int, num_states: int) -> int:
     return min(num_steps, max(32, CELLS // num_states))
 
 
 def _in_piece(kept: Kept) -> tuple[int, np.ndarray, np.ndarray | None]:
     """How many matrices there is room for, the steps of a piece, and which matrix leads into each, as the loops take them."""
-    num_steps, num_states = kept.emit.shape[0], kept.emit.shape[-1]
+    num_steps, *_, num_states = kept.emit.shape
     index = np.arange(piece_length(num_steps, num_states)).reshape(1, -1)
     group = max(1, min(index.size, TOGETHER // num_states**2)) if kept.links.stride else 1
     return group, index, index % group if kept.links.stride else None
@@ -178,7 +174,7 @@ def last_message(kept: Kept) -> Tensor:
 
 def carried(kept: Kept) -> Tensor:
     """:func:`last_message` in float64."""
-    pieces = -(-kept.lengths // piece_of(kept.emit))
+    pieces = -(-kept.lengths // piece_length(kept.emit.shape[0], kept.emit.shape[-1]))
     return torch.from_numpy(kept.carry[pieces, np.arange(len(pieces))])
 
 
