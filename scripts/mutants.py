@@ -120,7 +120,7 @@ MUTANTS = [
         ("tests/infer/gaussian/test_compiled_kalman.py",),
     ),
     Mutant(
-        "linear recursion: the gradient of a reverse one is that of a forward one", "pplseq/kernels/linear_recursion.py",
+        "linear recursion: the gradient of a reverse one is that of a forward one", "pplseq/kernels/matrix_table.py",
         "(adjoint[:-1], states[1:]) if ctx.reverse else (adjoint[1:], states[:-1])", "(adjoint[1:], states[:-1])",
         ("tests/kernels/test_linear_recursion.py",),
     ),
