@@ -86,8 +86,23 @@ MUTANTS = [
     ),
     Mutant(
         "chain loops: pairs of all steps are those of the first matrix", "pplseq/kernels/chain/loops.py",
-        "add_pairs(k, k + 1, probs, factors, num_states, pairs, move)", "add_pairs(k, k + 1, probs, factors, num_states, pairs, 0)",
+        "num_states, pairs, moves[n, begin + k])", "num_states, pairs, 0)",
         ("tests/kernels/test_restart_scan.py",),
+    ),
+    Mutant(
+        "chain loops: messages grow without bounds", "pplseq/kernels/chain/loops.py",
+        "        if total < SMALL or total > LARGE:\n            log +=", "        if total < SMALL:\n            log +=",
+        ("tests/kernels/test_chain_recursions.py",),
+    ),
+    Mutant(
+        "chain loops: what is too small to be used is impossible", "pplseq/kernels/loop_math.py",
+        "np.int64(0) if x[j] == -np.inf else", "np.int64(0) if x[j] < SMALLEST else",
+        ("tests/kernels/test_chain_recursions.py",),
+    ),
+    Mutant(
+        "chain pieces: matrices of the first piece again", "pplseq/kernels/chain/piece_loops.py",
+        "    number = links.which + (begin + first) * links.stride", "    number = links.which + first * links.stride",
+        ("tests/kernels/test_chain_recursions.py",),
     ),
     Mutant(
         "chain loops: all rows start as the first one", "pplseq/kernels/chain/loops.py",
@@ -105,7 +120,7 @@ MUTANTS = [
         ("tests/infer/gaussian/test_compiled_kalman.py",),
     ),
     Mutant(
-        "linear recursion: the gradient of a reverse one is that of a forward one", "pplseq/kernels/linear_recursion.py",
+        "linear recursion: the gradient of a reverse one is that of a forward one", "pplseq/kernels/matrix_table.py",
         "(adjoint[:-1], states[1:]) if ctx.reverse else (adjoint[1:], states[:-1])", "(adjoint[1:], states[:-1])",
         ("tests/kernels/test_linear_recursion.py",),
     ),

@@ -1,4 +1,5 @@
 """The recursion x_t = H x_{t-1} + g_t with one matrix for all steps: what means of Gaussian chains are in the steady state.
+That with matrices of a table, which has gradients, is :func:`pplseq.kernels.matrix_table.recursion`.
 
 Batches go step by step, one product of all rows a step. One long sequence is cut into blocks that run side by side. Where H
 forgets within a block, each is warmed up by the last inputs of the one before; else what a block hands over follows by powers
@@ -18,69 +19,14 @@ FEW_ROWS = 64  # below, steps are too small to be taken one by one
 SHORT = 256  # steps below which blocks do not pay
 
 
-def linear_recursion(
-    matrix: Tensor, inputs: Tensor, initial: Tensor | None = None, *, reverse: bool = False, block: int | None = None
-) -> Tensor:
-    """x_t = H x_{t-1} + g_t along the first dimension; in reverse x_t = H x_{t+1} + g_t.
+def run_(matrix: Tensor, states: Tensor, *, reverse: bool = False, block: int | None = None) -> None:
+    """Turns inputs (T, R, h) into states in place; the first step is one already. In reverse x_t = H x_{t+1} + g_t.
 
     Args:
-        matrix: (h, h) H.
-        inputs: (T, *B, h) g.
-        initial: (*B, h) the state before the first step (in reverse: behind the last one), or None for zero.
-        reverse: run from the last step to the first.
         block: steps in a block; None chooses, 0 goes step by step.
 
-    Returns:
-        (T, *B, h), differentiable (also twice) in matrix, inputs and initial.
-
-    Raises:
-        ValueError: for shapes that do not fit.
-
-    Cost: 2 h^2 flops a step and row (up to twice that in blocks), memory T h.
+    Cost: 2 h^2 flops a step and row, up to twice that in blocks.
     """
-    h = inputs.shape[-1]
-    if tuple(matrix.shape) != (h, h):
-        raise ValueError(f"matrix must be (h, h) = {(h, h)} as inputs have h = {h}, got {tuple(matrix.shape)}")
-    if initial is not None and initial.shape[-1] != h:
-        raise ValueError(f"initial must be (*B, {h}), got {tuple(initial.shape)}")
-    if block is not None and block < 0:
-        raise ValueError(f"block must be a number of steps, 0 for one by one, got {block}")
-    if len(inputs) == 0:
-        return inputs.clone()
-    flat = inputs.reshape(len(inputs), math.prod(inputs.shape[1:-1]), h)
-    if initial is not None:
-        edge = -1 if reverse else 0
-        first = flat[edge] + initial.expand(inputs.shape[1:]).reshape(flat.shape[1:]) @ matrix.T
-        flat = torch.cat([flat[:-1], first[None]] if reverse else [first[None], flat[1:]])
-    return LinearRecursion.apply(matrix, flat, reverse, block).reshape(inputs.shape)
-
-
-class LinearRecursion(torch.autograd.Function):
-    """x_t = H x_{t-1} + g_t with x_0 = g_0; its backward pass is the recursion of H' in the other direction."""
-
-    @staticmethod
-    def forward(ctx, matrix, inputs, reverse, block):
-        states = inputs.clone(memory_format=torch.contiguous_format)
-        run_(matrix, states, reverse=reverse, block=block)
-        ctx.save_for_backward(matrix, states)
-        ctx.reverse, ctx.block = reverse, block
-        return states
-
-    @staticmethod
-    def backward(ctx, *grads):
-        (grad,) = grads
-        matrix, states = ctx.saved_tensors
-        adjoint = LinearRecursion.apply(matrix.T, grad, not ctx.reverse, ctx.block)
-        later, earlier = (adjoint[:-1], states[1:]) if ctx.reverse else (adjoint[1:], states[:-1])
-        grad_matrix = None
-        if ctx.needs_input_grad[0]:
-            grad_matrix = later.reshape(-1, len(matrix)).T @ earlier.reshape(-1, len(matrix))
-        return grad_matrix, adjoint, None, None
-
-
-# ---------------------------------------------------------------- in place
-def run_(matrix: Tensor, states: Tensor, *, reverse: bool = False, block: int | None = None) -> None:
-    """Turns inputs (T, R, h) into states in place; the first step is one already."""
     num_steps, num_rows, _ = states.shape
     if num_steps < 2 or num_rows == 0:
         return

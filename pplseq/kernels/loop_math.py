@@ -16,7 +16,8 @@ C = tuple(1.0 / math.factorial(i) for i in range(14))
 
 @jit(fastmath={"contract"})  # reassociation would undo the reduction in two parts
 def exponentials(x, out, num_rows):
-    """out = exp(x) for x <= 0, in the first rows, to two units in the last place; 0 below SMALLEST."""
+    """out = exp(x) for x <= 0, in the first rows, to two units in the last place; below SMALLEST what is exp(SMALLEST), so that
+    only -inf gives 0."""
     size = num_rows * x.shape[1]
     x, out = x.ravel(), out.ravel()
     bits = out.view(np.int64)
@@ -29,7 +30,7 @@ def exponentials(x, out, num_rows):
         p = C[3] + r * (C[4] + r * (C[5] + r * (C[6] + r * p)))
         out[j] = 1.0 + r * (1.0 + r * (C[2] + r * p))
         shifted = bits[j] + (np.int64(n) << 52)
-        bits[j] = np.int64(0) if x[j] < SMALLEST else (shifted if x[j] == x[j] else NAN_BITS)
+        bits[j] = np.int64(0) if x[j] == -np.inf else (shifted if x[j] == x[j] else NAN_BITS)
 
 
 @jit

@@ -5,7 +5,7 @@ import torch
 from support.grids import grid
 
 from pplseq.kernels import linear_recursion as kernel
-from pplseq.kernels.linear_recursion import choose_block, linear_recursion, memory
+from pplseq.kernels.linear_recursion import choose_block, memory
 from pplseq.kernels.matrix_table import MatrixIndex, apply_matrices, recursion
 
 close = torch.testing.assert_close
@@ -21,10 +21,16 @@ def transition(h, radius, seed=0):
     return radius * matrix / torch.linalg.eigvals(matrix).abs().max()
 
 
-def plain(matrix, inputs, initial, reverse):
+def linear_recursion(matrix, inputs, **options):
+    states = inputs.clone(memory_format=torch.contiguous_format)
+    kernel.run_(matrix, states, **options)
+    return states
+
+
+def plain(matrix, inputs, reverse=False):
     """One step at a time, nothing in place."""
     inputs = inputs.flip(0) if reverse else inputs
-    state, states = initial, []
+    state, states = None, []
     for g in inputs:
         state = g if state is None else g + state @ matrix.T
         states.append(state)
@@ -45,16 +51,13 @@ def same_with_gradients(mine, theirs, parameters, **tolerance):
 
 # ------------------------------------------------------------------------------------------------ one matrix
 @grid({
-    "batch, h": [((), 3), ((1,), 1), ((2, 2), 3), ((5,), 4)],
+    "rows, h": [(1, 3), (1, 1), (4, 3), (5, 4)],
     "block": [None, 0, 2, 3, 8, 25, 100],
     "reverse": [False, True],
 }, times=2)
-def test_blocks_are_the_loop(batch, h, block, reverse):
-    matrix, inputs, initial = transition(h, 0.9), normal(25, *batch, h, seed=1), normal(*batch, h, seed=2)
-    parameters = [p.requires_grad_() for p in (matrix, inputs, initial)]
-    for start in (None, initial):
-        mine = linear_recursion(matrix, inputs, start, reverse=reverse, block=block)
-        same_with_gradients(mine, plain(matrix, inputs, start, reverse), parameters)
+def test_blocks_are_the_loop(rows, h, block, reverse):
+    matrix, inputs = transition(h, 0.9), normal(25, rows, h, seed=1)
+    close(linear_recursion(matrix, inputs, reverse=reverse, block=block), plain(matrix, inputs, reverse))
 
 
 @grid({"rows": [1, 3], "radius": [0.0, 0.3, 0.99, 1.0, 1.02]})
@@ -64,8 +67,8 @@ def test_long_sequences_choose_blocks(radius, rows):
     assert choose_block(matrix, 601, rows) > 1
     parameters = [p.requires_grad_() for p in (matrix, inputs)]
     for reverse in (False, True):
-        mine = linear_recursion(matrix, inputs, reverse=reverse)
-        same_with_gradients(mine, plain(matrix, inputs, None, reverse), parameters, rtol=1e-9, atol=1e-9)
+        mine = recursion(matrix[None], MatrixIndex(torch.zeros(600, dtype=torch.long), 1), inputs, reverse=reverse)
+        same_with_gradients(mine, plain(matrix, inputs, reverse), parameters, rtol=1e-9, atol=1e-9)
 
 
 def test_what_blocks_hand_over_grows_before_it_dies():
@@ -73,7 +76,7 @@ def test_what_blocks_hand_over_grows_before_it_dies():
     matrix = torch.diag(torch.full((11,), 30.0, dtype=F64), 1) + 0.05 * torch.eye(12, dtype=F64)
     inputs = torch.zeros(200, 1, 12, dtype=F64)
     inputs[::20, 0, -1] = 1e-3
-    close(linear_recursion(matrix, inputs, block=10), plain(matrix, inputs, None, False), rtol=1e-9, atol=1e-9)
+    close(linear_recursion(matrix, inputs, block=10), plain(matrix, inputs), rtol=1e-9, atol=1e-9)
 
 
 def test_blocks_are_chosen_for_few_long_rows_only(monkeypatch):
@@ -106,42 +109,7 @@ def test_single_precision_and_strides():
     single = linear_recursion(matrix.float(), inputs.float())
     assert single.dtype == torch.float32
     close(single.double(), double, rtol=1e-4, atol=1e-5)
-    close(double, plain(matrix, inputs, None, False))
-
-
-@pytest.mark.parametrize("num_steps", [0, 1, 2])
-def test_few_steps(num_steps):
-    inputs, initial = normal(num_steps, 2, 3), normal(2, 3, seed=4)
-    result = linear_recursion(torch.eye(3, dtype=F64), inputs, initial)
-    assert result.shape == inputs.shape
-    if num_steps:
-        close(result[-1], inputs.sum(0) + initial)
-
-
-@pytest.mark.parametrize("block", [0, 3])
-def test_second_derivatives(block):
-    parameters = [p.requires_grad_() for p in (transition(2, 0.8), normal(8, 1, 2), normal(1, 2))]
-    for reverse in (False, True):
-        torch.autograd.gradgradcheck(lambda *p: linear_recursion(*p, reverse=reverse, block=block), parameters)
-
-
-def test_inputs_stay_as_they_are():
-    inputs = normal(30, 2, 3)
-    before = inputs.clone()
-    for reverse in (False, True):
-        linear_recursion(transition(3, 0.9), inputs, normal(2, 3), reverse=reverse, block=7)
-    assert torch.equal(inputs, before)
-
-
-def test_wrong_shapes_are_named():
-    inputs = normal(5, 2, 3)
-    for arguments, options, message in (
-        ((torch.eye(2), inputs), {}, r"matrix must be \(h, h\) = \(3, 3\)"),
-        ((torch.eye(3), inputs, torch.zeros(2)), {}, r"initial must be \(\*B, 3\)"),
-        ((torch.eye(3), inputs), {"block": -1}, "block must be a number of steps"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            linear_recursion(*arguments, **options)
+    close(double, plain(matrix, inputs))
 
 
 # ------------------------------------------------------------------------------------------------ a table of matrices
@@ -212,6 +180,12 @@ def test_second_derivatives_with_a_table(case):
     for reverse in (False, True):
         links = MatrixIndex(index[1:], 5)
         torch.autograd.gradgradcheck(lambda t, v: recursion(t, links, v, reverse=reverse), parameters)
+
+
+@pytest.mark.parametrize("num_steps", [0, 1, 2])
+def test_few_steps(num_steps):
+    inputs = normal(num_steps, 2, 3)
+    close(linear_recursion(torch.eye(3, dtype=F64), inputs), inputs.cumsum(0))
 
 
 def test_no_steps_to_move_over():

@@ -1,4 +1,4 @@
-"""The scans over time against a loop in log space that is written to be read."""
+"""Paths through chains against enumeration; what a scan repairs, and what it leaves alone."""
 
 import itertools
 import math
@@ -6,6 +6,7 @@ from contextlib import nullcontext
 
 import pytest
 import torch
+from support.chain_recursions import Factors, one_by_one
 from support.grids import grid
 
 from pplseq.kernels import compiled, path_scan, scan
@@ -19,21 +20,6 @@ T, B, K = 5, 3, 4
 def operations(request):
     with compiled.twins_only() if request.param == "torch" else nullcontext():
         yield
-
-
-def loop_log_prob(init, pair, emit, valid=None, shared=False, restart=None, restart_to=None):
-    """(*B,) log p(x), one step after the other, differentiable by autograd."""
-    message = init + emit[0]
-    if valid is not None:
-        start = torch.full_like(message, -math.log(message.shape[-1]))  # a row without steps sums to one
-        message = torch.where(valid[0].unsqueeze(-1), message, start)
-    for t in range(1, len(emit)):
-        matrix = pair if shared else pair[t - 1]
-        if restart is not None:
-            matrix = torch.where(restart[t][..., None, None], restart_to.unsqueeze(-2), matrix)
-        new = torch.logsumexp(message.unsqueeze(-1) + matrix, -2) + emit[t]
-        message = new if valid is None else torch.where(valid[t].unsqueeze(-1), new, message)
-    return torch.logsumexp(message, -1)
 
 
 def random_factors(shape_of_pair, scale=1.0, rows=(B,), steps=T, **options):
@@ -51,52 +37,18 @@ def make(kind, scale):
     restart = torch.rand(T, B) < 0.4
     restart_to = torch.randn(K, dtype=F64).log_softmax(-1)
     return {
-        "a matrix a step": lambda: random_factors((T - 1, B, K, K), scale),
         "a matrix a step, ragged": lambda: random_factors((T - 1, B, K, K), scale, valid=valid),
         "shared": lambda: random_factors((K, K), scale, shared=True),
         "shared, ragged": lambda: random_factors((K, K), scale, shared=True, valid=valid),
-        "shared in a batch": lambda: random_factors((2, 1, K, K), scale, rows=(2, B), shared=True),
         "shared by row, ragged": lambda: random_factors((B, K, K), scale, shared=True, valid=valid),
         "restarts": lambda: random_factors((K, K), scale, shared=True, restart=restart, restart_to=restart_to),
         "restarts, ragged": lambda: random_factors(
             (K, K), scale, shared=True, restart=restart, restart_to=restart_to, valid=valid
         ),
         "one step": lambda: random_factors((0, B, K, K), scale, steps=1),
-        "one step, shared": lambda: random_factors((K, K), scale, steps=1, shared=True),
-        "init shared by rows": lambda: random_factors((K, K), scale, shared=True)
-        | {"init": torch.randn(K, dtype=F64)},
     }[kind]()
 
 
-KINDS = [
-    *("a matrix a step", "a matrix a step, ragged", "shared", "shared, ragged", "shared in a batch"),
-    *("shared by row, ragged", "restarts", "restarts, ragged", "one step", "one step, shared", "init shared by rows"),
-]
-DIFFERENTIABLE = ("init", "pair", "emit", "restart_to")
-
-
-def gradients(function, factors, weight):
-    leaves = {
-        k: v.clone().requires_grad_() for k, v in factors.items() if k in DIFFERENTIABLE and isinstance(v, torch.Tensor)
-    }
-    value = function(**{**factors, **leaves})
-    value = value if isinstance(value, torch.Tensor) else value.log_prob
-    found = torch.autograd.grad((value * weight).sum(), list(leaves.values()), allow_unused=True)
-    return value.detach(), {k: torch.zeros_like(v) if g is None else g for (k, v), g in zip(leaves.items(), found, strict=True)}
-
-
-@pytest.mark.parametrize("scale", [1.0, 300.0], ids=["safe", "must be repaired"])
-@pytest.mark.parametrize("kind", KINDS)
-def test_values_and_gradients(kind, scale):
-    factors = make(kind, scale)
-    weight = torch.tensor([0.5, 1.0, -2.0], dtype=F64)
-    got, got_gradients = gradients(scan.chain_log_prob, factors, weight)
-    wanted, wanted_gradients = gradients(loop_log_prob, factors, weight)
-    if "valid" in factors:  # log p of a row without steps
-        wanted = wanted.where(factors["valid"][0], 0.0)
-    close(got, wanted)
-    for name, value in wanted_gradients.items():
-        close(got_gradients[name], value, msg=lambda m, name=name: f"{name}: {m}")
 
 
 @pytest.mark.parametrize("kind", ["a matrix a step, ragged", "shared, ragged", "restarts"])
@@ -115,7 +67,7 @@ def test_products_that_underflow_everywhere(dtype, gap, shared):
     pair = matrix if shared else matrix.expand(2, 1, 2, 2)
     init = torch.tensor([[-0.5, -1.0]], dtype=dtype)
     result = scan.chain_log_prob(init, pair, emit, None, shared)
-    close(result.log_prob, loop_log_prob(init, pair, emit, None, shared))
+    close(result.log_prob, one_by_one(Factors(init, pair, emit, None, shared))["log_prob"])
     assert torch.isfinite(result.log_prob).all()
 
 
@@ -129,28 +81,6 @@ def test_minus_infinity_everywhere_is_no_nan():
         assert torch.isneginf(result.log_prob[0]) and not result.filtered.isnan().any()
         (gradient,) = torch.autograd.grad(result.log_prob.sum(), pair)
         assert not gradient.isnan().any()
-
-
-def test_forbidden_transitions():
-    factors = make("a matrix a step, ragged", 1.0)
-    closed = torch.rand(factors["pair"].shape) < 0.3
-    closed[..., 0] = False
-    factors["pair"] = factors["pair"].masked_fill(closed, -math.inf)
-    got, got_gradients = gradients(scan.chain_log_prob, factors, 1.0)
-    wanted, wanted_gradients = gradients(loop_log_prob, factors, 1.0)
-    close(got, wanted.where(factors["valid"][0], 0.0))
-    close(got_gradients["pair"], wanted_gradients["pair"])
-
-
-def test_gradcheck():
-    factors = make("restarts, ragged", 1.0)
-    options = {k: v for k, v in factors.items() if k not in DIFFERENTIABLE}
-    leaves = [factors[k].requires_grad_() for k in DIFFERENTIABLE]
-
-    def log_prob(*values):
-        return scan.chain_log_prob(**dict(zip(DIFFERENTIABLE, values, strict=True)), **options).log_prob
-
-    assert torch.autograd.gradcheck(log_prob, leaves)
 
 
 def all_scores(f, row):

@@ -25,7 +25,8 @@ from pplseq.kernels.chain import LOWEST
 from pplseq.kernels.compiled import jit
 from pplseq.kernels.loop_math import exponentials, product
 
-SMALL = 1e-30  # messages whose sum is smaller are scaled
+# messages whose sum is not between them are scaled; they grow where rows of a matrix sum to more than 1
+SMALL, LARGE = 1e-30, 1e30
 FEW = 16  # states up to which a product goes entry by entry
 PIECE = 256  # steps of which messages are kept, of a likelihood and of long rows
 CELLS = 1 << 12  # numbers whose exponentials are taken at once
@@ -76,29 +77,41 @@ def all_within(index, lengths, least, size):
     return True
 
 
+@jit(inline="always")
+def mass_of(probs, k, num_states):
+    total = 0.0
+    for j in range(num_states):
+        total += probs[k, j]
+    return total
+
+
 # ---------------------------------------------------------------- forward
 @jit
-def lost(matrix, move, weights, probs, k, word, j):
+def lost(matrix, transposed, move, weights, probs, k, word, j):
     """Whether entry j of the message behind row k of probs is so small for want of digits, and no true zero."""
     if weights[word, j] == 0.0:
         return False
+    few = matrix.shape[1] <= FEW
     for i in range(matrix.shape[1]):
-        if probs[k, i] > 0.0 and matrix[move, i, j] > 0.0:
+        if probs[k, i] > 0.0 and (transposed[move, j, i] if few else matrix[move, i, j]) > 0.0:
             return True
     return False
 
 
 @jit
-def forward_piece(start, matrix, transposed, weights, shift, states, index, moves, n, begin, step, probs):
-    """Messages of some steps, probs[k + 1] that of step begin + k up to a factor, from probs[0] before them.
+def forward_piece(start, matrix, transposed, weights, shift, states, index, moves, n, begin, fresh, step, probs, masses):
+    """Messages of some steps, probs[k + 1] that of step begin + k up to a factor, from probs[0] before them, or from the start
+    if fresh; masses[k] what step begin + k multiplies the sum over states by, shifts apart, or of length 0.
+
+    Of up to FEW states transposed alone is used, of more matrix alone.
 
     Returns the logarithm of all factors, shifts included; NaN where digits may be lost or the row is impossible.
     """
-    num_states, log, own, only = size_of(states, matrix), 0.0, n if len(start) > 1 else 0, matrix[0]
+    num_states, log, own, only, before = size_of(states, matrix), 0.0, n if len(start) > 1 else 0, matrix[0], 1.0
     for k in range(step):
         word, move = index[n, begin + k], 0 if moves is None else moves[n, begin + k]
         total, least = 0.0, np.inf
-        if begin + k == 0:
+        if fresh and k == 0:
             for j in range(num_states):
                 value = start[own, j] * weights[word, j]
                 probs[1, j] = value
@@ -126,14 +139,16 @@ def forward_piece(start, matrix, transposed, weights, shift, states, index, move
                 least = min(least, value)
         if not least >= LOWEST:
             for j in range(num_states):
-                if not probs[k + 1, j] >= LOWEST and lost(matrix, move, weights, probs, k, word, j):
+                if not probs[k + 1, j] >= LOWEST and lost(matrix, transposed, move, weights, probs, k, word, j):
                     return np.nan
         if not total >= LOWEST:
             return np.nan
         log += shift[word]
-        if total < SMALL:
+        if len(masses):
+            masses[k], before = total / before, total
+        if total < SMALL or total > LARGE:
             log += math.log(total)
-            factor = 1.0 / total
+            factor, before = 1.0 / total, 1.0
             for j in range(num_states):
                 probs[k + 1, j] *= factor
     return log
@@ -143,17 +158,17 @@ def forward_piece(start, matrix, transposed, weights, shift, states, index, move
 def likelihood(begin_row, end_row, start, matrix, transposed, weights, shift, states, index, moves, lengths, log_prob):
     """log_prob (N,) out, log p(x) of some rows. False: digits may be lost, or a row is impossible."""
     num_states = size_of(states, matrix)
-    probs = np.empty((min(PIECE, index.shape[1]) + 1, num_states))
+    probs, masses = np.empty((min(PIECE, index.shape[1]) + 1, num_states)), np.empty(0)
     for n in range(begin_row, end_row):
-        length, total, mass, step = length_of(lengths, index, n), 0.0, 0.0, 0
+        length, total, step = length_of(lengths, index, n), 0.0, 0
         for begin in range(0, length, PIECE):
             for j in range(num_states):
                 probs[0, j] = probs[step, j]
             step = min(PIECE, length - begin)
-            total += forward_piece(start, matrix, transposed, weights, shift, states, index, moves, n, begin, step, probs)
-        for j in range(num_states):
-            mass += probs[step, j]
-        log_prob[n] = total + math.log(mass) if step else 0.0
+            total += forward_piece(
+                start, matrix, transposed, weights, shift, states, index, moves, n, begin, begin == 0, step, probs, masses
+            )  # fmt: skip
+        log_prob[n] = total + math.log(mass_of(probs, step, num_states)) if step else 0.0
         if not log_prob[n] == log_prob[n]:
             return False
     return True
@@ -179,6 +194,68 @@ def add_pairs(first, step, probs, factors, num_states, sums, move):
 
 
 @jit
+def backward_piece(
+    matrix, transposed, weights, states, index, moves, n, begin, first, step, probs, factors, future, moved, single, scale,
+    shown, posterior, to, pace, visits,
+):  # fmt: skip
+    """Posteriors of the steps before begin + first to begin + step - 1, from messages in probs, and in future (1, K) the
+    evidence behind the last of these steps, which becomes that behind the step before them. False: digits may be lost.
+
+    Of up to FEW states matrix alone is used, of more transposed alone.
+
+    Args:
+        first: 1 where the first step is that of the row, into which no matrix leads. factors: (P, K) out, what pairs consist
+            of besides messages and matrix, times scale; or (1, K). single: (K,) out, the posterior before the first of these
+            steps, if there are any, times shown, as in posterior (M, K), where that before step begin + k is number
+            to + k * pace, or of length 0, and in visits (V, K), or of length 0.
+    """
+    num_states, only, kept = size_of(states, matrix), transposed[0], len(factors) > 1
+    for k in range(step - 1, first - 1, -1):
+        word, move, place = index[n, begin + k], 0 if moves is None else moves[n, begin + k], k if kept else 0
+        both, total, least = 0.0, 0.0, np.inf
+        for j in range(num_states):
+            factors[place, j] = weights[word, j] * future[0, j]
+        if num_states <= FEW:
+            for i in range(num_states):
+                value = 0.0
+                for j in range(num_states):
+                    value += factors[place, j] * matrix[move, i, j]
+                moved[0, i] = value
+                both += probs[k, i] * value
+                total += value
+                least = min(least, value)
+        else:
+            if moves is None:
+                product(factors, place, only, moved, 0)
+            else:
+                product(factors, place, transposed[move], moved, 0)
+            for i in range(num_states):
+                both += probs[k, i] * moved[0, i]
+                total += moved[0, i]
+                least = min(least, moved[0, i])
+        if not (both >= LOWEST and total >= LOWEST):
+            return False
+        if not least >= LOWEST:
+            for i in range(num_states):
+                for j in range(num_states if not moved[0, i] >= LOWEST else 0):
+                    entry = matrix[move, i, j] if num_states <= FEW else transposed[move, j, i]
+                    if future[0, j] > 0.0 and weights[word, j] > 0.0 and entry > 0.0:
+                        return False
+        share, norm = 1.0 / both, 1.0 / total if total < SMALL or total > LARGE else 1.0
+        for i in range(num_states):
+            value = probs[k, i] * moved[0, i] * (share * shown)
+            factors[place, i] *= share * scale
+            future[0, i], single[i] = moved[0, i] * norm, value
+            if len(posterior):
+                posterior[to + k * pace, i] = value
+        if len(visits):
+            word = index[n, begin + k - 1]
+            for i in range(num_states):
+                visits[word, i] += single[i]
+    return True
+
+
+@jit
 def add_rows(
     begin_row, end_row, start, matrix, transposed, weights, shift, states, index, moves, lengths, log_prob, posterior, starts,
     pairs, visits,
@@ -187,17 +264,16 @@ def add_rows(
 
     Messages of one piece are there at a time, made once more on the way back from those before each piece.
     """
-    num_states, most, shown = size_of(states, matrix), index.shape[1], len(posterior) > 0
-    paired, visited = len(pairs) > 0, len(visits) > 0
+    num_states, most, paired = size_of(states, matrix), index.shape[1], len(pairs) > 0
     size = most if most * num_states <= AT_ONCE else PIECE
     probs, carry = np.empty((size + 1, num_states)), np.empty(((most - 1) // size + 1, num_states))
-    # what a pair consists of besides messages and matrix; evidence behind a step, for its states and for those before
-    factors, future = np.empty((size + 1 if paired else 1, num_states)), np.empty(num_states)
-    moved, single, only = np.empty((1, num_states)), np.empty(num_states), transposed[0]
+    factors, future = np.empty((size + 1 if paired else 1, num_states)), np.empty((1, num_states))
+    moved, single, masses = np.empty((1, num_states)), np.empty(num_states), np.empty(0)
+    flat = posterior.reshape(posterior.shape[0] * posterior.shape[1], posterior.shape[2])
     for n in range(begin_row, end_row):
-        length, log, mass = length_of(lengths, index, n), 0.0, 0.0
+        length, log = length_of(lengths, index, n), 0.0
         last = (length - 1) // size
-        for t in range(length, most if shown else 0):
+        for t in range(length, most if len(posterior) else 0):
             for j in range(num_states):
                 posterior[n, t, j] = 0.0
         if length == 0:
@@ -210,19 +286,19 @@ def add_rows(
                     probs[0, j] = probs[size, j]
                     carry[number, j] = probs[size, j]
             step = min(size, length - begin)
-            log += forward_piece(start, matrix, transposed, weights, shift, states, index, moves, n, begin, step, probs)
+            log += forward_piece(
+                start, matrix, transposed, weights, shift, states, index, moves, n, begin, begin == 0, step, probs, masses
+            )  # fmt: skip
         step = length - last * size
-        for j in range(num_states):
-            mass += probs[step, j]
+        mass, word = mass_of(probs, step, num_states), index[n, length - 1]
         log_prob[n] = log + math.log(mass)
         if not log_prob[n] == log_prob[n]:
             return False
-        mass, word = 1.0 / mass, index[n, length - 1]
         for j in range(num_states):
-            future[j], single[j] = 1.0, probs[step, j] * mass
-            if shown:
+            future[0, j], single[j] = 1.0, probs[step, j] / mass
+            if len(posterior):
                 posterior[n, length - 1, j] = single[j]
-            if visited:
+            if len(visits):
                 visits[word, j] += single[j]
         for number in range(last, -1, -1):
             begin = number * size
@@ -230,53 +306,19 @@ def add_rows(
             if number < last:
                 for j in range(num_states):
                     probs[0, j] = carry[number, j]
-                forward_piece(start, matrix, transposed, weights, shift, states, index, moves, n, begin, step, probs)
-            for k in range(step - 1, first - 1, -1):
-                word, move, place = index[n, begin + k], 0 if moves is None else moves[n, begin + k], k if paired else 0
-                both, total, least = 0.0, 0.0, np.inf
-                for j in range(num_states):
-                    factors[place, j] = weights[word, j] * future[j]
-                if num_states <= FEW:
-                    for i in range(num_states):
-                        value = 0.0
-                        for j in range(num_states):
-                            value += factors[place, j] * matrix[move, i, j]
-                        moved[0, i] = value
-                        both += probs[k, i] * value
-                        total += value
-                        least = min(least, value)
-                else:
-                    if moves is None:
-                        product(factors, place, only, moved, 0)
-                    else:
-                        product(factors, place, transposed[move], moved, 0)
-                    for i in range(num_states):
-                        both += probs[k, i] * moved[0, i]
-                        total += moved[0, i]
-                        least = min(least, moved[0, i])
-                if not (both >= LOWEST and total >= LOWEST):
-                    return False
-                if not least >= LOWEST:
-                    for i in range(num_states):
-                        for j in range(num_states if not moved[0, i] >= LOWEST else 0):
-                            if future[j] > 0.0 and weights[word, j] > 0.0 and matrix[move, i, j] > 0.0:
-                                return False
-                share, scale = 1.0 / both, 1.0 / total if total < SMALL else 1.0
-                for i in range(num_states):
-                    single[i] = probs[k, i] * moved[0, i] * share
-                    factors[place, i] *= share
-                    future[i] = moved[0, i] * scale
-                if paired and moves is not None:
-                    add_pairs(k, k + 1, probs, factors, num_states, pairs, move)
-                if shown:
-                    for i in range(num_states):
-                        posterior[n, begin + k - 1, i] = single[i]
-                if visited:
-                    word = index[n, begin + k - 1]
-                    for i in range(num_states):
-                        visits[word, i] += single[i]
-            if paired and moves is None:
-                add_pairs(first, step, probs, factors, num_states, pairs, 0)
+                forward_piece(
+                    start, matrix, transposed, weights, shift, states, index, moves, n, begin, begin == 0, step, probs, masses
+                )  # fmt: skip
+            if not backward_piece(
+                matrix, transposed, weights, states, index, moves, n, begin, first, step, probs, factors, future, moved, single,
+                1.0, 1.0, flat, n * most + begin - 1, 1, visits,
+            ):  # fmt: skip
+                return False
+            if moves is None:
+                add_pairs(first, step if paired else 0, probs, factors, num_states, pairs, 0)
+            else:
+                for k in range(first, step if paired else 0):
+                    add_pairs(k, k + 1, probs, factors, num_states, pairs, moves[n, begin + k])
         for j in range(num_states):
             starts[n if len(starts) > 1 else 0, j] += single[j]
     for move in range(len(pairs)):

@@ -19,6 +19,7 @@ from pplseq.kernels.compiled import array
 
 WORTH = 4.0  # seconds of the scans for which both passes are compiled
 CELLS = 1 << 13  # numbers of one piece of time: with its messages it stays in a core's own cache
+TOGETHER = 1 << 12  # numbers of matrices, where every step has its own, that are made together
 MOST_STATES = 1 << 16
 # states up to which loops are the faster way: of rows alone, of this many and more rows, and where rows have their own matrices
 MOST_ALONE, MOST_IN_BATCH, BATCH, MOST_OWN = 192, 48, 8, 64
@@ -95,12 +96,16 @@ def as_rows(emit: Tensor) -> np.ndarray:
     return array(emit).reshape(emit.shape[0], emit.shape[1:-1].numel(), emit.shape[-1])
 
 
-def piece_of(emit: Tensor) -> int:
-    return piece_length(emit.shape[0], emit.shape[-1])
-
-
 def piece_length(num_steps: int, num_states: int) -> int:
     return min(num_steps, max(32, CELLS // num_states))
+
+
+def _in_piece(kept: Kept) -> tuple[int, np.ndarray, np.ndarray | None]:
+    """How many matrices there is room for, the steps of a piece, and which matrix leads into each, as the loops take them."""
+    num_steps, *_, num_states = kept.emit.shape
+    index = np.arange(piece_length(num_steps, num_states)).reshape(1, -1)
+    group = max(1, min(index.size, TOGETHER // num_states**2)) if kept.links.stride else 1
+    return group, index, index % group if kept.links.stride else None
 
 
 def num_pieces(num_steps: int, num_states: int) -> int:
@@ -140,12 +145,11 @@ def starts_of(init: Tensor, batch: Sequence[int]) -> np.ndarray:
 
 
 def _filter(loop, starts: np.ndarray, kept: Kept, emissions: np.ndarray, steps: np.ndarray, out: np.ndarray) -> None:
-    links, piece = kept.links, piece_of(kept.emit)
+    links, (group, index, moves) = kept.links, _in_piece(kept)
 
     def run(part: int, begin: int, end: int) -> None:
         loop(
-            begin, end, starts, links.table, links.first, links.stride, emissions, kept.lengths, piece,
-            kept.carry, kept.in_logs, steps, out,
+            begin, end, starts, *links, group, emissions, kept.lengths, index, moves, kept.carry, kept.in_logs, steps, out
         )  # fmt: skip
 
     compiled.by_rows(run, len(starts), emissions.size * emissions.shape[-1])
@@ -170,7 +174,7 @@ def last_message(kept: Kept) -> Tensor:
 
 def carried(kept: Kept) -> Tensor:
     """:func:`last_message` in float64."""
-    pieces = -(-kept.lengths // piece_of(kept.emit))
+    pieces = -(-kept.lengths // piece_length(kept.emit.shape[0], kept.emit.shape[-1]))
     return torch.from_numpy(kept.carry[pieces, np.arange(len(pieces))])
 
 
@@ -183,12 +187,12 @@ def smooth(
     """
     from pplseq.kernels.chain import piece_loops
 
-    links, emissions, piece = kept.links, as_rows(kept.emit), piece_of(kept.emit)
+    links, emissions, (group, index, moves) = kept.links, as_rows(kept.emit), _in_piece(kept)
     num_rows, work, shared = len(kept.lengths), 4 * kept.emit.numel() * kept.emit.shape[-1], kept.links.stride == 0
     parts = compiled.num_parts(num_rows, work)
     weights = np.ones(num_rows) if weight is None else array(weight.reshape(-1).double())
     shown = weights if scaled_states else np.ones(num_rows)
-    table, first, out = links.table, links.first, np.empty(emissions.shape, emissions.dtype)
+    table, out = links.table, np.empty(emissions.shape, emissions.dtype)
     nothing = np.zeros((0, 1, 1), table.dtype)
     sums = np.zeros((parts, *table.shape)) if pairs and shared else np.zeros((parts, 0, 1, 1))
     # without a matrix for all, a step and row has its own entries
@@ -197,8 +201,8 @@ def smooth(
     def run(part: int, begin: int, end: int) -> None:
         beside = nothing if apart is None else apart[part if shared else 0]
         piece_loops.smooth(
-            begin, end, table, first, links.stride, emissions, kept.lengths, piece, kept.carry, kept.in_logs, weights, shown,
-            out, sums[part], beside,
+            begin, end, *links, group, emissions, kept.lengths, index, moves, kept.carry, kept.in_logs, weights, shown, out,
+            sums[part], beside,
         )  # fmt: skip
 
     compiled.by_rows(run, num_rows, work)

@@ -1,0 +1,132 @@
+"""Every way to run a chain of states, by one case."""
+
+import pytest
+import torch
+from support.chain_recursions import F64, LINKS, ByScans, ChainRecursion, matrices_of, weights
+
+from pplseq.kernels import compiled, long_scan, scan, step_ops
+from pplseq.kernels.chain import call, piece_call
+from pplseq.kernels.parallel import time_scan
+
+needs_numba = pytest.mark.skipif(not compiled.available(), reason="numba is not installed")
+
+
+@needs_numba
+class TestLoopsOverPieces(ByScans):
+    @pytest.fixture(autouse=True)
+    def pieces(self, monkeypatch):
+        monkeypatch.setattr(piece_call, "CELLS", 64)  # pieces of 32 steps: some in logs, some not
+        monkeypatch.setattr(piece_call, "TOGETHER", 64)
+
+
+@needs_numba
+class TestLoopsOverLongPieces(ByScans):
+    links = tuple(LINKS)
+
+
+class TestTwins(ByScans):
+    @pytest.fixture(autouse=True)
+    def operations(self):
+        with compiled.twins_only():
+            yield
+
+
+class TestTensorOperations(TestTwins):
+    """Of large chains, and of other devices."""
+
+    @pytest.fixture(autouse=True)
+    def small(self, monkeypatch):
+        monkeypatch.setattr(step_ops, "SMALL", 0)
+
+
+class TestLogSpace(TestTwins):
+    differentiable = False
+
+    def answers(self, f):
+        matrices, result = matrices_of(f), scan.forward_in_log_space(f.init, matrices_of(f), f.emit, f.valid)
+        beta = scan.backward_in_log_space(matrices, f.emit, f.valid)
+        return {
+            "log_prob": result.log_prob, "steps": result.step_log_prob, "filtered": result.filtered,
+            "states": scan.state_posterior(result.filtered, beta, f.valid),
+            "pairs": scan.pair_posterior(matrices, f.emit, result, beta, f.valid, weights(f)),
+        }  # fmt: skip
+
+
+class TestInParallel(ChainRecursion):
+    links = ("shared", "a matrix a step")
+
+    def log_prob(self, f):
+        return time_scan.forward_pass(*f[:5]).log_prob
+
+    def answers(self, f):
+        result, (path, best) = time_scan.forward_pass(*f[:5]), time_scan.viterbi_pass(*f[:5])
+        found = {"log_prob": result.log_prob, "filtered": result.filtered, "best": best, "path": path}
+        return found if bool(result.log_prob.isneginf().any()) else {**found, "steps": result.steps}
+
+
+@needs_numba
+class TestSegments(ChainRecursion):
+    """Of long chains, whose emissions are made when their turn comes."""
+
+    links = ("shared",)
+
+    @pytest.fixture(autouse=True)
+    def segments(self, monkeypatch):
+        monkeypatch.setattr(long_scan, "SEGMENT", 100)
+        monkeypatch.setattr(piece_call, "CELLS", 64)
+
+    def given(self, f):
+        emit, num_steps = f.emit.flatten(1, -2), len(f.emit)
+        lengths = torch.full(emit.shape[1:2], num_steps) if f.valid is None else f.valid.flatten(1).sum(0)
+        size, lengths = emit.shape[-1], lengths.numpy()
+        chain = long_scan.LongChain(lambda tensors, begin, end: tensors[0][begin:end], num_steps, size, lengths)
+        return chain, f.init.expand(f.emit.shape[1:]).flatten(0, -2), f.pair, emit
+
+    def log_prob(self, f):
+        return long_scan.LongLogProb.apply(*self.given(f))[0].reshape(f.rows)
+
+    def answers(self, f):
+        chain, init, log, emit = self.given(f)
+        value, found, steps = long_scan.LongLogProb.apply(chain, init, log, emit)
+        path, best = long_scan.viterbi_pass(chain, init, log, [emit])
+        return {
+            "log_prob": value.reshape(f.rows), "steps": steps.reshape(-1, *f.rows), "path": path.reshape(-1, *f.rows),
+            "best": best.to(f.emit.dtype).reshape(f.rows), "last": found.ends[-1].to(f.emit.dtype).reshape(f.emit.shape[1:]),
+        }  # fmt: skip
+
+
+@needs_numba
+class TestLoopsOverTables(ChainRecursion):
+    """Rows by numbers of their tables; where digits may be lost these loops refuse, and nothing is compared."""
+
+    links = ("shared", "a matrix a step")
+    differentiable = False
+    whole_types = (F64,)
+
+    def answers(self, f):
+        num_steps, num_states = f.emit.shape[0], f.emit.shape[-1]
+        num_rows, emit = f.rows.numel(), f.emit.flatten(1, -2)
+        logs = emit.transpose(0, 1).reshape(-1, num_states)
+        index = torch.arange(num_rows * num_steps).reshape(num_rows, num_steps)
+        lengths = torch.full((num_rows,), num_steps) if f.valid is None else f.valid.flatten(1).sum(0)
+        moves = None
+        if not f.shared:
+            moves = torch.zeros(num_rows, num_steps, dtype=torch.long)
+            moves[:, 1:] = torch.arange((num_steps - 1) * num_rows).reshape(-1, num_rows).T
+        pair = f.pair if f.pair.numel() else f.emit.new_zeros(num_states, num_states)
+        tables = call.chain_of(f.init.expand(f.emit.shape[1:]).reshape(num_rows, -1), pair), call.emissions_of(logs)
+        if None in tables:
+            return {}
+        rows = call.Rows(index.numpy(), lengths.numpy(), None if moves is None else moves.numpy())
+        value, found = call.log_prob(*tables, rows), call.smooth(*tables, rows)
+        if value is None or found is None:
+            return {}
+        torch.testing.assert_close(value, found.log_prob, rtol=1e-12, atol=1e-12)
+        states = torch.from_numpy(found.posterior).transpose(0, 1).reshape(f.emit.shape)
+        return {"log_prob": torch.from_numpy(value).reshape(f.rows), "states": states}
+
+    def compare(self, f, tolerance=1e-9):
+        found = super().compare(f, tolerance)
+        usual = bool((f.pair >= -30).all() and (f.emit >= -30).all() and (f.pair.logsumexp(-1) < 1e-6).all())
+        assert found or not usual, "these rows need no log space"
+        return found or {"log_prob": ChainRecursion.expected(f)}
