@@ -93,11 +93,11 @@ CASES = {
         {"exposure": EXPOSURE}, negative_binomial,
     ),
     "Zero inflated negative binomial": (
-        {}, lambda r: counts(r, 2 * EXPOSURE, 9 * EXPOSURE * r.gamma(3, 1 / 3, len(STATES)), (0.3, 0.1)),
+        {}, lambda r: counts(r, *(rate * EXPOSURE * r.gamma(1, 1, len(STATES)) for rate in (2, 20)), (0.3, 0.1)),
         {"exposure": EXPOSURE}, zeros("zero_inflated", negative_binomial, partial(negative_binomial, 0)),
     ),
     "Hurdle negative binomial": (
-        {}, lambda r: counts(r, 2 * EXPOSURE, 9 * EXPOSURE * r.gamma(3, 1 / 3, len(STATES)), (0.3, 0.1)),
+        {}, lambda r: counts(r, *(rate * EXPOSURE * r.gamma(1, 1, len(STATES)) for rate in (2, 20)), (0.3, 0.1)),
         {"exposure": EXPOSURE}, zeros("hurdle", negative_binomial, partial(negative_binomial, 0)),
     ),
     "binomial": (
@@ -396,14 +396,14 @@ def test_every_family_is_an_output_that_inputs_drive(name, mealy):
     x[5] = np.nan
     known = {"inputs": u} if mealy else {}
     model = IOHMM(2, num_inputs=int(mealy), outputs=name, mealy=mealy)
-    model.fit(x, **known, num_restarts=2, seed=0, max_iterations=80, tolerance=1e-7)
+    model.fit(x, **known, num_restarts=2, seed=0, max_iterations=40, tolerance=1e-7)
     trace = model.history.restarts.trace
     assert float((trace[1:] - trace[:-1]).nan_to_num(0.0).min()) > -1e-8
     batch = model._as_batch(x, **known)
     start = float(model.log_joint(batch.x, **batch.known).detach())
     again = IOHMM(2, num_inputs=int(mealy), outputs=name, mealy=mealy)
     again.load_state_dict(model.state_dict())
-    again.fit(x, **known, method="sgd", warm_start=True, num_steps=100, lr=0.01)
+    again.fit(x, **known, method="sgd", warm_start=True, num_steps=40, lr=0.02)
     assert float(again.log_joint(batch.x, **batch.known).detach()) < start + 0.5  # EM has left nothing to climb
     drawn = model.forecast(x, 1, **known, **({"future_inputs": [[0.4]]} if mealy else {}))
     assert drawn.covariances.shape == (1, 1, 1, 1)
@@ -495,7 +495,7 @@ def test_families_that_inputs_cannot_drive(name):
         IOHMM(2, num_inputs=1, outputs=name, mealy=True)
 
 
-@pytest.mark.parametrize("unit", [3600.0, 1e5, 1e-5])
+@pytest.mark.parametrize("unit", [1e5, 1e-5])
 @pytest.mark.parametrize("emission", ["negative_binomial", "poisson", "zero_inflated_poisson"])
 def test_fits_do_not_depend_on_the_unit_of_exposures(emission, unit):
     rng = np.random.default_rng(0)
