@@ -42,7 +42,8 @@ def test_gaps_of_outputs_that_are_vectors(name, mixture, feedback):
 def test_times_of_steps(options, dates, tmp_path):
     times = np.cumsum(rng.integers(1, 9, size=20))
     times = np.datetime64("2024-01-01") + times if dates else times + 0.5
-    model, to_come = StructuralModel(**options).fit(x, times=times, num_steps=1, initialization="still"), times[-1] + np.array([3, 5])
+    model = StructuralModel(**options).fit(x, times=times, num_steps=1, initialization="still")
+    to_come = times[-1] + np.array([3, 5])
     told, expected = model.token_log_probs(x, times=times)[0], model.forecast(x, times=times, future_times=to_come)
     online = model.online()
     found = [online.step(value, times=time).log_prob for value, time in zip(x[:12], times[:12], strict=True)]
