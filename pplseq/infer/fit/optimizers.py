@@ -1,6 +1,6 @@
 """Optimizers of torch that leave its compiler alone.
 
-Torch's own load it, for more than a second, only to tell it what not to compile. Here are the functions themselves.
+Torch's own load it, for most of a second, only to tell it what not to compile. Here are the functions themselves.
 """
 
 from __future__ import annotations
