@@ -71,7 +71,7 @@ def test_the_search_finds_all_of_the_smallest_automata(seed, symbols, num_labels
     assert not expected
 
 
-@pytest.mark.parametrize("number", GRAMMARS)
+@pytest.mark.parametrize("number", [pytest.param(n, marks=[pytest.mark.slow] * (n in (2, 5, 7))) for n in GRAMMARS])
 def test_tomitas_languages_in_no_time(number):
     grammar = tomita(number)
     strings = random_strings(20, 12, seed=number)
