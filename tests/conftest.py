@@ -3,6 +3,7 @@
 import gc
 import os
 import signal
+import sys
 from pathlib import Path
 
 # threads that spin while they wait bring a machine with busy cores nearly to a halt; must stand before torch is imported
@@ -30,6 +31,14 @@ def pytest_sessionstart(session):
         from support.compiled_loops import compile_a_share
 
         compile_a_share(int(worker["workerid"].removeprefix("gw")), worker["workercount"])
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems():
+    """Hypothesis would read all files for numbers to try: seconds of every process, and other examples after every change."""
+    providers = sys.modules.get("hypothesis.internal.conjecture.providers")
+    if hasattr(providers, "is_local_module_file"):
+        providers.is_local_module_file = lambda path: False
 
 
 def pytest_collection_finish(session):

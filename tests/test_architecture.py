@@ -1,6 +1,7 @@
 """The walls of the house: which room may import which, no circles, small folders, nothing hidden in strings."""
 
 import ast
+import functools
 import re
 import sys
 from pathlib import Path
@@ -20,6 +21,11 @@ def text_of(path: Path) -> str:
 
 def files():
     return sorted(PACKAGE.rglob("*.py"))
+
+
+@functools.cache
+def nodes_of(path: Path) -> list[ast.AST]:
+    return [*ast.walk(ast.parse(text_of(path)))]
 
 
 def name_of(path: Path) -> str:
@@ -97,7 +103,7 @@ def test_nothing_is_imported_through_a_string():
             continue
         if not re.search(r"import_module|__import__|pplseq(\.\w+)+:\w", text_of(path)):
             continue
-        for node in ast.walk(ast.parse(text_of(path))):
+        for node in nodes_of(path):
             if isinstance(node, ast.Attribute | ast.Name):
                 word = node.attr if isinstance(node, ast.Attribute) else node.id
                 if word in ("import_module", "__import__"):
@@ -113,7 +119,7 @@ def test_no_private_name_crosses_a_wall():
     for path in files():
         if not re.search(r"import\s+(\([^)]*|.*)\b_[a-z]", text_of(path)):
             continue
-        for node in ast.walk(ast.parse(text_of(path))):
+        for node in nodes_of(path):
             if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("pplseq"):
                 names = [alias.name for alias in node.names if re.match(r"_[a-z]", alias.name)]
                 crossing += [f"{name_of(path)}:{node.lineno} {name}" for name in names if name != "_lazy"]
@@ -123,13 +129,25 @@ def test_no_private_name_crosses_a_wall():
 def test_text_files_name_their_encoding():
     """Where none is named, it is that of the system: on Windows a code page, and a text of another script is another text."""
     for path in files():
-        for node in ast.walk(ast.parse(text_of(path))):
+        for node in nodes_of(path):
             if not isinstance(node, ast.Call) or any(keyword.arg == "encoding" for keyword in node.keywords):
                 continue
-            name = ast.unparse(node.func)
             binary = any(isinstance(part, ast.Constant) and "b" in str(part.value) for part in node.args[1:])
-            assert not (name == "open" and not binary), f"{path}:{node.lineno}"
-            assert not (name.endswith(".read_text") and not node.args), f"{path}:{node.lineno}"
+            opens = getattr(node.func, "id", None) == "open"  # not a method of this name
+            assert not (opens and not binary), f"{path}:{node.lineno}"
+            assert not (getattr(node.func, "attr", None) == "read_text" and not node.args), f"{path}:{node.lineno}"
+
+
+def test_text_has_the_same_bytes_on_every_system():
+    """Whoever writes text says which ends of lines it has: Windows would take its own, and checksums are of bytes."""
+    for path in files():
+        for node in nodes_of(path):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute | ast.Name):
+                name = node.func.attr if isinstance(node.func, ast.Attribute) else node.func.id
+                texts = [value.value for value in node.args if isinstance(value, ast.Constant) and isinstance(value.value, str)]
+                said = {keyword.arg for keyword in node.keywords}
+                writes = name == "write_text" and "encoding" in said or name == "open" and {"w", "a", "a+"} & set(texts)
+                assert not writes or "newline" in said or "closefd" in said, f"{path}:{node.lineno}"
 
 
 def test_a_room_is_entered_without_torch():
@@ -148,7 +166,7 @@ PROGRAMS = [p for p in files() if p.name == "program.py" and p.parts[-3] == "mod
 @pytest.mark.parametrize("path", PROGRAMS, ids=lambda path: path.parent.name)
 def test_a_program_reads_as_its_story(path):
     """`model()`, without its docstring, is about a dozen statements."""
-    for node in ast.walk(ast.parse(text_of(path))):
+    for node in nodes_of(path):
         if isinstance(node, ast.FunctionDef) and node.name == "model":
             body = node.body[1:] if ast.get_docstring(node) else node.body
             lines = body[-1].end_lineno - body[0].lineno + 1

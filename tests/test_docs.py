@@ -20,6 +20,7 @@ LONG = ("jobs", "regimes", "kinds_of_data", "own_program", "text", "iohmm", "con
 QUICKER = [
     ("max_time=20", "max_time=1"), ("range(300)", "range(3)"), ("24 * 7 * 3", "24 * 5"), ("50, 60))", "50, 20))"),
     ("size=59", "size=19"), ("size=60)", "size=20)"),
+    *((end, f'{end[:-1]}, num_steps=2, initialization="still")') for end in ("(drift, times=times)", "(passengers[:108])")),
 ]  # fmt: skip
 
 

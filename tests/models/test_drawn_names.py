@@ -29,6 +29,10 @@ def known_states(names):
     return [[*unknown[:10], name(k), *unknown[11:20], name(k), *unknown[21:]] for k in (0, 1)]
 
 
+def few(name):
+    return {"num_steps" if name == "switching" else "max_iterations": 3}
+
+
 def by_name(states):
     return np.array([*NAMES, None], dtype=object)[np.asarray(states)]
 
@@ -37,7 +41,7 @@ def by_name(states):
 def test_what_is_drawn_is_told_as_what_is_decoded(name):
     known = {"inputs": INPUTS} if name == "iohmm" else {}
     given = {**known, "lengths": [40, 25]}
-    named, plain = (MODELS[name]().fit(X, states=known_states(names), seed=0, **known) for names in (True, False))
+    named, plain = (MODELS[name]().fit(X, states=known_states(names), seed=0, **known, **few(name)) for names in (True, False))
     assert isinstance(named.decode(X, **known), np.ndarray)
     paths = named.sample_states(X, 3, seed=1, **given)
     assert paths.shape == (3, 2, 40) and (paths == by_name(plain.sample_states(X, 3, seed=1, **given))).all()

@@ -1,6 +1,5 @@
 """What the program of every model keeps: under its messenger, under Pyro alone, with gaps, padding and carried beliefs."""
 
-import json
 
 import pytest
 import torch
@@ -12,7 +11,6 @@ from support.oracles.discrete import generic_log_prob
 from pplseq.infer.gaussian.chain import GaussianChain
 from pplseq.infer.programs.blocked_enum import no_guide
 from pplseq.infer.programs.states import check_vectorizable, infer_states
-from pplseq.models import SequenceModel
 
 close = torch.testing.assert_close
 VALID = torch.arange(STEPS) < LENGTHS.unsqueeze(-1)
@@ -167,15 +165,3 @@ def test_missing_observations(case):
 def test_lengths_are_checked(case):
     with pytest.raises(ValueError, match="lengths must lie in 0..6"):
         case.model().log_prob(case.data(), torch.tensor([7, 1, 1, 1]), **case.known)
-
-
-@EVERY
-def test_a_folder_holds_it(case, tmp_path):
-    model, x = case.model(), case.data()
-    json.dumps(model.config)
-    loaded = SequenceModel.load(model.save(tmp_path / "model"))
-    assert type(loaded) is type(model) and loaded.config == model.config
-    for name, value in model.state_dict().items():
-        assert torch.equal(loaded.state_dict()[name].to(value), value), name
-    ours, theirs = (m.double().log_prob(x, LENGTHS, **case.known) for m in (loaded, model))
-    close(ours, theirs, rtol=0, atol=1e-12)

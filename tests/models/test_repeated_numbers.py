@@ -40,7 +40,7 @@ def test_scales_have_the_floor_of_em(name, method):
     make, share = MODELS[name]
     x = np.exp(X) if name == "logarithms" else X[:, None] if name == "autoregressive" else X
     model = make()
-    model.fit(x, method=method, seed=0, num_restarts=2, **({"num_steps": 150} if method == "sgd" else {}))
+    model.fit(x, method=method, seed=0, **({"num_steps": 100, "lr": 0.1, "num_restarts": 2} if method == "sgd" else {}))
     assert smallest(model) > 0.9 * share * X.var() / (2 if name == "laplace" else 1)
     assert model.score(x) < (100 if share == 1e-3 else 400)
 
@@ -49,7 +49,7 @@ def test_scales_have_the_floor_of_em(name, method):
 def test_they_end_where_em_ends_and_say_so(method):
     best = HMM(2, num_features=1)
     with pytest.warns(RuntimeWarning, match="collapsed to the smallest variance"):
-        best.fit(X, seed=0, max_iterations=300, tolerance=1e-10)
+        best.fit(X, seed=0, max_iterations=100, tolerance=1e-8)
     model = HMM(2, num_features=1)
     with pytest.warns(RuntimeWarning, match="1 of 2 scales collapsed to the smallest one allowed"):
         model.fit(X, method=method, seed=0)
@@ -58,7 +58,7 @@ def test_they_end_where_em_ends_and_say_so(method):
 
 def test_scales_that_states_share_are_counted_as_they_are():
     """Of two columns, one of which says nothing but one number, but for a rounding."""
-    x = np.stack([RNG.normal(size=100), np.where(np.arange(100) == 50, 1e-3, 0.0)], -1)
+    x = np.stack([np.random.default_rng(5).normal(size=100), np.where(np.arange(100) == 50, 1e-3, 0.0)], -1)
     x[50, 1] = 1.0
     with pytest.warns(RuntimeWarning, match="of 2 scales collapsed"):
         HMM(2, num_features=2, covariance="tied").fit(x, method="lbfgs", seed=0)
@@ -101,7 +101,7 @@ def test_a_floor_is_of_what_has_the_scale(name, method):
     random = np.random.default_rng(0)
     x = 500 + random.normal(size=200) if name != "Cauchy" else random.standard_cauchy(300)
     x = np.where(np.arange(len(x)) % 3 == 0, 0.0, x) if name != "Cauchy" else np.append(x, 1e5)
-    model = HMM(1, emission=name).fit(x, seed=0, method=method, **({"num_steps": 400} if method == "sgd" else {}))
+    model = HMM(1, emission=name).fit(x, seed=0, method=method, **({"num_steps": 100, "lr": 0.2} if method == "sgd" else {}))
     assert 0.6 < float(model.estimates()["scale"].detach()) < 1.5
 
 
@@ -114,7 +114,6 @@ SHAPES = {  # numbers that repeat, the parameter that runs away, and where it en
     "gamma": (POSITIVE, "concentration", "largest"),
     "hurdle_gamma": (np.where(POSITIVE > 8, 0.0, POSITIVE), "concentration", "largest"),
     "von_mises": (ANGLES, "concentration", "largest"),
-    "VonMises": (ANGLES, "concentration", "largest"),
     "Beta": (np.where(ANGLES == 1, 0.3, (ANGLES + 3) / 6), "concentration1", "largest"),
     "Kumaraswamy": (np.where(ANGLES == 1, 0.3, (ANGLES + 3) / 6), "concentration0", "largest"),
 }
@@ -135,13 +134,13 @@ def test_shapes_have_ends_too(name, method):
     model = HMM(2, emission=name)
     if method not in model.methods:
         return
-    model.fit(x, method=method, seed=0, **({"num_steps": 300} if method == "sgd" else {}))
+    model.fit(x, method=method, seed=0, **({"num_steps": 60, "lr": 0.5} if method == "sgd" else {}))
     found, limit = model.estimates()[which].detach(), end_of(name, x, which)
     assert bool((found <= limit * 1.001).all() if end == "largest" else (found >= limit / 1.001).all())
     assert np.isfinite(model.score(x)) and model.score(x) < 700
 
 
-@pytest.mark.parametrize("unit", [1e-12, 1.0, 1e9])
+@pytest.mark.parametrize("unit", [1e-12, 1e9])
 @pytest.mark.parametrize("name", ["exponential", "HalfNormal"])
 def test_ends_are_of_the_units_of_the_data(name, unit):
     """By EM and by gradients the same, and said; a state that is a thousand times faster is no such state."""
@@ -153,8 +152,9 @@ def test_ends_are_of_the_units_of_the_data(name, unit):
         scale = float(model.estimates()[which].detach().log().sum()) + (1 if which == "rate" else -1) * 2 * np.log(unit)
         wanted = np.log(end_of(name, x, which)) + (np.log(1 / x[x > 0].mean()) if which == "rate" else np.log(RMS))
         assert scale == pytest.approx(wanted, abs=0.2)
-        fast = np.where(RNG.random(300) < 0.5, RNG.exponential(1e-3, 300), RNG.exponential(1.0, 300)) * unit
-        model = HMM(2, emission=name).fit(fast, method=method, seed=0, num_restarts=5)
+        random = np.random.default_rng(0)
+        fast = np.where(random.random(300) < 0.5, random.exponential(1e-3, 300), random.exponential(1.0, 300)) * unit
+        model = HMM(2, emission=name).fit(fast, method=method, seed=0, num_restarts=3)
         ratio = model.estimates()[which].detach()
         assert 300 < float(ratio.max() / ratio.min()) < 3000
 
@@ -166,29 +166,26 @@ def outputs_by(family, x, states, method="em"):
     """Scales of an IOHMM of numbers that one input drives."""
     x, inputs = torch.tensor(x).reshape(1, -1, 1), torch.tensor(INPUTS).reshape(1, -1, 1)
     model = IOHMM(states, num_inputs={"emission": 1}, num_outputs=[1], outputs=[family], mealy=True)
-    model.fit(x, inputs=inputs, method=method, seed=0, **({"num_steps": 300} if method == "sgd" else {"num_restarts": 3}))
+    model.fit(x, inputs=inputs, method=method, seed=0, **({"num_steps": 300} if method == "sgd" else {}))
     return next(value for _, name, value in model.noise.values() if name == "scale").detach()
 
 
 @pytest.mark.parametrize("family", ["normal", "Laplace", "Cauchy", "student_t"])
 def test_scales_of_driven_outputs_have_floors(family):
-    x = np.where(RNG.random(200) < 0.4, 0.0, 2 + INPUTS + RNG.laplace(0, 1, 200))
+    random = np.random.default_rng(0)
+    x = np.where(random.random(200) < 0.4, 0.0, 2 + INPUTS + random.laplace(0, 1, 200))
     floor = 1e-2 * x.std()
     if family in ("Cauchy", "student_t"):
         floor = min(floor, 1e-2 * 1.4826 * np.median(np.abs(x - np.median(x))))
-    with pytest.warns(RuntimeWarning, match="met its floor"):
-        assert float(outputs_by(family, x, 2).min()) == pytest.approx(floor, rel=0.05)
-    if family != "student_t":  # which ends at another maximum, without a narrow state
+    for unit, method in ((1.0, "em"), (1.0, "sgd"), (1e9, "em")):
         with pytest.warns(RuntimeWarning, match="met its floor"):
-            assert float(outputs_by(family, x, 2, "sgd").min()) == pytest.approx(floor, rel=0.05)
-    with pytest.warns(RuntimeWarning, match="met its floor"):  # in units in which scales are large numbers
-        assert float(outputs_by(family, 1e9 * x, 2).min()) == pytest.approx(1e9 * floor, rel=0.05)
+            assert float(outputs_by(family, unit * x, 2, method).min()) == pytest.approx(unit * floor, rel=0.05)
 
 
 @pytest.mark.parametrize("unit", [1e-9, 1.0, 1e9])
 def test_zeros_of_a_gate_are_none_of_the_floor_of_outputs(unit):
     """As least squares of what is not zero."""
-    x = np.where(np.arange(200) % 3 == 0, 0.0, 500 + INPUTS + RNG.normal(size=200))
+    x = np.where(np.arange(200) % 3 == 0, 0.0, 500 + INPUTS + np.random.default_rng(0).normal(size=200))
     rows = np.column_stack([INPUTS, np.ones(200)])[x != 0]
     left = x[x != 0] - rows @ np.linalg.lstsq(rows, x[x != 0])[0]
     found = outputs_by("hurdle_normal", unit * x, 1)

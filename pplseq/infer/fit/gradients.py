@@ -15,6 +15,7 @@ from torch import Tensor
 
 from pplseq import checks
 from pplseq.distributions.drawing import undrawn
+from pplseq.infer.fit import optimizers
 from pplseq.infer.fit.em import Batch, FitHistory
 from pplseq.infer.fit.held import Ends, Entries, Slot, between, entries_of, held, holding, settle
 from pplseq.infer.fit.points import Points
@@ -51,7 +52,7 @@ class Descent:
         self.moved: dict[str, Tensor] = {}
         self.ends: Ends = {}
         self.points = Points(dict(enumerate(self.parameters)))
-        self.optimizer = torch.optim.Adam(self.points.leaves, lr=checks.positive("lr", lr))
+        self.optimizer = optimizers.Adam(self.points.leaves, lr=checks.positive("lr", lr))
         self.schedule = torch.optim.lr_scheduler.ExponentialLR(self.optimizer, 0.1 ** (1 / num_steps))
 
     @classmethod
@@ -192,8 +193,8 @@ def maximize_by_lbfgs(
         optimizer.zero_grad()  # a trial step too long: high and flat, so that the search turns back; it cannot do with inf
         return wall
 
-    def anew() -> torch.optim.LBFGS:
-        return torch.optim.LBFGS(
+    def anew() -> optimizers.LBFGS:
+        return optimizers.LBFGS(
             parameters, lr=lr, max_iter=1, max_eval=25, history_size=20, line_search_fn="strong_wolfe",
             tolerance_change=0.0, tolerance_grad=0.0,
         )  # fmt: skip

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from pplseq.infer.fit import optimizers
 from pplseq.infer.fit.em import Batch, Statistics
 from pplseq.infer.fit.held import any_held, held, settle
 from pplseq.models.parts.moves import RARE
@@ -77,7 +78,7 @@ def m_step(model: NumberRegressions, statistics: Statistics) -> list[str]:
 def climb(model: NumberRegressions, parameters: list[Tensor], statistics: Statistics, num_steps: int = STEPS) -> None:
     """Some steps of L-BFGS up the expected log-likelihood; exact in its values, so that it never falls."""
     size = statistics["weight"].sum().clamp_min(1.0)
-    optimizer = torch.optim.LBFGS(parameters, max_iter=num_steps, line_search_fn="strong_wolfe", tolerance_change=1e-12)
+    optimizer = optimizers.LBFGS(parameters, max_iter=num_steps, line_search_fn="strong_wolfe", tolerance_change=1e-12)
 
     def closure() -> Tensor:
         optimizer.zero_grad()

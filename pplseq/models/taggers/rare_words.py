@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pplseq.infer.fit import optimizers
 from pplseq.models.taggers.features import TagFeatures
 from pplseq.models.taggers.spans.templates import CLUSTER_PREFIXES
 from pplseq.models.taggers.weights import SparseRows, sparse_product
@@ -91,7 +92,7 @@ class FormModel:
         bias = torch.zeros(counts.shape[1], requires_grad=True)
         rows = cls(features, weight, bias).encode(chosen)
         kept = max(HISTORY_BYTES // (2 * weight.element_size() * weight.numel()), 4) if len(weight) else 4
-        optimiser = torch.optim.LBFGS(
+        optimiser = optimizers.LBFGS(
             [weight, bias], max_iter=max_iterations, history_size=min(kept, max_iterations), line_search_fn="strong_wolfe"
         )
 

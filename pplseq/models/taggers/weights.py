@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn.functional import embedding_bag
 
 from pplseq import checks
+from pplseq.infer.fit import optimizers
 from pplseq.runs.checkpoint import flatten_optimizer, restore_optimizer
 from pplseq.threads import once
 
@@ -261,7 +262,7 @@ class LBFGSSearch(WeightSearch):
         super().__init__(parameters, loss, data, settings)
         size = settings.period
         self.num_steps = -(-settings.max_iterations // size)
-        self.optimizer = torch.optim.LBFGS(
+        self.optimizer = optimizers.LBFGS(
             self.parameters, max_iter=size, max_eval=40 * size, history_size=settings.history_size,
             tolerance_grad=1e-9, tolerance_change=0.0, line_search_fn="strong_wolfe",
         )  # fmt: skip
@@ -319,7 +320,7 @@ class SGDSearch(WeightSearch):
     def __init__(self, parameters: Iterable[Tensor], loss: Loss, data: TagData, settings: CRFSettings):
         super().__init__(parameters, loss, data, settings)
         self.num_steps = settings.epochs
-        self.optimizer = torch.optim.Adagrad(self.parameters, lr=settings.lr)
+        self.optimizer = optimizers.Adagrad(self.parameters, lr=settings.lr)
         self.generator = torch.Generator().manual_seed(settings.seed)
         total = settings.epochs * -(-data.num_sentences // settings.batch_size)
         self.schedule = torch.optim.lr_scheduler.LambdaLR(

@@ -29,7 +29,7 @@ from support.oracles.discrete import generic_log_prob
 from pplseq.distributions import dense
 from pplseq.distributions.state import MISSING
 from pplseq.infer.programs.blocked_enum import BlockedEnum
-from pplseq.models import HMM, Priors
+from pplseq.models import HMM
 
 
 # ------------------------------------------------------------------------------------------------ peers
@@ -209,27 +209,7 @@ def test_forbidden_transitions_stay_forbidden():
     close(model.log_joint(x), generic_log_prob(model, x))
 
 
-def test_a_belief_carried_over_segments():
-    model = words_model()
-    x, *_ = model.sample(8, 3, seed=0)
-    first = model.posterior(x[:, :5])
-    close(first.log_prob() + model.log_prob(x[:, 5:], start=first.filtered()), model.log_prob(x))
-
-
 # ------------------------------------------------------------------------------------------------ folders, samples, sizes
-@every_model
-@pytest.mark.parametrize("dtype", ["float64", "float32"])
-def test_save_and_load(kind, dtype, tmp_path):
-    model = MODELS[kind](dtype=dtype, priors=Priors(transition=2.0, sticky=1.0))
-    model.save(tmp_path / "model")
-    loaded = HMM.load(tmp_path / "model")
-    assert loaded.config == model.config
-    for name, value in model.state_dict().items():
-        close(loaded.state_dict()[name], value, rtol=0, atol=0)
-    x, _ = padded(ragged(model))
-    close(loaded.log_prob(x), model.log_prob(x))
-
-
 @every_model
 def test_samples_have_the_models_moments(kind):
     model = MODELS[kind]()

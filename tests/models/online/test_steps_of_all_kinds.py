@@ -10,8 +10,8 @@ from pplseq.models.iohmm.mixture import MixtureIOHMM
 # one row is of one cluster: the other has no states to learn from
 pytestmark = pytest.mark.filterwarnings("ignore:states .* empty:RuntimeWarning")
 rng = np.random.default_rng(0)
-x, u = np.r_[rng.normal(size=30), 4 + rng.normal(size=30)], rng.normal(size=60)
-counts = rng.poisson(3, size=60).astype(float)
+x, u = np.r_[rng.normal(size=10), 4 + rng.normal(size=10)], rng.normal(size=20)
+counts = rng.poisson(3, size=20).astype(float)
 OUTPUTS = {
     "gaussian": ("gaussian", x[:, None]), "poisson": ("poisson", counts[:, None]), "vectors": ("gaussian", np.c_[x, x + u]),
     "bernoulli": ("bernoulli", (x > 2)[:, None] * 1.0), "columns": (["poisson", "normal"], np.c_[counts, x]),
@@ -40,14 +40,15 @@ def test_gaps_of_outputs_that_are_vectors(name, mixture, feedback):
 @pytest.mark.parametrize("dates", [False, True])
 @pytest.mark.parametrize("options", [{}, {"trend": "stochastic"}, {"ar": 1, "level": "none"}])
 def test_times_of_steps(options, dates, tmp_path):
-    times = np.cumsum(rng.integers(1, 9, size=60))
+    times = np.cumsum(rng.integers(1, 9, size=20))
     times = np.datetime64("2024-01-01") + times if dates else times + 0.5
-    model, to_come = StructuralModel(**options).fit(x, times=times), times[-1] + np.array([3, 5])
+    model = StructuralModel(**options).fit(x, times=times, num_steps=1, initialization="still")
+    to_come = times[-1] + np.array([3, 5])
     told, expected = model.token_log_probs(x, times=times)[0], model.forecast(x, times=times, future_times=to_come)
     online = model.online()
-    found = [online.step(value, times=time).log_prob for value, time in zip(x[:40], times[:40], strict=True)]
+    found = [online.step(value, times=time).log_prob for value, time in zip(x[:12], times[:12], strict=True)]
     online = model.online(online.save(tmp_path / "place.json"))
-    found += [online.step(value, times=time).log_prob for value, time in zip(x[40:], times[40:], strict=True)]
+    found += [online.step(value, times=time).log_prob for value, time in zip(x[12:], times[12:], strict=True)]
     assert found == pytest.approx(told.tolist(), abs=1e-8)
     for reader in (online, model.online(online.save(tmp_path / "end.json"))):
         ahead = reader.forecast(future_times=to_come)
@@ -59,7 +60,7 @@ def test_times_of_steps(options, dates, tmp_path):
             reader.step(1.0)
         with pytest.raises(TypeError, match="times: dates go on from dates"):
             reader.step(1.0, times=1e9 if dates else np.datetime64("2030-01-01"))
-        assert reader.num_steps == 60
+        assert reader.num_steps == 20
 
 
 WITH_INPUTS = {
@@ -73,13 +74,13 @@ WITH_INPUTS = {
 def test_inputs_go_by_their_names(name):
     frame = pd.DataFrame({"u": u, "v": u**2})
     model = WITH_INPUTS[name]()
-    model.fit(x, inputs=frame)
+    model.fit(x, inputs=frame, seed=0, **{"max_iterations" if model.methods[0] == "em" else "num_steps": 2})
     told = model.token_log_probs(x, inputs=frame)[0].tolist()
     turned, backwards = frame[["v", "u"]], frame.to_numpy()[:, ::-1]
     forms = [frame.iloc, turned.iloc, turned.to_dict("records"), frame.to_numpy(), np.ascontiguousarray(backwards)[:, ::-1]]
     for rows in forms:
         online = model.online()
-        assert [online.step(x[t], inputs=rows[t]).log_prob for t in range(60)] == pytest.approx(told, abs=1e-8)
+        assert [online.step(x[t], inputs=rows[t]).log_prob for t in range(20)] == pytest.approx(told, abs=1e-8)
         ahead = [online.forecast(future_inputs=form).means.flatten().tolist() for form in (frame[:2], turned[:2])]
         assert ahead[0] == pytest.approx(ahead[1], abs=1e-12)
     for odd in ({"q": 1}, {"u": 1.0}, pd.Series({"u": 1.0, "w": 2.0})):
@@ -102,20 +103,20 @@ def test_states_go_by_their_names(name):
     model = WITH_STATES[name](state_names=names)
     known = {"inputs": u} if name == "iohmm" else {}
     model.fit([x[:, None]], max_iterations=3, **({"inputs": [u[:, None]]} if known else {}))
-    states = [None] * 60
-    states[3], states[20] = names[0], names[1]
+    states = [None] * 20
+    states[3], states[12] = names[0], names[1]
     told = model.token_log_probs([x[:, None]], states=[states], **({"inputs": [u[:, None]]} if known else {}))[0].tolist()
     for unknown in (None, -1, np.nan):
         online = model.online()
         of = [unknown if state is None else state for state in states]
-        found = [online.step(x[t], states=of[t], **{k: v[t] for k, v in known.items()}).log_prob for t in range(60)]
+        found = [online.step(x[t], states=of[t], **{k: v[t] for k, v in known.items()}).log_prob for t in range(20)]
         assert found == pytest.approx(told, abs=1e-8)
     with pytest.raises(ValueError, match="no state is called 'none'"):
         online.step(1.0, states="none", **{k: v[0] for k, v in known.items()})
 
 
 def test_totals_of_multinomial_counts():
-    rows = rng.integers(0, 5, size=(40, 2)).astype(float)
+    rows = rng.integers(0, 5, size=(20, 2)).astype(float)
     model = HMM(2, num_features=2, emission="multinomial").fit([rows], max_iterations=3)
     told, expected = model.token_log_probs([rows])[0].tolist(), model.forecast([rows], 2, future_trials=5).means
     for known in (False, True):
@@ -130,11 +131,11 @@ def test_totals_of_multinomial_counts():
 
 
 def test_a_diffuse_start_is_read_where_one_step_determines_it():
-    model = StructuralModel(initial="diffuse").fit(x)
+    model = StructuralModel(initial="diffuse").fit(x, num_steps=1)
     online = model.online()
     assert [online.step(value).log_prob for value in x] == pytest.approx(model.token_log_probs(x)[0].tolist(), abs=1e-8)
     with pytest.raises(ValueError, match="initial: of a diffuse start 2 coordinates are unknown.*initial='wide'"):
-        StructuralModel(trend="stochastic", initial="diffuse").fit(x).online()
+        StructuralModel(trend="stochastic", initial="diffuse").fit(x, num_steps=1, initialization="still").online()
     model = LDS(2, 1, initial="diffuse")
     model.is_fitted = True
     with pytest.raises(ValueError, match="initial: of a diffuse start 2 coordinates are unknown.*initial='learned'"):

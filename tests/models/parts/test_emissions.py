@@ -93,11 +93,11 @@ CASES = {
         {"exposure": EXPOSURE}, negative_binomial,
     ),
     "Zero inflated negative binomial": (
-        {}, lambda r: counts(r, 2 * EXPOSURE, 9 * EXPOSURE * r.gamma(3, 1 / 3, len(STATES)), (0.3, 0.1)),
+        {}, lambda r: counts(r, *(rate * EXPOSURE * r.gamma(1, 1, len(STATES)) for rate in (2, 20)), (0.3, 0.1)),
         {"exposure": EXPOSURE}, zeros("zero_inflated", negative_binomial, partial(negative_binomial, 0)),
     ),
     "Hurdle negative binomial": (
-        {}, lambda r: counts(r, 2 * EXPOSURE, 9 * EXPOSURE * r.gamma(3, 1 / 3, len(STATES)), (0.3, 0.1)),
+        {}, lambda r: counts(r, *(rate * EXPOSURE * r.gamma(1, 1, len(STATES)) for rate in (2, 20)), (0.3, 0.1)),
         {"exposure": EXPOSURE}, zeros("hurdle", negative_binomial, partial(negative_binomial, 0)),
     ),
     "binomial": (
@@ -186,7 +186,7 @@ def test_gradients_are_finite_differences_also_with_ties_and_known_states(name):
 @pytest.mark.parametrize("name", CASES)
 def test_forecasts_are_those_of_draws(name):
     options, rows, known, _ = case(name)
-    model = HMM(2, **options).fit(rows, **known, seed=1, max_iterations=20)
+    model = HMM(2, **options).fit(rows, **known, seed=1, max_iterations=5)
     ahead = {"trials": [4.0, 9.0], "exposure": [0.6, 5.0]}
     ahead = {f"future_{n}": ahead[n] for n in known}
     found = model.forecast(rows, 2, **known, **ahead)
@@ -209,9 +209,9 @@ def test_forecasts_are_those_of_draws(name):
 def test_other_fits_models_and_folders(name, tmp_path):
     options, rows, known, _ = case(name)
     short, few = [row[:12] for row in rows], {n: [v[:12] for v in value] for n, value in known.items()}
-    drawn = HMM(2, priors=True, **options)
-    drawn.fit(short, **few, method="nuts", num_samples=4, warmup_steps=2, max_tree_depth=2, seed=0)
-    drawn.fit(short, **few, method="svi", num_steps=2, seed=0)
+    drawn = HMM(2, priors=True, **options).fit(short, **few, method="svi", num_steps=2, seed=0)
+    if name in ("zero_inflated_gamma", "hurdle_Poisson", "categorical"):  # with densities, sizes of steps and rows of a table
+        drawn.fit(short, **few, method="nuts", num_samples=4, warmup_steps=2, max_tree_depth=2, seed=0)
     model = SemiMarkovHMM(2, max_duration=3, **options).fit(rows, **known, seed=0, max_iterations=5)
     assert np.diff(model.history.log_likelihoods).min() > -1e-8
     again = SemiMarkovHMM.load(model.save(tmp_path / "model"))
@@ -219,7 +219,7 @@ def test_other_fits_models_and_folders(name, tmp_path):
     for lost in known:
         with pytest.raises(ValueError, match=f"^{lost}: "):
             again.score(rows)
-    several = HMM(2, **options).fit(rows, **known, seed=0, max_iterations=15, num_restarts=3)
+    several = HMM(2, **options).fit(rows, **known, seed=0, max_iterations=4, num_restarts=3)
     reader, wanted = several.online(), several.filter(rows, **known).probs[0]
     for t, x in enumerate(rows[0][:9]):
         step = reader.step(x, **{n: v[0][t] for n, v in known.items()})
@@ -396,14 +396,14 @@ def test_every_family_is_an_output_that_inputs_drive(name, mealy):
     x[5] = np.nan
     known = {"inputs": u} if mealy else {}
     model = IOHMM(2, num_inputs=int(mealy), outputs=name, mealy=mealy)
-    model.fit(x, **known, num_restarts=2, seed=0, max_iterations=80, tolerance=1e-7)
+    model.fit(x, **known, num_restarts=1, seed=0, max_iterations=40, tolerance=1e-7)
     trace = model.history.restarts.trace
     assert float((trace[1:] - trace[:-1]).nan_to_num(0.0).min()) > -1e-8
     batch = model._as_batch(x, **known)
     start = float(model.log_joint(batch.x, **batch.known).detach())
     again = IOHMM(2, num_inputs=int(mealy), outputs=name, mealy=mealy)
     again.load_state_dict(model.state_dict())
-    again.fit(x, **known, method="sgd", warm_start=True, num_steps=100, lr=0.01)
+    again.fit(x, **known, method="sgd", warm_start=True, num_steps=40, lr=0.02)
     assert float(again.log_joint(batch.x, **batch.known).detach()) < start + 0.5  # EM has left nothing to climb
     drawn = model.forecast(x, 1, **known, **({"future_inputs": [[0.4]]} if mealy else {}))
     assert drawn.covariances.shape == (1, 1, 1, 1)
@@ -413,7 +413,7 @@ def test_every_family_is_an_output_that_inputs_drive(name, mealy):
 def test_a_constant_predictor_is_the_hmm(name):
     """Likelihoods and forecasts, sizes of the steps included; what EM of both comes to is the same."""
     options, rows, known, _ = case(name)
-    hmm = HMM(2, **options).fit(rows, **known, seed=1, max_iterations=30)
+    hmm = HMM(2, **options).fit(rows, **known, seed=1, max_iterations=8)
     family = options.pop("emission")
     model = IOHMM(2, num_inputs=0, outputs=family, **options)
     values = {n: v.numpy()[:, 0] for n, v in hmm.emission_parameters.items()}
@@ -495,7 +495,7 @@ def test_families_that_inputs_cannot_drive(name):
         IOHMM(2, num_inputs=1, outputs=name, mealy=True)
 
 
-@pytest.mark.parametrize("unit", [3600.0, 1e5, 1e-5])
+@pytest.mark.parametrize("unit", [1e5, 1e-5])
 @pytest.mark.parametrize("emission", ["negative_binomial", "poisson", "zero_inflated_poisson"])
 def test_fits_do_not_depend_on_the_unit_of_exposures(emission, unit):
     rng = np.random.default_rng(0)

@@ -127,7 +127,8 @@ def test_arma_around_a_constant_is_fitted_to_the_largest_likelihood():
     assert float(found["ma"]) == pytest.approx(np.tanh(best.x[1]), abs=0.01)
     assert float(found["inputs"]) == pytest.approx(best.x[2], abs=0.05)
     assert set(model.components(x, inputs=ones)) == {"arma", "inputs"}
-    errors = dict(zip(model.summary(x, inputs=ones).names, model.summary(x, inputs=ones).errors.tolist(), strict=True))
+    summary = model.summary(x, inputs=ones)
+    errors = dict(zip(summary.names, summary.errors.tolist(), strict=True))
     assert errors["ma[0]"] == pytest.approx(best.hess_inv[1, 1] ** 0.5 * (1 - np.tanh(best.x[1]) ** 2), rel=0.3)
 
 

@@ -284,16 +284,6 @@ def test_columns_are_features_with_values(sparse, tmp_path):
 
 
 # ------------------------------------------------------------------------------------------------ folders and errors
-def test_folder_gives_the_same_tagger_again(tmp_path):
-    tagger = random_tagger(pairs="all", decoder="posterior")
-    again = load_tagger(tagger.save(tmp_path / "tagger"))
-    assert isinstance(again, CRFTagger) and again.decoder == "posterior" and again.settings == tagger.settings
-    assert again.tags == tagger.tags and again.known_words == tagger.known_words
-    for got, expected in zip(again.smooth(NEW), tagger.smooth(NEW), strict=True):
-        np.testing.assert_array_equal(got, expected)
-    assert "weights" in {name for name, _ in again.weights.named_parameters()}
-
-
 def test_a_sentence_of_thousands_of_words():
     tagger = random_tagger(scale=3.0)
     words = ("the", "dog", "barks", ".") * 1250

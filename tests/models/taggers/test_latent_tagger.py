@@ -92,12 +92,6 @@ def test_log_probs_of_training_rise(tagger):
     assert (np.diff(first) > -1e-3).all() and (np.diff(second) > -1e-3).all()
 
 
-def test_saved_with_its_probabilities(tagger, tmp_path):
-    again = load_tagger(tagger.save(tmp_path / "tagger"))
-    assert again.settings == tagger.settings
-    np.testing.assert_array_equal(again.log_prob(WORDS), tagger.log_prob(WORDS))
-
-
 @pytest.mark.parametrize(
     "options", [{"num_substates": 3}, {"num_substates": 0}, {"noise": 1.0}, {"merge": 1.0}, {"emission_count": -1.0}]
 )

@@ -10,7 +10,6 @@ import torch
 
 from pplseq.data.columns import TaggedSentence
 from pplseq.models.taggers.conditional import MEMMTagger
-from pplseq.models.taggers.tagger import load_tagger
 from pplseq.models.taggers.weights import CRFSettings
 
 TRAIN = [
@@ -120,13 +119,8 @@ def test_program_draws_tags(tagger):
 
 
 @pytest.mark.parametrize("method", ["lbfgs", "sgd"])
-def test_fit_learns_and_a_folder_gives_the_same_tagger_again(method, tmp_path):
+def test_fit_learns(method):
     settings = CRFSettings(l2=0.05, method=method, epochs=30, batch_size=2)
     tagger = MEMMTagger(TEMPLATES, settings=settings).fit(TRAIN)
     assert tagger.tag([s.words for s in TRAIN]) == [s.tags for s in TRAIN]
     assert tagger.history[-1] < tagger.history[0] / 2
-    again = load_tagger(tagger.save(tmp_path / "tagger"))
-    assert isinstance(again, MEMMTagger)
-    new = [("the", "cat", "sees"), (), ("dogs",)]
-    for got, expected in zip(again.smooth(new), tagger.smooth(new), strict=True):
-        np.testing.assert_array_equal(got, expected)

@@ -49,6 +49,7 @@ MAKERS = {
     "partly tagged, checked": _tagger("partly-tagged-tagger"),
     "dictionary": _tagger("dictionary-tagger", "from_dictionary", max_iterations=5),
     "most frequent tag": _tagger("most-frequent"),
+    "rules": _tagger("rules", rules=[("the|a", "D"), ("big|42", "A"), ("barks|sleeps", "V"), ("Rex", "P"), (r"\.", ".")]),
     "n-grams of NLTK": _tagger("nltk-ngram"),
     "TnT of NLTK": _tagger("nltk-tnt"),
     "perceptron of NLTK": _tagger("nltk-perceptron"),
@@ -151,16 +152,19 @@ def test_strings_are_no_sentences(tagger):
             tagger.tag(wrong)
 
 
-def test_words_are_strings(probabilistic):
+def test_words_are_strings(tagger):
     with pytest.raises(TypeError, match="number 1 holds 3"):
-        probabilistic.tag([("a",), ("a", 3)])
+        tagger.tag([("a",), ("a", 3)])
 
 
 def test_save_and_load(tagger, tmp_path):
     folder = tagger.save(tmp_path / "tagger")
     assert json.loads((folder / "config.json").read_text(encoding="utf-8"))["tagger"] == tagger.name
+    assert {path.suffix for path in folder.rglob("*.*")} <= {".json", ".safetensors"}
     loaded = load_tagger(folder)
     assert type(loaded) is type(tagger) and type(tagger).load(folder).tags == tagger.tags
+    kept, given = loaded.get_params(), tagger.get_params()
+    assert kept.keys() == given.keys() and all(kept[name] == given[name] for name in kept if name != "members")
     assert tuple(loaded.tags) == tuple(tagger.tags) and set(loaded.known_words) == set(tagger.known_words)
     words = [s.words for s in TRAIN[:12]] + NEW
     assert loaded.tag(words) == tagger.tag(words)

@@ -128,12 +128,6 @@ def test_missing_words(model):
     assert (chain.token_log_probs()[0, [1, 3, 4]] == 0).all()
 
 
-def test_segments(model):
-    first = model.posterior(X[:, :4])
-    both = first.log_prob() + model.log_prob(X[:, 4:], start=first.filtered())
-    close(both, model.log_prob(X))
-
-
 @pytest.mark.parametrize("measure", ["whitened", "original"])
 def test_measures_differ_by_the_baseline(measure):
     model, other = make(), make(measure=measure)

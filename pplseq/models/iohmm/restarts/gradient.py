@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pplseq.infer.fit import optimizers
 from pplseq.models.iohmm.restarts.em import RestartPriors
 from pplseq.models.iohmm.restarts.history import RestartBlock, RestartRun, Restarts
 from pplseq.models.iohmm.restarts.outputs import Parameters
@@ -42,7 +43,7 @@ class SGDRun(RestartRun):
         self._keep_inside()
         self.flat = [value for weights in self.parameters.values() for value in weights.values()]
         self.parts = [part for part, weights in self.parameters.items() for _ in weights]
-        self.optimizer = torch.optim.Adam(self.flat, lr=lr)
+        self.optimizer = optimizers.Adam(self.flat, lr=lr)
         self.schedule = torch.optim.lr_scheduler.ExponentialLR(self.optimizer, 0.1 ** (1 / max(num_steps, 1)))
         self.total = sum(problem.num_steps for problem in problems)
         self.iteration, self.order, self.trace = 0, [], []
