@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pplseq.distributions.drawing import undrawn
 from pplseq.infer.fit import optimizers
 from pplseq.models.iohmm.restarts.em import RestartPriors
 from pplseq.models.iohmm.restarts.history import RestartBlock, RestartRun, Restarts
@@ -57,7 +58,10 @@ class SGDRun(RestartRun):
 
     def step(self) -> Tensor:
         self.order = self.order or torch.randperm(len(self.problems)).tolist()
-        problem = self.problems[self.order.pop()]
+        return self._climb(self.problems[self.order.pop()])
+
+    @undrawn()
+    def _climb(self, problem: RestartProblem) -> Tensor:
         log_likelihood, gradient = problem.gradient(self.parameters)
         grads = [value for weights in gradient.values() for value in weights.values()]
         share = problem.num_steps / self.total
