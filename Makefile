@@ -32,7 +32,9 @@ endif
 demo: $(VENV)/.core
 	PATH="$(CURDIR)/$(BIN):$$PATH" bash scripts/demo.sh
 
-# assertions as they stand: to rewrite them takes each process as long as hundreds of tests. What failed is run again, in words
+# assertions as they stand: to rewrite them takes each process as long as hundreds of tests. What failed is run again, in words.
+# Imports stay compiled, whatever the environment says: dozens of tests start processes of their own
+test: export PYTHONDONTWRITEBYTECODE =
 test: $(VENV)/.test
 	$(BIN)/ruff check .
 	$(BIN)/python -m pytest -q -n 2 --dist worksteal --assert=plain || ($(BIN)/python -m pytest -q --last-failed; false)
