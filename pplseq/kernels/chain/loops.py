@@ -25,8 +25,9 @@ from pplseq.kernels.chain import LOWEST
 from pplseq.kernels.compiled import jit
 from pplseq.kernels.loop_math import exponentials, product
 
-# messages whose sum is not between them are scaled; they grow where rows of a matrix sum to more than 1
-SMALL, LARGE = 1e-30, 1e30
+# messages whose sum is not between them are scaled; they grow where rows of a matrix sum to more than 1, and those of the pass
+# back may not grow beyond HIGHEST
+SMALL, LARGE, HIGHEST = 1e-30, 1e30, 1e280
 FEW = 16  # states up to which a product goes entry by entry
 PIECE = 256  # steps of which messages are kept, of a likelihood and of long rows
 CELLS = 1 << 12  # numbers whose exponentials are taken at once
@@ -233,7 +234,7 @@ def backward_piece(
                 both += probs[k, i] * moved[0, i]
                 total += moved[0, i]
                 least = min(least, moved[0, i])
-        if not (both >= LOWEST and total >= LOWEST):
+        if not (both >= LOWEST and total >= LOWEST and total < HIGHEST):
             return False
         if not least >= LOWEST:
             for i in range(num_states):
@@ -241,7 +242,7 @@ def backward_piece(
                     entry = matrix[move, i, j] if num_states <= FEW else transposed[move, j, i]
                     if future[0, j] > 0.0 and weights[word, j] > 0.0 and entry > 0.0:
                         return False
-        share, norm = 1.0 / both, 1.0 / total if total < SMALL or total > LARGE else 1.0
+        share, norm = 1.0 / both, 1.0 / total if total < SMALL else 1.0
         for i in range(num_states):
             value = probs[k, i] * moved[0, i] * (share * shown)
             factors[place, i] *= share * scale

@@ -210,7 +210,7 @@ def smooth(
     if apart is None:
         return posterior.reshape(kept.emit.shape), None
     if shared:
-        top = table.max((-1, -2), keepdims=True).clip(np.finfo(np.float64).min)
+        top = table.max((-1, -2), keepdims=True).clip(np.finfo(np.float64).min) + math.log(table.shape[-1])  # as in the loop
         found = sums.sum(0) * np.exp(table - top) + apart.sum(0)
     else:
         found = apart[0]

@@ -31,9 +31,9 @@ STATES = (0,)  # as of the loops: their number is not known when this is compile
 # Room for a piece of P steps. logs, weights: (P, K) emissions less their largest, and the exponentials of that. probs:
 # (P + 1, K) messages, [0] before the piece. factors: (P + 1, K) what a pair consists of besides probs and matrix. tops and
 # scales (P,): logarithms of what was divided out of emissions and matrices, and masses (P,) the rest of p(x_t | x_<t), or of
-# length 0. matrices, transposed: (G, K, K) matrices into steps over their largest entries, whose logarithms are peaks (G,): one
-# for all, or those of G steps; apart: (G * K, K) their exponents; flat, turned: the same numbers as they. start: (1, K) what
-# the first piece begins with. Of one step work, future and moved (1, K), single (K,). none: of length 0.
+# length 0. matrices, transposed: (G, K, K) matrices into steps over K times their largest entries, whose logarithms are peaks
+# (G,): one for all, or those of G steps; apart: (G * K, K) their exponents; flat, turned: the same numbers as they. start:
+# (1, K) what the first piece begins with. Of one step work, future and moved (1, K), single (K,). none: of length 0.
 Room = namedtuple(
     "Room",
     "logs weights probs factors tops scales masses matrices transposed peaks apart flat turned start work future moved single "
@@ -67,12 +67,12 @@ def largest_of(table, number):
 
 @jit
 def scale_matrices(table, number, stride, begin, end, turned, both, room):
-    """Sets the room's matrices begin to end - 1 to exp(log - max) and peaks to these maxima, from numbers of the table
-    ``stride`` apart, that of the first of these; or transposed, if turned; or both."""
-    num_states, less = table.shape[1], room.apart
+    """Sets the room's matrices begin to end - 1 to exp(log - peak), of which no row sums to more than 1, from numbers of the
+    table ``stride`` apart, that of the first of these; or transposed, if turned; or both."""
+    num_states, less, log_size = table.shape[1], room.apart, math.log(table.shape[1])
     first, size = begin * num_states, (end - begin) * num_states
     for at in range(begin, end):
-        most = largest_of(table, number)
+        most = largest_of(table, number) + log_size
         room.peaks[at] = most
         row = at * num_states
         if turned:
