@@ -41,14 +41,16 @@ from pplseq.models.batch import (
 from pplseq.models.diagnostics.residuals import DiagnosticQueries
 from pplseq.models.fitted import HeldParameters, mean_the_same, told_bounds, told_parameters
 from pplseq.models.fitting import (
-    PART_STEPS,
     about_run,
+    batches_of_text,
     check_options,
     fit_best,
+    goes_by_lines,
     held_out_data,
     num_steps_of,
     on_cluster,
     parts_of_files,
+    rows_of_part,
     run_fit,
     start_anew,
 )
@@ -197,8 +199,8 @@ class Estimator(DiagnosticQueries, StateOrder, HeldParameters, SequenceModel):
             method: one of ``methods``, by default the first: "em" (with priors: maximum a posteriori), "sgd" (Adam) or
                 "lbfgs" on the same objective, "svi" (needs priors; ``history.guide``), "nuts" (needs priors;
                 ``history.samples``). After the last two the parameters hold the guide's median, or the most probable draw.
-            batch_size: sequences at a time; None for all. In EM it bounds the memory and changes nothing else, unless
-                ``step_size`` is given.
+            batch_size: sequences at a time; None for all (of a ``Text`` in batch EM: some thousand words). In EM it bounds the
+                memory and changes nothing else, unless ``step_size`` is given.
             early_stop: stop after so many scores of held-out data in a row without a new best.
             warm_start: start from the parameters as they are, instead of anew from the data.
             initialization: how to start anew, one of ``starts``, by default the first.
@@ -252,7 +254,9 @@ class Estimator(DiagnosticQueries, StateOrder, HeldParameters, SequenceModel):
             raise ValueError(f"num_restarts: a warm start has one starting point; got {num_restarts}")
         beside = [known.get("trials"), known.get("exposure")]
         with self._naming(x, warm_start or resume, known.get("inputs"), known.get("states"), beside):
-            batch = None if isinstance(x, TextFiles) else self._as_batch(*self._as_text(x, lengths, known), **known)
+            by_lines = goes_by_lines(x, method, options, lengths, batch_size, *known.values())
+            in_parts = isinstance(x, TextFiles) or by_lines and (warm_start or resume)  # whole it says where to start
+            batch = None if in_parts else self._as_batch(*self._as_text(x, lengths, known), **known)
             held_out = held_out_data(self, x, method, validation, early_stop)
         if batch is not None:
             self._check_data(batch)
@@ -260,13 +264,15 @@ class Estimator(DiagnosticQueries, StateOrder, HeldParameters, SequenceModel):
             self.train(method != "em")
         with seeded(seed), on_cluster(options) as options, contextlib.ExitStack() as stack:
             cluster = options.get("cluster")
-            if batch is None:
+            if by_lines:
+                batches: Any = batches_of_text(self, x)
+                batch = batch or batches[0]
+            elif batch is None:
                 alone = dict(lengths=lengths, batch_size=batch_size, step_size=options.get("step_size"), **known)
-                batches: Any = parts_of_files(self, x, method, alone, cluster)
+                batches = parts_of_files(self, x, method, alone, cluster)
                 batch = next(batches[0].batches(self))
             else:
-                size = max(1, PART_STEPS // batch.x.shape[1]) if batch_size is None and cluster is not None else batch_size
-                batches = split_rows(batch, size)
+                batches = split_rows(batch, rows_of_part(batch) if cluster and batch_size is None else batch_size)
             alone, starts = folder is max_time is held_out is None and not resume, []
             holds = self._held_by(fixed)
             self._take_units(batch, warm_start or resume, holds)

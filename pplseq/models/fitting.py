@@ -18,6 +18,7 @@ from pyro import poutine
 from torch import Tensor
 
 from pplseq import checks
+from pplseq.data.batches import SentenceBatches
 from pplseq.data.text import Text
 from pplseq.data.text_parts import TextFiles, TextPart, read_part
 from pplseq.data.vocabulary import Vocabulary
@@ -159,7 +160,7 @@ def run_fit(
             run, folder=folder, resume=resume, max_time=max_time, early_stop=early_stop, on_record=on_record, began=began
         )
     run.take_best(None if folder is None else Path(folder))
-    run.history.reason = run.history.reason or ended.stop_reason
+    run.history.reason, run.history.run = run.history.reason or ended.stop_reason, ended
     for note in run.history.notes:
         warnings.warn(note, RuntimeWarning, stacklevel=4)
     return run.history
@@ -218,6 +219,7 @@ class HeldOut:
             whole = isinstance(x, Text) and lengths is None and not known and len(x.vocabulary) == model.num_words
             self.text: Text | None = x if whole else None
             if self.text is not None:
+                model._in_form(self.text)  # which looks at whose words they are
                 self.about = digest_of_text(self.text)
             else:
                 batch = model._as_batch(*model._as_text(x, lengths, known), **known)
@@ -286,10 +288,11 @@ def about_run(
     held_out: HeldOut | None,
 ) -> dict[str, Any]:  # fmt: skip
     """Data, bounds, and what is held, as a resumed fit must be given them alike."""
+    about: dict[str, Any]
     if isinstance(x, TextFiles):
-        about: dict[str, Any] = {
-            "x": digest(x.vocabulary.fingerprint(), *(f"{part.part} {part.num_tokens}" for part in batches))
-        }
+        about = {"x": digest(x.vocabulary.fingerprint(), *(f"{part.part} {part.num_tokens}" for part in batches))}
+    elif isinstance(x, Text) and not batch.known:
+        about = {"x": digest_of_text(x)}
     else:
         about = about_data(batch)
     about["fixed"] = told_held(holds) | dict.fromkeys(frozen(model), "requires_grad = False")
@@ -328,6 +331,7 @@ GOES_ON = ("max_iterations", "num_steps", "tolerance", "cluster")  # options of 
 STEPWISE = {"em": EMTraining, "sgd": DescentTraining}
 
 
+TEXT_TOKENS = 1 << 12  # tokens of a text in memory that go through an E-step at a time, unless batch_size says otherwise
 PART_STEPS = 1 << 16  # steps of a part of an E-step that is spread over a cluster, unless batch_size says otherwise
 
 
@@ -384,6 +388,27 @@ def parts_of_files(model: Any, files: TextFiles, method: str, refused: dict[str,
     if not parts:
         raise ValueError(f"x: {files.source}: the text is empty (no words)")
     return parts
+
+
+def rows_of_part(batch: Batch) -> int:
+    """How many rows go to a worker of a cluster at a time."""
+    return max(1, PART_STEPS // batch.x.shape[1])
+
+
+def goes_by_lines(x: Any, method: str, options: Mapping[str, Any], *beside: Any) -> bool:
+    """Whether data are a text that batch EM takes some lines at a time, as nothing beside it says otherwise."""
+    return isinstance(x, Text) and method == "em" and not any(
+        told is not None for told in (options.get("step_size"), options.get("cluster"), *beside)
+    )  # fmt: skip
+
+
+def batches_of_text(model: Any, text: Text) -> list[Batch]:
+    """The lines of a text for EM, those of about the same length together; an E-step needs no more memory than these take."""
+    model._in_form(text)
+    batches = [Batch(part.x, part.lengths) for part in SentenceBatches(text, TEXT_TOKENS)]
+    for part in batches:
+        model._check_rows(part.x, part.lengths)
+    return [Batch(part.x.to(model.reference.device), part.lengths.to(model.reference.device)) for part in batches]
 
 
 def _num_tokens(part: TextPart, vocabulary: Vocabulary, lower: bool) -> int:

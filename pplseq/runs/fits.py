@@ -14,8 +14,8 @@ from pplseq.folder import whole_folder
 from pplseq.infer.fit.em import Batch, FitHistory, accelerated, batch_iteration
 from pplseq.infer.fit.gradients import Descent
 from pplseq.runs import checkpoint
-from pplseq.runs.loop import Step, Training, run_training
-from pplseq.runs.settings import History, NonFiniteLoss, Progress, TrainSettings, perplexity
+from pplseq.runs.loop import Step, Training
+from pplseq.runs.settings import NonFiniteLoss, Progress, perplexity
 from pplseq.runs.training import model_device
 
 RECORDED = ("log_likelihoods", "log_posteriors", "losses", "validations", "notes", "converged", "reason")
@@ -24,42 +24,6 @@ IMPOSSIBLE = (
     "validation: the held-out data are impossible under the parameters of every iteration, so that none is best and the last "
     "ones are kept; give priors, more data to learn from, or leave out what is in none of these"
 )
-
-
-def train_em(
-    model: Any,
-    batches: Sequence[Batch],
-    *,
-    evaluate: Callable[[], Mapping[str, Any]] | None,
-    settings: TrainSettings,
-    folder: str | Path | None,
-    resume: bool = False,
-    tolerance: float = 1e-4,
-    on_record: Callable[[dict[str, Any]], None] | None = None,
-    began: float | None = None,
-    about: Mapping[str, Any] | None = None,
-) -> History:
-    """Fit a model by batch EM in a run's folder.
-
-    Args:
-        model: an :class:`~pplseq.infer.fit.em.ExpectationModel` and module.
-        batches: the whole text, in pieces that bound the memory of an E-step.
-        settings: `epochs` (iterations at most), `max_time` and `early_stop` are used.
-        tolerance: stop when an iteration gains no more, in nats per token.
-        evaluate, folder: as for :func:`~pplseq.runs.training.train`.
-        resume, on_record, began: see :func:`~pplseq.runs.loop.run_training`, also for what is raised.
-        about: see :class:`~pplseq.runs.loop.Training`.
-
-    Returns:
-        The history; an epoch and a step are an iteration. A training record is about the parameters before its M-step.
-    """
-    training = EMTraining(model, batches, max_iterations=settings.epochs, tolerance=tolerance, evaluate=evaluate)
-    training.about = about or {}
-    with checks.trusted():
-        return run_training(
-            training, folder=folder, resume=resume, max_time=settings.max_time, early_stop=settings.early_stop,
-            on_record=on_record, began=began,
-        )  # fmt: skip
 
 
 class FitTraining(Training):

@@ -146,6 +146,7 @@ class FitHistory:
     guide: Any = None  # of SVI
     samples: dict[str, Tensor] | None = None  # of NUTS
     diagnostics: dict | None = None  # of NUTS
+    run: Any = None  # of a fit that is a run (a folder, validation, a limit of time): its pplseq.runs.settings.History
 
     @property
     def num_iterations(self) -> int:
