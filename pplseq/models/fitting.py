@@ -402,13 +402,14 @@ def goes_by_lines(x: Any, method: str, options: Mapping[str, Any], *beside: Any)
     )  # fmt: skip
 
 
-def batches_of_text(model: Any, text: Text) -> list[Batch]:
-    """The lines of a text for EM, those of about the same length together; an E-step needs no more memory than these take."""
+def batches_of_text(model: Any, text: Any) -> list[Batch]:
+    """The lines of a :class:`~pplseq.data.text.Text` for EM, those of about the same length together; an E-step needs no more memory than these take."""
     model._in_form(text)
-    batches = [Batch(part.x, part.lengths) for part in SentenceBatches(text, TEXT_TOKENS)]
-    for part in batches:
+    found, device = [], model.reference.device
+    for part in SentenceBatches(text, TEXT_TOKENS):
         model._check_rows(part.x, part.lengths)
-    return [Batch(part.x.to(model.reference.device), part.lengths.to(model.reference.device)) for part in batches]
+        found.append(Batch(part.x.to(device), part.lengths.to(device)))
+    return found
 
 
 def _num_tokens(part: TextPart, vocabulary: Vocabulary, lower: bool) -> int:

@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import warnings
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -26,7 +27,7 @@ CASES = {
     "hmm": (lambda: HMM(4, 5, priors={"emission": 1.1, "transition": 1.05, "initial": 1.05}, dtype="float64"), WORDS, OTHERS),
     "lds": (lambda: LDS(2, 2), ROWS, OTHER_ROWS),
 }
-EM = {"method": "em", "tolerance": 0.0, "seed": 1}
+EM: dict[str, Any] = {"method": "em", "tolerance": 0.0, "seed": 1}
 
 
 @pytest.fixture(autouse=True)
@@ -72,7 +73,7 @@ def test_gradients_are_scored_every_twenty_steps_and_at_the_end():
             states[k] = {name: value.clone() for name, value in model.state_dict().items()}
     best = min(values, key=values.get)
     assert best < 130
-    how = {"method": "sgd", "num_steps": 130, "seed": 1}
+    how: dict[str, Any] = {"method": "sgd", "num_steps": 130, "seed": 1}
     found = HMM(4, 5, dtype="float64").fit(WORDS, **how, validation=OTHERS)
     assert dict(found.history.validations) == values and found.history.best_iteration == best
     assert all(torch.equal(value, states[best][name]) for name, value in found.state_dict().items())
@@ -80,14 +81,15 @@ def test_gradients_are_scored_every_twenty_steps_and_at_the_end():
     assert found.history.losses == HMM(4, 5, dtype="float64").fit(WORDS, **how).history.losses
 
 
-SGD = {"method": "sgd", "num_steps": 100, "batch_size": 2, "seed": 1}
+SGD: dict[str, Any] = {"method": "sgd", "num_steps": 100, "batch_size": 2, "seed": 1}
 
 
 @pytest.mark.parametrize(("training", "how", "at"), [(EMTraining, EM | {"max_iterations": 12}, 9), (DescentTraining, SGD, 75)])
 def test_a_run_that_goes_on_is_the_run_that_was_never_stopped(training, how, at, tmp_path, monkeypatch):
     """Also where the best parameters were found before it was stopped, so that they are in its folder alone."""
     make, x, held_out = CASES["hmm"]
-    whole, disk = make().fit(x, **how, validation=held_out), make().fit(x, **how, validation=held_out, folder=tmp_path / "whole")
+    whole = make().fit(x, **how, validation=held_out)
+    disk = make().fit(x, **how, validation=held_out, folder=tmp_path / "whole")
     assert same(whole, disk) and whole.history.validations == disk.history.validations
     assert whole.history.best_iteration < at
 
@@ -139,7 +141,8 @@ def test_held_out_data_come_in_every_form_of_x(tmp_path):
         assert [value for _, value in found] == pytest.approx(values, abs=1e-9)
     by_name = sequences_by(frame, "who")
     turned = sequences_by(frame[["who", "flow", "heat"]], "who")
-    found = [HMM(2, num_features=2).fit(by_name, **how, validation=form).history.validations for form in (by_name, turned, ROWS)]
+    forms = by_name, turned, ROWS
+    found = [HMM(2, num_features=2).fit(by_name, **how, validation=form).history.validations for form in forms]
     assert found[0] == found[1] == found[2]
 
     sentences = ["a b c", "c d", "d a b a"]
@@ -177,12 +180,12 @@ def test_impossible_held_out_data_choose_nothing():
     assert model.history.best_iteration is None and same(model, alone)
 
 
-REFUSED = {
+REFUSED: dict[str, dict[str, Any]] = {
     "validation: .* got method 'lbfgs'.*method='em' or 'sgd'": {"method": "lbfgs", "validation": OTHERS},
     "validation: .* got method 'svi'": {"method": "svi", "validation": OTHERS},
     "early_stop: counts scores of held-out data; give validation": {"early_stop": 3},
     "early_stop must be at least 1, got 0": {"early_stop": 0, "validation": OTHERS},
-    "validation: data by the names of score's arguments are a mapping with 'x', got the names 'y'": {"validation": {"y": OTHERS}},
+    "validation: data by the names of score's arguments .* with 'x', got the names 'y'": {"validation": {"y": OTHERS}},
     "validation: HMM: no argument 'inputs' beside the data": {"validation": {"x": OTHERS, "inputs": 3}},
     "validation: x must hold ids 0..4": {"validation": [[0, 5]]},
     "validation: x: every observation is missing": {"validation": [[-1, -1]]},
@@ -205,3 +208,34 @@ def test_texts_of_other_words_are_refused():
             model.fit(text, validation=other)
     with pytest.raises(ValueError, match="validation: .* leave it out, or fit SwitchingRegression with method='em' or 'sgd'"):
         SwitchingRegression(2).fit(ROWS[0][:, :1], validation=ROWS[1][:, :1])
+
+
+def test_a_text_goes_through_em_some_lines_at_a_time(tmp_path):
+    """To the sums of all its lines together, whatever their order; a run of it goes on exactly, and looks at its words."""
+    lines = [RANDOM.choice(list("abcde"), size=n).tolist() for n in RANDOM.integers(1, 40, size=400)]
+    text = Text.from_lines(lines)
+    rows = list(text.lines())
+    start = HMM(3, len(text.vocabulary), dtype="float64").fit(rows[:20], **EM, max_iterations=1).state_dict()
+
+    def model():
+        own = HMM(3, len(text.vocabulary), dtype="float64")
+        own.load_state_dict(start)
+        return own
+
+    how: dict[str, Any] = {"tolerance": 0.0, "warm_start": True, "acceleration": 0}
+    together, parts = model().fit(rows, **how, max_iterations=6), model().fit(text, **how, max_iterations=6)
+    for name, value in together.state_dict().items():
+        torch.testing.assert_close(parts.state_dict()[name], value, rtol=0, atol=1e-9)
+    assert parts.history.num_tokens == text.num_tokens == sum(map(len, rows))
+    model().fit(text, **how, max_iterations=2, folder=tmp_path / "run", validation=text)
+    resumed = HMM(3, len(text.vocabulary), dtype="float64").fit(
+        text, tolerance=0.0, acceleration=0, max_iterations=6, folder=tmp_path / "run", validation=text, resume=True
+    )
+    assert same(resumed, parts)
+    other = Text.from_lines(lines[:-1], text.vocabulary)
+    with pytest.raises(ValueError, match="x: the run in .* is of another x"):
+        HMM(3, len(text.vocabulary), dtype="float64").fit(
+            other, tolerance=0.0, acceleration=0, max_iterations=6, folder=tmp_path / "run", validation=text, resume=True
+        )
+    with pytest.raises(ValueError, match=r"x must hold ids 0\.\.1"):
+        HMM(2, 2).set_parameters(initial=[0.5, 0.5]).fit(text, warm_start=True)
