@@ -403,7 +403,8 @@ def goes_by_lines(x: Any, method: str, options: Mapping[str, Any], *beside: Any)
 
 
 def batches_of_text(model: Any, text: Any) -> list[Batch]:
-    """The lines of a :class:`~pplseq.data.text.Text` for EM, those of about the same length together; an E-step needs no more memory than these take."""
+    """The lines of a :class:`~pplseq.data.text.Text` for EM, those of about the same length together; an E-step needs no more
+    memory than these take."""
     model._in_form(text)
     found, device = [], model.reference.device
     for part in SentenceBatches(text, TEXT_TOKENS):
