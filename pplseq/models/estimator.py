@@ -39,15 +39,18 @@ from pplseq.models.batch import (
     without_empty_rows,
 )
 from pplseq.models.diagnostics.residuals import DiagnosticQueries
-from pplseq.models.fitted import HeldParameters, mean_the_same, told_bounds, told_held, told_parameters
+from pplseq.models.fitted import HeldParameters, mean_the_same, told_bounds, told_parameters
 from pplseq.models.fitting import (
-    PART_STEPS,
-    about_data,
+    about_run,
+    batches_of_text,
     check_options,
     fit_best,
+    goes_by_lines,
+    held_out_data,
     num_steps_of,
     on_cluster,
     parts_of_files,
+    rows_of_part,
     run_fit,
     start_anew,
 )
@@ -55,7 +58,6 @@ from pplseq.models.forms import is_table
 from pplseq.models.information import Summary, criterion, observed_tokens, summarize
 from pplseq.models.online.reader import Chains, Filter, Online
 from pplseq.models.state_labels import StateOrder, named
-from pplseq.runs.loop import digest
 from pplseq.runs.progress import recorder
 from pplseq.threads import alone, undisturbed
 
@@ -168,8 +170,10 @@ class Estimator(DiagnosticQueries, StateOrder, HeldParameters, SequenceModel):
         x,
         lengths=None,
         *,
+        validation: Any = None,
         method: str | None = None,
         batch_size: int | None = None,
+        early_stop: int | None = None,
         warm_start: bool = False,
         initialization: str | None = None,
         num_restarts: int = 1,
@@ -188,11 +192,16 @@ class Estimator(DiagnosticQueries, StateOrder, HeldParameters, SequenceModel):
         Args:
             x, lengths: the sequences; see the class. Of "em" and words also a :class:`~pplseq.data.text_parts.TextFiles`, read
                 a part at a time; the first part then says where the fit starts.
+            validation: held-out data, of "em" and "sgd": like x, or a mapping from arguments of :meth:`score` to what they
+                take, ``{"x": ..., "inputs": ...}``. They are scored after every iteration of "em" and every 20 steps of "sgd",
+                and the model ends with the parameters that were best on them, those of ``history.best_iteration``;
+                ``history.validations`` has them all. Of several starts one goes on, chosen as without them.
             method: one of ``methods``, by default the first: "em" (with priors: maximum a posteriori), "sgd" (Adam) or
                 "lbfgs" on the same objective, "svi" (needs priors; ``history.guide``), "nuts" (needs priors;
                 ``history.samples``). After the last two the parameters hold the guide's median, or the most probable draw.
-            batch_size: sequences at a time; None for all. In EM it bounds the memory and changes nothing else, unless
-                ``step_size`` is given.
+            batch_size: sequences at a time; None for all (of a ``Text`` in batch EM: some thousand words). In EM it bounds the
+                memory and changes nothing else, unless ``step_size`` is given.
+            early_stop: stop after so many scores of held-out data in a row without a new best.
             warm_start: start from the parameters as they are, instead of anew from the data.
             initialization: how to start anew, one of ``starts``, by default the first.
             num_restarts: starts; after every 10 iterations of EM (of L-BFGS of models without) the worse half is dropped, until
@@ -214,10 +223,11 @@ class Estimator(DiagnosticQueries, StateOrder, HeldParameters, SequenceModel):
                 ``{"loc": "increasing", "covariance": "equal"}``.
             progress: show a bar. on_record: called with every record: of an iteration of "em", of some steps of "sgd", of the
                 end of other methods.
-            **options: ``device``, to which the model moves first; what is ``known`` with the sequences (observed states make
-                the fit supervised, or partly so); options of :func:`~pplseq.infer.fit.em.expectation_maximization`
-                (max_iterations, tolerance, step_size; ``cluster``, an address as of :func:`pplseq.runs.cluster.connected`,
-                whose workers do the E-steps) or in :mod:`pplseq.infer.fit.gradients` (num_steps, lr, guide, num_samples, ...).
+            **options: ``device``, to which the model moves first; ``began``, ``time.monotonic()`` when the time of ``max_time``
+                began (None: now); what is ``known`` with the sequences (observed states make the fit supervised, or partly so);
+                options of :func:`~pplseq.infer.fit.em.expectation_maximization` (max_iterations, tolerance, step_size;
+                ``cluster``, an address as of :func:`pplseq.runs.cluster.connected`, whose workers do the E-steps) or in
+                :mod:`pplseq.infer.fit.gradients` (num_steps, lr, guide, num_samples, ...).
 
         Returns:
             The model itself.
@@ -229,6 +239,7 @@ class Estimator(DiagnosticQueries, StateOrder, HeldParameters, SequenceModel):
         drawn = self._random_parameters
         if "device" in options:
             self.to(checks.device(options.pop("device")))
+        began = options.pop("began", None)
         known = {name: options.pop(name) for name in checks.signature(type(self)._as_batch).parameters if name in options}
         check_options(self, method, options)
         checks.count("num_restarts", num_restarts)
@@ -243,21 +254,26 @@ class Estimator(DiagnosticQueries, StateOrder, HeldParameters, SequenceModel):
             raise ValueError(f"num_restarts: a warm start has one starting point; got {num_restarts}")
         beside = [known.get("trials"), known.get("exposure")]
         with self._naming(x, warm_start or resume, known.get("inputs"), known.get("states"), beside):
-            batch = None if isinstance(x, TextFiles) else self._as_batch(*self._as_text(x, lengths, known), **known)
+            by_lines = goes_by_lines(x, method, options, lengths, batch_size, *known.values())
+            in_parts = isinstance(x, TextFiles) or by_lines and (warm_start or resume)  # whole it says where to start
+            batch = None if in_parts else self._as_batch(*self._as_text(x, lengths, known), **known)
+            held_out = held_out_data(self, x, method, validation, early_stop)
         if batch is not None:
             self._check_data(batch)
         if method != "em" or in_training(self):  # a model that was fitted or loaded before is at test, without dropout
             self.train(method != "em")
         with seeded(seed), on_cluster(options) as options, contextlib.ExitStack() as stack:
             cluster = options.get("cluster")
-            if batch is None:
+            if by_lines:
+                batches: Any = batches_of_text(self, x)
+                batch = batch or batches[0]
+            elif batch is None:
                 alone = dict(lengths=lengths, batch_size=batch_size, step_size=options.get("step_size"), **known)
-                batches: Any = parts_of_files(self, x, method, alone, cluster)
+                batches = parts_of_files(self, x, method, alone, cluster)
                 batch = next(batches[0].batches(self))
             else:
-                size = max(1, PART_STEPS // batch.x.shape[1]) if batch_size is None and cluster is not None else batch_size
-                batches = split_rows(batch, size)
-            alone, starts = folder is None and max_time is None and not resume, []
+                batches = split_rows(batch, rows_of_part(batch) if cluster and batch_size is None else batch_size)
+            alone, starts = folder is max_time is held_out is None and not resume, []
             holds = self._held_by(fixed)
             self._take_units(batch, warm_start or resume, holds)
             bounds = {} if bounds is None else bounds
@@ -274,13 +290,13 @@ class Estimator(DiagnosticQueries, StateOrder, HeldParameters, SequenceModel):
             if alone:
                 history = fit_best(self, batches, method, options, starts, record)
             else:
-                about = {} if folder is None else self._about(x, batch, batches, holds)
-                if boxes:
-                    about["bounds"] = {name: digest(*own.told) for name, own in boxes.items()}
+                about = {} if folder is None else about_run(self, x, batch, batches, holds, boxes, held_out)
                 if method != "em":  # of which batches are only its memory
                     about["batch_size"] = batch_size
-                limits: dict[str, Any] = {"folder": folder, "resume": resume, "max_time": max_time, "on_record": record}
-                history = run_fit(self, batches, method, options, **limits, about=about)
+                limits: dict[str, Any] = {"folder": folder, "resume": resume, "max_time": max_time, "early_stop": early_stop}
+                history = run_fit(
+                    self, batches, method, options, **limits, held_out=held_out, about=about, on_record=record, began=began
+                )
         vars(self)["history"] = history  # no submodule, though it may hold a guide
         vars(self)["is_fitted"] = True
         words = x.vocabulary if isinstance(x, (Text, TextFiles)) else None
@@ -297,14 +313,6 @@ class Estimator(DiagnosticQueries, StateOrder, HeldParameters, SequenceModel):
             if not (why := self._why_no_number(batch)):
                 raise
             raise type(error)(f"{why}: {error}") from error
-
-    def _about(self, x: Any, batch: Batch, batches: Any, holds: Mapping[str, Tensor | None]) -> dict[str, Any]:
-        """Data, and what is held, as a resumed fit must be given them alike."""
-        if isinstance(x, TextFiles):
-            about = {"x": digest(x.vocabulary.fingerprint(), *(f"{part.part} {part.num_tokens}" for part in batches))}
-        else:
-            about = about_data(batch)
-        return {**about, "fixed": told_held(holds) | dict.fromkeys(frozen(self), "requires_grad = False")}
 
     def _check_method(self, method: str) -> None:
         """Raises ValueError where this model cannot be fitted by a method."""

@@ -18,13 +18,17 @@ from pyro import poutine
 from torch import Tensor
 
 from pplseq import checks
+from pplseq.data.batches import SentenceBatches
+from pplseq.data.text import Text
 from pplseq.data.text_parts import TextFiles, TextPart, read_part
 from pplseq.data.vocabulary import Vocabulary
 from pplseq.infer.fit.em import Batch, FitHistory, expectation_maximization
 from pplseq.infer.fit.gradients import fit_variationally, maximize_by_gradient, maximize_by_lbfgs, sample_parameters
-from pplseq.infer.fit.held import held
+from pplseq.infer.fit.held import frozen, held
 from pplseq.models.batch import to_batch
+from pplseq.models.fitted import told_held
 from pplseq.runs.cluster import connected
+from pplseq.runs.evaluation import score_text
 from pplseq.runs.fits import DescentTraining, EMTraining, FitTraining
 from pplseq.runs.loop import Step, digest, run_training
 from pplseq.threads import alone, filtering
@@ -119,6 +123,9 @@ def run_fit(
     folder: str | Path | None = None,
     resume: bool = False,
     max_time: float | None = None,
+    began: float | None = None,
+    held_out: HeldOut | None = None,
+    early_stop: int | None = None,
     about: Mapping[str, Any] | None = None,
     on_record: Callable[[dict[str, Any]], None] | None = None,
 ) -> FitHistory:
@@ -128,7 +135,9 @@ def run_fit(
     gets the fitted model; not the guide of "svi" and the samples of "nuts", which are of the fit alone.
 
     Args:
-        folder, resume, max_time, on_record: see :func:`~pplseq.runs.loop.run_training`, also for what is raised.
+        folder, resume, max_time, began, early_stop, on_record: see :func:`~pplseq.runs.loop.run_training`, also for what is
+            raised.
+        held_out: data that decide which parameters the model ends with, of "em" and "sgd".
         about: what a resumed fit must be given alike, beside method, options and model.
 
     Raises:
@@ -138,12 +147,20 @@ def run_fit(
         checks.positive("max_time", max_time, zero=True)
         if method not in STEPWISE:
             raise ValueError(f"max_time: a fit by {checks.shown(method)} cannot be interrupted; use {' or '.join(STEPWISE)}")
-    run = STEPWISE[method](model, batches, **options) if method in STEPWISE else WholeFit(model, batches, method, options)
+    if method in STEPWISE:
+        if held_out is not None and not resume:
+            held_out.check()
+        run: FitTraining = STEPWISE[method](model, batches, evaluate=held_out and held_out.measure, **options)
+    else:
+        run = WholeFit(model, batches, method, options)
     if folder is not None:
         run.about = about_fit(model, method, options, GOES_ON if method in STEPWISE else ()) | dict(about or {})
     with checks.trusted() if method in STEPWISE else nullcontext():
-        ended = run_training(run, folder=folder, resume=resume, max_time=max_time, on_record=on_record)
-    run.history.reason = run.history.reason or ended.stop_reason
+        ended = run_training(
+            run, folder=folder, resume=resume, max_time=max_time, early_stop=early_stop, on_record=on_record, began=began
+        )
+    run.take_best(None if folder is None else Path(folder))
+    run.history.reason, run.history.run = run.history.reason or ended.stop_reason, ended
     for note in run.history.notes:
         warnings.warn(note, RuntimeWarning, stacklevel=4)
     return run.history
@@ -176,6 +193,114 @@ def about_data(batch: Batch) -> dict[str, str]:
     return found
 
 
+class HeldOut:
+    """Data that a model is scored on while it is fitted.
+
+    Args:
+        model: an estimator, which knows the names of columns and words that it is fitted to.
+        given: like x, or a mapping from the names of arguments of ``score`` to what these take.
+
+    Attributes:
+        about: their digest.
+
+    Raises:
+        ValueError, TypeError: for what is no such data; begins with "validation".
+    """
+
+    def __init__(self, model: Estimator, given: Any):
+        self.model, self.given = model, dict(given) if isinstance(given, Mapping) else {"x": given}
+        with _of_validation():
+            if "x" not in self.given:
+                named = ", ".join(map(repr, self.given)) or "none"
+                raise ValueError(f"data by the names of score's arguments are a mapping with 'x', got the names {named}")
+            known = {name: value for name, value in self.given.items() if name not in ("x", "lengths")}
+            model._check_names(known)
+            x, lengths = self.given["x"], self.given.get("lengths")
+            whole = isinstance(x, Text) and lengths is None and not known and len(x.vocabulary) == model.num_words
+            self.text: Text | None = x if whole else None
+            if self.text is not None:
+                model._in_form(self.text)  # which looks at whose words they are
+                self.about = digest_of_text(self.text)
+            else:
+                batch = model._as_batch(*model._as_text(x, lengths, known), **known)
+                self.about = digest(*about_data(batch).values())
+
+    def measure(self) -> Mapping[str, Any]:
+        """What ``score`` says of them at the parameters as they stand, as nats per token."""
+        model: Any = self.model
+        was, vars(model)["is_fitted"] = model.is_fitted, True  # as far as it has come
+        try:
+            if self.text is not None:  # some lines at a time
+                return score_text(model, self.text, "sentence").summary()
+            return {"nats_per_token": -model.score(**self.given, per_token=True)}
+        finally:
+            vars(model)["is_fitted"] = was
+
+    def check(self) -> None:
+        """Raises ValueError or TypeError for what cannot be scored, before anything is learned."""
+        with _of_validation():
+            self.measure()
+
+
+@contextmanager
+def _of_validation() -> Iterator[None]:
+    try:
+        yield
+    except (TypeError, ValueError) as error:
+        raise (TypeError if isinstance(error, TypeError) else ValueError)(f"validation: {error}") from error
+
+
+def held_out_data(model: Estimator, x: Any, method: str, validation: Any, early_stop: int | None) -> HeldOut | None:
+    """The held-out data of a fit to x; None for none.
+
+    Raises:
+        ValueError, TypeError: for a method that has no iterations to choose among, and what :class:`HeldOut` raises.
+    """
+    if early_stop is not None:
+        checks.count("early_stop", early_stop)
+    if validation is None:
+        if early_stop is not None:
+            raise ValueError(f"early_stop: counts scores of held-out data; give validation=..., got {early_stop} without them")
+        return None
+    if method not in STEPWISE:
+        takes = " or ".join(repr(each) for each in STEPWISE if each in model.methods)
+        raise ValueError(
+            f"validation: chooses among the iterations of a fit by {' or '.join(map(repr, STEPWISE))}, got method "
+            f"{checks.shown(method)}; leave it out, or fit {type(model).__name__} with method={takes}"
+        )
+    held_out = HeldOut(model, validation)
+    texts = isinstance(x, Text | TextFiles), isinstance(other := held_out.given["x"], Text)
+    if all(texts) and other.vocabulary.words != x.vocabulary.words:
+        raise ValueError(
+            f"validation: the text {other.name!r} is encoded with other words than x ({len(other.vocabulary)} against "
+            f"{len(x.vocabulary)}); encode it with the same vocabulary"
+        )
+    return held_out
+
+
+def digest_of_text(text: Text) -> str:
+    """Of a text's words and lines."""
+    return digest(text.vocabulary.fingerprint(), torch.as_tensor(text.tokens), torch.as_tensor(text.line_starts))
+
+
+def about_run(
+    model: Estimator, x: Any, batch: Batch, batches: Any, holds: Mapping[str, Tensor | None], boxes: Mapping[str, Any],
+    held_out: HeldOut | None,
+) -> dict[str, Any]:  # fmt: skip
+    """Data, bounds, and what is held, as a resumed fit must be given them alike."""
+    about: dict[str, Any]
+    if isinstance(x, TextFiles):
+        about = {"x": digest(x.vocabulary.fingerprint(), *(f"{part.part} {part.num_tokens}" for part in batches))}
+    elif isinstance(x, Text) and not batch.known:
+        about = {"x": digest_of_text(x)}
+    else:
+        about = about_data(batch)
+    about["fixed"] = told_held(holds) | dict.fromkeys(frozen(model), "requires_grad = False")
+    if boxes:
+        about["bounds"] = {name: digest(*own.told) for name, own in boxes.items()}
+    return about if held_out is None else about | {"validation": held_out.about}
+
+
 class WholeFit(FitTraining):
     """A fit that is done in one go, before the loop's first step; until then the folder holds no model."""
 
@@ -206,6 +331,7 @@ GOES_ON = ("max_iterations", "num_steps", "tolerance", "cluster")  # options of 
 STEPWISE = {"em": EMTraining, "sgd": DescentTraining}
 
 
+TEXT_TOKENS = 1 << 12  # tokens of a text in memory that go through an E-step at a time, unless batch_size says otherwise
 PART_STEPS = 1 << 16  # steps of a part of an E-step that is spread over a cluster, unless batch_size says otherwise
 
 
@@ -262,6 +388,29 @@ def parts_of_files(model: Any, files: TextFiles, method: str, refused: dict[str,
     if not parts:
         raise ValueError(f"x: {files.source}: the text is empty (no words)")
     return parts
+
+
+def rows_of_part(batch: Batch) -> int:
+    """How many rows go to a worker of a cluster at a time."""
+    return max(1, PART_STEPS // batch.x.shape[1])
+
+
+def goes_by_lines(x: Any, method: str, options: Mapping[str, Any], *beside: Any) -> bool:
+    """Whether data are a text that batch EM takes some lines at a time, as nothing beside it says otherwise."""
+    return isinstance(x, Text) and method == "em" and not any(
+        told is not None for told in (options.get("step_size"), options.get("cluster"), *beside)
+    )  # fmt: skip
+
+
+def batches_of_text(model: Any, text: Any) -> list[Batch]:
+    """The lines of a :class:`~pplseq.data.text.Text` for EM, those of about the same length together; an E-step needs no more
+    memory than these take."""
+    model._in_form(text)
+    found, device = [], model.reference.device
+    for part in SentenceBatches(text, TEXT_TOKENS):
+        model._check_rows(part.x, part.lengths)
+        found.append(Batch(part.x.to(device), part.lengths.to(device)))
+    return found
 
 
 def _num_tokens(part: TextPart, vocabulary: Vocabulary, lower: bool) -> int:

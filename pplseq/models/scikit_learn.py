@@ -128,6 +128,8 @@ class SequenceClassifier(ClassifierMixin, BaseEstimator):
         sequences, labels = _as_list(X), np.asarray(y)
         if labels.shape != (len(sequences),):
             raise ValueError(f"y: expected a label for each of {len(sequences)} sequences, got shape {labels.shape}")
+        if "validation" in (self.fit_options or ()):
+            raise ValueError("fit_options: validation would be the same data for every class; leave it out")
         if unknown := {"exposure", "trials", "inputs", "states"} & {*(self.fit_options or ())}:
             raise ValueError(f"fit_options: {', '.join(unknown)} goes with the sequences, and predict takes none; leave it out")
         if labels.dtype == object and any(label is None for label in labels):

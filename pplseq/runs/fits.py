@@ -10,61 +10,57 @@ from typing import Any
 from torch import Tensor
 
 from pplseq import checks
+from pplseq.folder import whole_folder
 from pplseq.infer.fit.em import Batch, FitHistory, accelerated, batch_iteration
 from pplseq.infer.fit.gradients import Descent
 from pplseq.runs import checkpoint
-from pplseq.runs.loop import Step, Training, run_training
-from pplseq.runs.settings import History, NonFiniteLoss, Progress, TrainSettings, perplexity
+from pplseq.runs.loop import Step, Training
+from pplseq.runs.settings import NonFiniteLoss, Progress, perplexity
 from pplseq.runs.training import model_device
 
-RECORDED = ("log_likelihoods", "log_posteriors", "losses", "notes", "converged", "reason")
-LOG_INTERVAL = 20  # steps of a gradient between two records
-
-
-def train_em(
-    model: Any,
-    batches: Sequence[Batch],
-    *,
-    evaluate: Callable[[], Mapping[str, Any]] | None,
-    settings: TrainSettings,
-    folder: str | Path | None,
-    resume: bool = False,
-    tolerance: float = 1e-4,
-    on_record: Callable[[dict[str, Any]], None] | None = None,
-    began: float | None = None,
-    about: Mapping[str, Any] | None = None,
-) -> History:
-    """Fit a model by batch EM in a run's folder.
-
-    Args:
-        model: an :class:`~pplseq.infer.fit.em.ExpectationModel` and module.
-        batches: the whole text, in pieces that bound the memory of an E-step.
-        settings: `epochs` (iterations at most), `max_time` and `early_stop` are used.
-        tolerance: stop when an iteration gains no more, in nats per token.
-        evaluate, folder: as for :func:`~pplseq.runs.training.train`.
-        resume, on_record, began: see :func:`~pplseq.runs.loop.run_training`, also for what is raised.
-        about: see :class:`~pplseq.runs.loop.Training`.
-
-    Returns:
-        The history; an epoch and a step are an iteration. A training record is about the parameters before its M-step.
-    """
-    training = EMTraining(model, batches, max_iterations=settings.epochs, tolerance=tolerance, evaluate=evaluate)
-    training.about = about or {}
-    with checks.trusted():
-        return run_training(
-            training, folder=folder, resume=resume, max_time=settings.max_time, early_stop=settings.early_stop,
-            on_record=on_record, began=began,
-        )  # fmt: skip
+RECORDED = ("log_likelihoods", "log_posteriors", "losses", "validations", "notes", "converged", "reason")
+LOG_INTERVAL = 20  # steps of a gradient between two records, and two looks at held-out data
+IMPOSSIBLE = (
+    "validation: the held-out data are impossible under the parameters of every iteration, so that none is best and the last "
+    "ones are kept; give priors, more data to learn from, or leave out what is in none of these"
+)
 
 
 class FitTraining(Training):
-    """What fits have in common: the model, and a history that a checkpoint holds."""
+    """What fits have in common: the model, a history that a checkpoint holds, and the parameters best on held-out data.
+
+    Args:
+        evaluate: measures held-out data; None: the best model is the last one.
+    """
 
     history: FitHistory
 
-    def __init__(self, model: Any):
-        self.model, self.progress = model, Progress()
+    def __init__(self, model: Any, evaluate: Callable[[], Mapping[str, Any]] | None = None):
+        self.model, self.progress, self.measure = model, Progress(), evaluate
         self.save_model = model.save
+        self.best: dict[str, Tensor] = {}  # of those that this process has seen
+
+    def evaluate(self) -> Mapping[str, Any] | None:
+        return None if self.measure is None else self.measure()
+
+    def judged(self, metrics: Mapping[str, Any], improved: bool, scheduled: bool) -> dict[str, Any] | None:
+        if metrics:
+            self.history.validations.append((self.history.num_iterations, float(metrics["nats_per_token"])))
+            if improved:
+                self.best = {name: value.clone() for name, value in self.model.state_dict().items()}
+        return super().judged(metrics, improved, scheduled)
+
+    def take_best(self, folder: Path | None) -> None:
+        """Leaves the model at the parameters that were best on held-out data, where there are any: of a run that was resumed
+        perhaps those that an earlier process wrote."""
+        if self.measure is None:
+            return
+        if not self.best and folder is not None and whole_folder(folder / "best").exists():
+            self.best = type(self.model).load(folder / "best").state_dict()
+        if self.best:
+            self.model.load_state_dict(self.best)
+        if self.history.validations and self.history.best_iteration is None:
+            self.history.note([IMPOSSIBLE])
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         tensors = {f"weights.{name}": value for name, value in checkpoint.named_weights(self.model).items()}
@@ -74,6 +70,7 @@ class FitTraining(Training):
     def restore(self, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
         checkpoint.restore_weights(self.model, tensors)
         vars(self.history).update(state["history"])
+        self.history.validations = [(step, nats) for step, nats in self.history.validations]
         if not self.history.converged:
             self.history.reason = ""  # a longer run goes on where a shorter one had its end
 
@@ -83,7 +80,7 @@ class EMTraining(FitTraining):
 
     Args:
         model, batches, max_iterations, tolerance, acceleration, cluster: as of that function.
-        evaluate: measures held-out data after every M-step; None: the best model is the last one.
+        evaluate: see :class:`FitTraining`; after every M-step.
     """
 
     def __init__(
@@ -98,12 +95,12 @@ class EMTraining(FitTraining):
         cluster: Any = None,
         evaluate: Callable[[], Mapping[str, Any]] | None = None,
     ):
-        super().__init__(model)
+        super().__init__(model, evaluate)
         if not batches:
             raise ValueError("batches: nothing to fit, got none")
         if step_size is not None:
-            raise ValueError("step_size: a fit with a folder or a limit of time is batch EM; leave step_size out")
-        self.most, self.measure = checks.count("max_iterations", max_iterations), evaluate
+            raise ValueError("step_size: a fit with a folder, a limit of time or validation is batch EM; leave step_size out")
+        self.most = checks.count("max_iterations", max_iterations)
         self.tolerance = checks.positive("tolerance", tolerance, zero=True)
         self.history = FitHistory("em", sum(batch.num_tokens for batch in batches))
         self.before: dict[str, Tensor] = {}  # the parameters that the last entry of the history is about
@@ -132,9 +129,6 @@ class EMTraining(FitTraining):
         record = {"kind": "train", "nats_per_token": nats, "perplexity": perplexity(nats)}
         return Step([record], validate=validate, best=last, save=True)
 
-    def evaluate(self) -> Mapping[str, Any] | None:
-        return None if self.measure is None else self.measure()
-
     def place(self) -> dict[str, Any]:
         return {"epoch": self.progress.epoch}
 
@@ -159,10 +153,13 @@ class EMTraining(FitTraining):
 
 
 class DescentTraining(FitTraining):
-    """A gradient step a step; arguments as of :meth:`pplseq.infer.fit.gradients.Descent.of_model`."""
+    """A gradient step a step; arguments as of :meth:`pplseq.infer.fit.gradients.Descent.of_model`, and ``evaluate``, every
+    ``LOG_INTERVAL`` steps."""
 
-    def __init__(self, model: Any, batches: Sequence[Batch], **options):
-        super().__init__(model)
+    def __init__(
+        self, model: Any, batches: Sequence[Batch], *, evaluate: Callable[[], Mapping[str, Any]] | None = None, **options: Any
+    ):
+        super().__init__(model, evaluate)
         self.descent = Descent.of_model(model, batches, **options)
         self.history = self.descent.history
 
@@ -177,7 +174,9 @@ class DescentTraining(FitTraining):
         self.progress.step += 1
         last = bool(self.ended())
         due = last or self.progress.step % LOG_INTERVAL == 0
-        return Step([{"kind": "train", "nats_per_token": nats}] if due else [], validate=last, best=last)
+        records = [{"kind": "train", "nats_per_token": nats}] if due else []
+        alone = self.measure is None
+        return Step(records, validate=last if alone else due, best=last and alone)
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         tensors, state = super().state()

@@ -385,6 +385,20 @@ def test_a_fit_raises_the_likelihood_and_repeats_whoever_looks_on(name, capsys):
 
 
 @offering("fit", "score")
+def test_a_fit_ends_with_what_was_best_on_held_out_data(name):
+    case, x, rows = CASES[name], CASES[name].data(), slice(1, 3)
+    model, records = case.model(), []
+    if isinstance(model, pplseq.IOHMM):
+        pytest.skip("it chooses among restarts, not among iterations")
+    known = case.part(rows)
+    held_out = {"x": x[rows], **known} if known else x[rows]
+    fit = {"method": "sgd", "num_steps": 30} if case.fit.get("method") == "sgd" else case.fit
+    model.fit(x, **case.known, **fit, seed=0, on_record=records.append, validation=held_out)
+    values = [record["nats_per_token"] for record in records if record["kind"] == "validation"]
+    assert len(values) > 1 and model.score(x[rows], **known, per_token=True) == pytest.approx(-min(values))
+
+
+@offering("fit", "score")
 def test_a_fit_refuses_what_it_does_not_know(name):
     case, x = CASES[name], CASES[name].data()
     model = case.model()

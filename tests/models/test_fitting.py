@@ -13,8 +13,6 @@ import torch
 import pplseq
 from pplseq.infer.fit import gradients
 from pplseq.models import HMM, IOHMM, LDS, VLHMM, StructuralModel, fitting
-from pplseq.runs.fits import train_em
-from pplseq.runs.settings import TrainSettings
 
 torch.manual_seed(0)
 X = [torch.randint(5, (n,)) for n in (30, 12, 25, 8)]
@@ -76,21 +74,6 @@ def test_a_smaller_tolerance_goes_on(tmp_path):
     whole = fitted(EM, max_iterations=60, tolerance=1e-4)
     assert len(whole.history.log_likelihoods) > len(coarse.history.log_likelihoods)
     assert same(fine, whole) and fine.history.log_likelihoods == whole.history.log_likelihoods
-
-
-@pytest.mark.parametrize("held_out", [False, True])
-def test_em_with_held_out_data_ends_where_a_fit_in_memory_does(held_out, tmp_path):
-    whole, model = fitted(EM, max_iterations=60, tolerance=1e-3), HMM(3, 5)
-    batch = model._as_batch(X)
-    torch.manual_seed(4)
-    model.initialize(batch)
-    evaluate = (lambda: {"nats_per_token": -model.score(X, per_token=True)}) if held_out else None
-    settings = TrainSettings(epochs=60)
-    history = train_em(model, [batch], evaluate=evaluate, settings=settings, folder=tmp_path / "run", tolerance=1e-3)
-    assert history.stop_reason == "converged" and same(model, whole)
-    trained = [record["nats_per_token"] for record in history.records if record["kind"] == "train"]
-    assert trained == [-value / batch.num_tokens for value in whole.history.log_likelihoods]
-    assert same(pplseq.load(tmp_path / "run"), whole)
 
 
 IN_ONE_GO = {

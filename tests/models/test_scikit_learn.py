@@ -207,6 +207,7 @@ def test_words_of_classes():
     [
         ({}, [0, 0], "two or more classes"), ({}, [0], "a label for each of 2"),
         ({"class_priors": [1.0]}, [0, 1], "class_priors"),
+        ({"fit_options": {"validation": [[0]]}}, [0, 1], "validation would be the same data for every class"),
     ],
 )
 def test_what_a_classifier_refuses(options, y, message):

@@ -141,13 +141,23 @@ class FitHistory:
     reason: str = ""
     notes: list[str] = field(default_factory=list)
     losses: list[float] = field(default_factory=list)  # of gradient methods, nats per token
+    # (iteration, or step; nats per token) of held-out data, at the parameters that it left
+    validations: list[tuple[int, float]] = field(default_factory=list)
     guide: Any = None  # of SVI
     samples: dict[str, Tensor] | None = None  # of NUTS
     diagnostics: dict | None = None  # of NUTS
+    run: Any = None  # of a fit that is a run (a folder, validation, a limit of time): its pplseq.runs.settings.History
 
     @property
     def num_iterations(self) -> int:
         return max(len(self.log_likelihoods), len(self.losses))
+
+    @property
+    def best_iteration(self) -> int | None:
+        """The iteration (from 1), or step, that left the parameters that are best on held-out data; None without such data,
+        or where they are impossible under all."""
+        best = min(self.validations, key=lambda one: one[1], default=(None, math.inf))
+        return best[0] if best[1] < math.inf else None
 
     def _repr_html_(self) -> str:
         """For notebooks."""

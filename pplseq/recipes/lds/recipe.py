@@ -62,7 +62,7 @@ class LDSSettings(SeriesSettings, RunSettings):
     offsets: Literal["both", "transition", "emission", "none"] = "both"
     state_noise: Literal["full", "diagonal"] = "full"
     emission_noise: Literal["full", "diagonal"] = "full"
-    initial: Literal["learned", "stationary", "diffuse"] = "learned"
+    initial: Literal["learned", "stationary"] = "learned"
     max_iterations: int = setting(100, free=True, check=checks.count)
     tolerance: float = setting(1e-4, check=checks.number)
     early_stop: int | None = setting(None, free=True, check=checks.count)

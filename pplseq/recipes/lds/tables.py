@@ -19,13 +19,9 @@ from pplseq.distributions.drawing import seeded
 from pplseq.files import new_file, write_text
 from pplseq.folder import FolderError, sealed, unsealed
 from pplseq.models import LDS
-from pplseq.models.batch import split_rows
-from pplseq.models.fitting import about_data
 from pplseq.recipes.forecasts import answer_sequences, rows_ahead
 from pplseq.recipes.recipe import Job
-from pplseq.runs.fits import train_em
 from pplseq.runs.progress import Watch
-from pplseq.runs.settings import TrainSettings
 from pplseq.runs.signals import TimeOver
 from pplseq.threads import once
 
@@ -158,12 +154,12 @@ def train(job: Job) -> dict[str, Any]:
         held_out = None if settings.validation is None else columns.rows(columns.read(settings.validation))
     model = _model(columns, settings).to(checks.device(settings.device))
     columns.name(model)
-    batch = model._as_batch(x, inputs=inputs) if columns.inputs else model._as_batch(x)
+    known: dict[str, Any] = {"inputs": inputs} if columns.inputs else {}
+    batch = model._as_batch(x, **known)
     try:
         model._check_data(batch)
     except ValueError as error:
         raise ValueError(f"{job.data}: {error}") from None
-    batches = split_rows(batch, settings.batch_size)
     job.watch.say(
         f"{len(table.ids):,} sequences, {sum(table.lengths):,} steps; outputs {', '.join(columns.outputs)}, inputs "
         f"{', '.join(columns.inputs) or 'none'}; {settings.num_states} states"
@@ -174,25 +170,14 @@ def train(job: Job) -> dict[str, Any]:
     columns.save(job.folder)
     if job.time_left is not None and job.time_left <= 0:
         raise TimeOver("finding a start")
-
-    def validate() -> dict[str, float]:
-        rows, given = held_out if held_out is not None else ([], None)
-        known = {} if given is None else {"inputs": given}
-        return {"nats_per_token": -model.score(rows, per_token=True, **known)}
-
     job.watch.begin(settings.max_iterations if settings.max_time is None else None)
-    history = train_em(
-        model,
-        batches,
-        evaluate=None if held_out is None else validate,
-        settings=TrainSettings(epochs=settings.max_iterations, max_time=settings.max_time, early_stop=settings.early_stop),
-        folder=job.folder,
-        resume=job.resume,
-        tolerance=settings.tolerance,
-        on_record=job.watch.record,
-        began=job.started,
-        about=about_data(batch),
-    )
+    model.fit(
+        x, **known, method="em", warm_start=True, batch_size=settings.batch_size,
+        validation=None if held_out is None else dict(zip(("x", *known), held_out, strict=False)),
+        max_iterations=settings.max_iterations, tolerance=settings.tolerance, early_stop=settings.early_stop,
+        folder=job.folder, resume=job.resume, max_time=settings.max_time, began=job.started, on_record=job.watch.record,
+    )  # fmt: skip
+    history = model.history.run
     progress = history.progress
     trained = [record for record in history.records if record.get("kind") == "train"]
     summary = {"stop_reason": history.stop_reason, "steps": progress.step, "seconds": round(progress.seconds, 1)}

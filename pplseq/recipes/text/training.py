@@ -8,11 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from pplseq import checks
-from pplseq.data.batches import SentenceBatches
-from pplseq.data.text import Corpus, Text, check_no_table, describe_corpus, load_corpus
+from pplseq.data.text import Corpus, check_no_table, describe_corpus, load_corpus
 from pplseq.distributions.drawing import seeded
 from pplseq.models.texts import check_same_text, introduction, make_batches, validator
 from pplseq.recipes.recipe import FitWatch, Job
@@ -24,6 +21,8 @@ from pplseq.runs.cost import estimate
 from pplseq.runs.memory import keep_freed_memory
 from pplseq.runs.settings import History, TrainSettings, perplexity
 from pplseq.runs.training import train as descend
+
+TOLERANCE = 1e-4  # nats per token that an iteration of EM gains at least
 
 
 # ---------------------------------------------------------------- the training
@@ -100,7 +99,8 @@ def _fit_other(name: str, corpus: Corpus, job: Job, on_record: Callable[[dict[st
     """An HMM or a network, which learn from batches of the same kinds."""
     from pplseq.baselines import NETWORKS
 
-    settings, text, by_em = job.settings, corpus.train, _by_em(job.settings)
+    settings, text = job.settings, corpus.train
+    by_em = getattr(settings, "method", "sgd") == "em"
     device, vocabulary = checks.device(settings.device), corpus.vocabulary
     if processes.current().writes:
         check_same_text(job.folder, text, job.resume, corpus.name)
@@ -118,22 +118,26 @@ def _fit_other(name: str, corpus: Corpus, job: Job, on_record: Callable[[dict[st
             model = model.to(device)
         size = f"{settings.hidden_size:,} units" if name in NETWORKS else f"{settings.num_states:,} states"
         job.watch.say(introduction(f"{name}: {size}", model, text, corpus.name))
-        batches: Any = em_batches(text, device) if by_em else make_batches(text, **arguments_of(settings, make_batches))
-        job.watch.begin(settings.epochs * (1 if by_em else len(batches)) if settings.max_time is None else None)
+        batches = None if by_em else make_batches(text, **arguments_of(settings, make_batches))
+        steps = 1 if batches is None else len(batches)  # of an epoch
+        job.watch.begin(settings.epochs * steps if settings.max_time is None else None)
 
         def record(found: dict[str, Any]) -> None:
             job.watch.record(found)
             if on_record is not None:
                 on_record(found)
 
-        common: dict[str, Any] = {
-            "settings": TrainSettings(**arguments_of(settings, TrainSettings)), "folder": job.folder, "resume": job.resume,
-            "began": job.started, "evaluate": validator(model, corpus.valid, protocol_of(settings)), "on_record": record,
-        }  # fmt: skip
+        common: dict[str, Any] = dict(folder=job.folder, resume=job.resume, began=job.started, on_record=record)
         if by_em:
-            from pplseq.runs.fits import train_em
-
-            return train_em(model, batches, **common)
+            model.fit(
+                text, method="em", warm_start=True, max_iterations=settings.epochs, tolerance=TOLERANCE,
+                validation=corpus.valid, early_stop=settings.early_stop, max_time=settings.max_time, **common,
+            )  # fmt: skip
+            return model.history.run
+        common |= {
+            "settings": TrainSettings(**arguments_of(settings, TrainSettings)),
+            "evaluate": validator(model, corpus.valid, protocol_of(settings)),
+        }
         if name in NETWORKS:
             from pplseq.baselines.neural import MaximumLikelihood
 
@@ -141,20 +145,9 @@ def _fit_other(name: str, corpus: Corpus, job: Job, on_record: Callable[[dict[st
         return descend(model, batches, on_step=job.watch.step, **common)
 
 
-def em_batches(text: Text, device: torch.device, batch_tokens: int = 4096) -> list[Any]:
-    """The whole text as sentences, in pieces for EM."""
-    from pplseq.infer.fit.em import Batch
-
-    return [Batch(b.x.to(device), b.lengths.to(device)) for b in SentenceBatches(text, batch_tokens)]
-
-
 def protocol_of(settings: Any) -> str:
     """How a run validates: EM goes through sentences, whatever the batches of gradient training would be."""
-    return "sentence" if _by_em(settings) else settings.protocol
-
-
-def _by_em(settings: Any) -> bool:
-    return getattr(settings, "method", "sgd") == "em"
+    return "sentence" if getattr(settings, "method", "sgd") == "em" else settings.protocol
 
 
 # ---------------------------------------------------------------- before it
