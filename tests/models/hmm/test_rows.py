@@ -221,8 +221,11 @@ def test_tiny_probabilities_on_the_way(rows):
         model.set_parameters(initial=[0.5, 0.5], transition=matrix, emission=[[1 - 1e-12, 1e-12], [0.3, 0.7]])
         x = torch.tensor([[0, 1, 1, 0, 0, 1] * 20] * rows)
         torch.testing.assert_close(model.log_joint(x), plain(model, x), rtol=1e-12, atol=0)
-        for found, wanted in zip(gradients(model, model.log_joint(x)), gradients(model, plain(model, x)), strict=True):
-            torch.testing.assert_close(found, wanted, rtol=1e-9, atol=1e-300)
+        names = [name for name, _ in model.named_parameters()]
+        both = zip(names, gradients(model, model.log_joint(x)), gradients(model, plain(model, x)), strict=True)
+        for name, found, wanted in both:
+            # a gradient of the emissions is a difference of counts of which 1e-12 are left
+            torch.testing.assert_close(found, wanted, rtol=1e-4 if name.startswith("emission") else 1e-9, atol=1e-300)
 
 
 def test_rows_side_by_side_and_one_by_one():
