@@ -331,7 +331,9 @@ GOES_ON = ("max_iterations", "num_steps", "tolerance", "cluster")  # options of 
 STEPWISE = {"em": EMTraining, "sgd": DescentTraining}
 
 
-TEXT_TOKENS = 1 << 12  # tokens of a text in memory that go through an E-step at a time, unless batch_size says otherwise
+# of a text in memory so many tokens go through an E-step at a time, unless batch_size says otherwise: as few as LEAST_TOKENS
+# where a token has many states, as messages and posteriors are tokens x states
+LEAST_TOKENS, TOKENS_TIMES_STATES = 1 << 12, 1 << 23
 PART_STEPS = 1 << 16  # steps of a part of an E-step that is spread over a cluster, unless batch_size says otherwise
 
 
@@ -407,7 +409,7 @@ def batches_of_text(model: Any, text: Any) -> list[Batch]:
     memory than these take."""
     model._in_form(text)
     found, device = [], model.reference.device
-    for part in SentenceBatches(text, TEXT_TOKENS):
+    for part in SentenceBatches(text, max(LEAST_TOKENS, TOKENS_TIMES_STATES // model.num_states)):
         model._check_rows(part.x, part.lengths)
         found.append(Batch(part.x.to(device), part.lengths.to(device)))
     return found
