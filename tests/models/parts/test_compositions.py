@@ -179,7 +179,7 @@ def test_rows_that_repeat_end_at_the_largest_concentration_and_are_said(method):
     with pytest.warns(RuntimeWarning, match="collapsed to the largest"):
         model.fit(x, seed=0, method=method)
     found = model.emission_parameters["concentration"]
-    assert float(found.max()) == pytest.approx(1e6, rel=0.01) and np.isfinite(model.score(x))
+    assert float(found.max()) == pytest.approx(1e6, rel=0.01 if method == "em" else 0.1) and np.isfinite(model.score(x))
     with pytest.warns(RuntimeWarning, match="the same shares everywhere"), pytest.warns(RuntimeWarning, match="collapsed"):
         model.fit(x[STATES == 1], seed=0, max_iterations=2)
 
