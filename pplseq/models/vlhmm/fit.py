@@ -76,6 +76,7 @@ def fit(
     on_record: Callable[[dict[str, Any]], None] | None = None,
     watch: Watch | None = None,
     began: float | None = None,
+    draws: contextlib.AbstractContextManager[Any] | None = None,
     **settings: Any,
 ) -> None:
     """Gives a model its words, blocks and parameters where it has none yet, and trains it.
@@ -103,6 +104,8 @@ def fit(
         on_record: called with every record of the metrics.
         watch: who is told of what comes before the first step, and of every step; in the place of the bar.
         began: ``time.monotonic()`` when the time of ``max_time`` began; None: now.
+        draws: a block :func:`~pplseq.distributions.drawing.seeded` by the seed, where the model was drawn from it, as by
+            :meth:`VLHMM.split`, so that training goes on with the numbers behind those; None: a new one.
         **settings: of :class:`~pplseq.runs.settings.TrainSettings`: epochs, max_time, patience, early_stop, clip, ...
 
     The model ends with the parameters that were best on held-out text, or the last ones where there is none, also when Ctrl-C
@@ -162,7 +165,7 @@ def fit(
     holds = {} if fresh else model._held_by(fixed)
     drawn = () if fresh or resume else model._random_parameters
     together = processes.current()
-    with _run_folder(folder, resume) as place, seeded(seed), contextlib.ExitStack() as stack:
+    with _run_folder(folder, resume) as place, draws or seeded(seed), contextlib.ExitStack() as stack:
         watch = watch or (stack.enter_context(contextlib.closing(TrainingBar())) if progress else Watch())
         if place is not None and together.writes:
             check_same_text(place, train_text, resume, of)

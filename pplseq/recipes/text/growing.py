@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -61,8 +62,11 @@ def stage_folder(folder: Path, size: int) -> Path:
     return folder / GROWN / str(size)
 
 
-def grown(settings: Any, vocabulary: Vocabulary) -> Any:
+def grown(settings: Any, vocabulary: Vocabulary, draws: AbstractContextManager[Any]) -> Any:
     """The model that a run begins with: near-copies of the states of the one that it grows from.
+
+    Args:
+        draws: the block of random numbers in which copies are told apart.
 
     Raises:
         ValueError: it is no vlhmm, of other words or blocks, or its states are no whole part of these.
@@ -91,4 +95,5 @@ def grown(settings: Any, vocabulary: Vocabulary) -> Any:
         below = settings.num_states // states * states
         near = " and ".join(str(size) for size in (below, below + states) if size)
         raise ValueError(f"grow_from: {settings.num_states} states are no multiple of the {states} of {folder}; use {near}")
-    return small.split(settings.num_states // states, transition=settings.transition, state_dropout=settings.state_dropout)
+    with draws:
+        return small.split(settings.num_states // states, transition=settings.transition, state_dropout=settings.state_dropout)

@@ -77,9 +77,11 @@ def _fit_vlhmm(name: str, corpus: Corpus, job: Job, on_record: Callable[[dict[st
     if settings.grow_from is None or job.resume:
         model = _vlhmm(settings)
     else:
-        with job.preparing("growing"), seeded(settings.seed):
-            model = growing.grown(settings, corpus.vocabulary)
-        options = {name: value for name, value in options.items() if name not in growing.OF_WORDS} | {"warm_start": True}
+        draws = seeded(settings.seed)  # of one stream: dropout would else repeat the numbers that set copies apart
+        with job.preparing("growing"):
+            model = growing.grown(settings, corpus.vocabulary, draws)
+        options = {name: value for name, value in options.items() if name not in growing.OF_WORDS}
+        options |= {"warm_start": True, "draws": draws}
     model.fit(
         corpus, folder=job.folder, resume=job.resume, watch=FitWatch(job), began=job.started, on_record=on_record, **options
     )
