@@ -18,6 +18,17 @@ from pplseq.runs.signals import TimeOver
 OF_WORDS = ("blocks", "num_blocks", "block_sizes", "eos_block", "exchange_passes", "reset")  # which the smaller model has
 
 
+INHERITED = ("initialization", "init_scale", "normalizer_dtype", "topic_persistence")
+
+
+def inherited(folder: Path) -> dict[str, Any]:
+    """What a run that grew has from the model it grew from, and not from its settings."""
+    from pplseq.models.storage import MODEL
+
+    config = MODEL.read_header(folder / "last")["config"]
+    return {name: config[name] for name in INHERITED if name in config}
+
+
 def grow(job: Job, train: Callable[[Job], dict[str, Any]]) -> None:
     """Trains the smaller sizes, and makes the job that of the last one: each has twice the time of the one before.
 
@@ -82,7 +93,8 @@ def grown(settings: Any, vocabulary: Vocabulary, draws: AbstractContextManager[A
     if small.vocabulary.fingerprint() != vocabulary.fingerprint():
         raise ValueError(f"grow_from: {folder} was trained on other words; grow on the text it knows")
     config = small.config
-    names = ("hidden_size", "parameterization", "tied", "shared_layer", "temperature", "num_topics")
+    names = ("hidden_size", "parameterization", "tied", "shared_layer", "temperature", "num_topics", "feature_dropout")
+    names += ("normalizer_dtype", "topic_persistence", "topic_decay")
     there = {name: config[name] for name in names} | {"num_blocks": int(small.block_of_word.max()) + 1}
     there |= {"block_sizes": "even" if config["states_per_block"] is None else "frequency", "reset": small.reset_id is not None}
     for name, value in there.items():
