@@ -191,9 +191,20 @@ def check_same_run(folder: Path, before: Mapping[str, Any], now: Mapping[str, An
         )
 
 
-def check_resumed(folder: Path, about: Mapping[str, Any]) -> None:
-    """:func:`check_same_run` of what a folder's run was trained with, before a model is changed for it."""
-    check_same_run(folder, TRAINING.read_header(folder / "last").get("about", {}), about)
+def check_resumed(folder: Path, about: Mapping[str, Any], optional: Sequence[str] = ()) -> dict[str, Any]:
+    """:func:`check_same_run` of what a folder's run was trained with, before a model is changed for it.
+
+    Args:
+        optional: names that are compared where both tell them; older runs do not.
+
+    Returns:
+        :attr:`Training.about` of the run as it goes on.
+    """
+    before = TRAINING.read_header(folder / "last").get("about", {})
+    told = {name: before[name] for name in optional if name in before}
+    now = told | {name: value for name, value in about.items() if name not in optional or name in told}
+    check_same_run(folder, before, now)
+    return now
 
 
 def digest(*parts: Tensor | str) -> str:

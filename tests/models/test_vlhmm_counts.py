@@ -134,3 +134,29 @@ def test_what_does_not_fit_is_refused(options, message):
 def test_another_text_is_refused():
     with pytest.raises(ValueError, match="the model has 6 words, and the text 7"):
         start_from_counts(make("hierarchical, scalar"), TEXT)
+
+
+@pytest.mark.parametrize("more", [{}, dict(tied=False), dict(shared_layer=True), dict(parameterization="factored")])
+def test_topics_share_what_is_counted(more):
+    """What topics add to scores is zero here, so that C copies of the states are the HMM of one topic."""
+    torch.manual_seed(0)
+    options = dict(num_words=7, blocks=torch.arange(7) % 3, hidden_size=24, transition="hierarchical", **more)
+    one, several = (VLHMM(12, num_topics=count, **options).double().eval() for count in (1, 2))
+    own = several.state_dict()
+    with torch.no_grad():
+        own["topic_words"].zero_()
+        one.load_state_dict({name: own[name] for name in one.state_dict()})
+        for model in (one, several):
+            torch.manual_seed(1)
+            start_from_counts(model, TEXT)
+        x = torch.as_tensor(TEXT.tokens).unsqueeze(0)
+        close(several.log_prob(x), one.log_prob(x))
+
+
+def test_a_fit_of_topics_starts_at_the_counts():
+    for more in ({}, dict(parameterization="factored", state_dropout=0.5)):
+        model = VLHMM(16, hidden_size=8, transition="hierarchical", num_topics=2, **more)
+        model.fit(LINES, start="counts", num_blocks=4, epochs=1, lr=1e-9, seed=0)
+        one = VLHMM(16, hidden_size=8, transition="hierarchical", **more)
+        one.fit(LINES, start="counts", num_blocks=4, epochs=1, lr=1e-9, seed=0)
+        assert model.score(LINES, per_token=True) == pytest.approx(one.score(LINES, per_token=True), abs=0.1)

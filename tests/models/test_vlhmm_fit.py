@@ -13,7 +13,8 @@ import pplseq
 from pplseq.data import Text, Vocabulary, load_corpus
 from pplseq.models import VLHMM
 from pplseq.models.texts import as_texts
-from pplseq.models.vlhmm.fit import batching
+from pplseq.models.vlhmm.fit import LAYOUT, batching
+from pplseq.runs.checkpoint import TRAINING
 from pplseq.runs.evaluation import score_text
 
 SENTENCES = ["the cat sees a dog", "a dog sees the cat", "the dog barks", "a cat sleeps", ""] * 8
@@ -143,6 +144,68 @@ def test_a_run_goes_on_to_the_same_numbers(tmp_path):
     assert all(torch.equal(parts.state_dict()[name], value) for name, value in whole.state_dict().items())
     with pytest.raises(ValueError, match="training text of x is no longer the one"):
         VLHMM(**SMALL).fit(SENTENCES[:-5] + SENTENCES[-4:], folder=tmp_path / "parts", resume=True, **options)
+
+
+@pytest.mark.parametrize(
+    "options, of_model, message",
+    [
+        (dict(block_sizes="frequency"), {}, "it was 'even', is 'frequency'"), (dict(reset=False), {}, "it was True, is False"),
+        (dict(num_blocks=8), {}, "it was 4, is 8"), (dict(blocks="uniform"), {}, "it was 'brown', is 'uniform'"),
+        (dict(blocks="none"), {}, "is 'none'"), (dict(eos_block=False), {}, "it was True, is False"),
+        (dict(exchange_passes=2), {}, "it was 0, is 2"), (dict(seed=3), {}, "it was 0, is 3"),
+        (dict(validation=SENTENCES[:3]), {}, "; resume it with the same"),
+        ({}, dict(transition="hierarchical"), "it was 'softmax'"), ({}, dict(parameterization="factored"), "is 'factored'"),
+        ({}, dict(num_states=16), "it was 8, is 16"), ({}, dict(normalizer_dtype="bfloat16"), "it was 'float32'"),
+        ({}, dict(init_scale=0.3), "it was 0.1, is 0.3"), ({}, dict(temperature=2.0), "it was 1.0, is 2.0"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("older", [False, True])
+def test_a_run_is_resumed_with_the_same_model_and_layout(tmp_path, options, of_model, message, older):
+    """Before anything is written. Runs that do not tell their layout are held to what their checkpoint shows of it."""
+    folder = tmp_path / "run"
+    VLHMM(**SMALL).fit(SENTENCES, folder=folder, **QUICK)
+    if older:
+        header, tensors, *_ = TRAINING.read(folder / "last")
+        about = {name: value for name, value in header["about"].items() if name not in (*LAYOUT, "seed", "validation")}
+        model = pplseq.load(folder, checkpoint="last")
+        TRAINING.write(folder / "last", {"about": about, "state": header["state"]}, tensors=tensors, more=model.save)
+    before = {path: path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+    (name,) = options or of_model
+    if older and name in ("blocks", "eos_block", "exchange_passes", "seed", "validation"):
+        if options != dict(blocks="none"):
+            return
+        name, message = "num_blocks", "it was 4, is 1"
+    with pytest.raises(ValueError, match=f"^{name}: the run in .* is of another {name}.*{message}"):
+        VLHMM(**SMALL | of_model).fit(SENTENCES, folder=folder, resume=True, **QUICK | options)
+    assert {path: path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()} == before
+    longer = VLHMM(**SMALL).fit(SENTENCES, folder=folder, resume=True, patience=1, **QUICK | dict(epochs=3))
+    whole = VLHMM(**SMALL).fit(SENTENCES, seed=0, patience=1, **QUICK | dict(epochs=3))
+    assert all(torch.equal(longer.state_dict()[name], value) for name, value in whole.state_dict().items())
+
+
+def test_a_run_is_resumed_with_the_blocks_of_its_own(tmp_path):
+    """Also by a model that has its words, and where the file of a run's blocks is gone."""
+    model = VLHMM(**SMALL).fit(SENTENCES, folder=tmp_path / "run", **QUICK)
+    other = VLHMM(**SMALL).fit(SENTENCES, **QUICK | dict(blocks="uniform"), seed=5)
+    same = {name: value for name, value in QUICK.items() if name != "num_blocks"}
+    with pytest.raises(ValueError, match="blocks: the run in .* is of another blocks; resume it with the same"):
+        other.fit(SENTENCES, folder=tmp_path / "run", resume=True, **same)
+    model.fit(SENTENCES, folder=tmp_path / "run", resume=True, **same | dict(epochs=3))
+    VLHMM(**SMALL).fit(SENTENCES, folder=tmp_path / "run", resume=True, **QUICK | dict(epochs=4))
+    paths = (tmp_path / "run" / "clusters.paths").rename(tmp_path / "paths")
+    words = dict(line.split("\t")[1::-1] for line in paths.read_text(encoding="utf-8").splitlines())
+    words["cat"], words["sees"] = words["sees"], words["cat"]
+    lines = [f"{path}\t{word}\t1\n" for word, path in words.items()]
+    paths.write_text("".join(lines), encoding="utf-8")
+    of_file = dict(blocks=str(paths)) | {name: value for name, value in QUICK.items() if name != "num_blocks"}
+    VLHMM(**SMALL).fit(SENTENCES, folder=tmp_path / "file", **of_file)
+    words["cat"], words["a"] = words["a"], words["cat"]
+    lines = [f"{path}\t{word}\t1\n" for word, path in words.items()]
+    paths.write_text("".join(lines), encoding="utf-8")
+    VLHMM(**SMALL).fit(SENTENCES, folder=tmp_path / "file", resume=True, **of_file | dict(epochs=3))  # with those it keeps
+    (tmp_path / "file" / "clusters.paths").unlink()
+    with pytest.raises(ValueError, match="blocks: the run in .* is of another blocks; resume it with the same"):
+        VLHMM(**SMALL).fit(SENTENCES, folder=tmp_path / "file", resume=True, **of_file | dict(epochs=4))
 
 
 def test_the_recipe_comes_to_the_same_numbers(tmp_path, corpus):

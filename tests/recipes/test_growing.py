@@ -7,7 +7,12 @@ import pytest
 import torch
 
 import pplseq
+from pplseq.data import load_corpus
+from pplseq.distributions.drawing import seeded
 from pplseq.folder import FolderError
+from pplseq.models.texts import make_batches
+from pplseq.runs.settings import TrainSettings
+from pplseq.runs.training import train
 
 SIZES = dict(
     num_blocks=4, hidden_size=8, batch_size=4, segment_length=8, epochs=1, transition="hierarchical", state_dropout=0.0
@@ -100,6 +105,20 @@ def test_sizes_that_grow_are_runs_that_grow_from_each_other(tmp_path, text, monk
     assert validations(tmp_path / "stopped") == validations(tmp_path / "16")
     pplseq.train(folder=tmp_path / "stopped", resume=True, epochs=2)
     assert len(validations(tmp_path / "stopped")) == 2 * len(validations(tmp_path / "16"))
+
+
+def test_a_grown_run_draws_its_dropout_behind_the_noise_that_sets_copies_apart(tmp_path, text):
+    """One stream of numbers for both: those of a seeded block in which a model is split and fitted by hand."""
+    sizes = SIZES | dict(state_dropout=0.5, lr=0.003)
+    pplseq.train("vlhmm", text, folder=tmp_path / "small", num_states=16, **sizes)
+    pplseq.train("vlhmm", text, folder=tmp_path / "large", num_states=32, grow_from=tmp_path / "small", **sizes)
+    corpus, small = load_corpus(text), pplseq.load(tmp_path / "small")
+    batches = make_batches(corpus.train, "carried", batch_size=4, segment_length=8, seed=0)
+    with seeded(0):
+        model = small.split(2)
+        train(model, batches, evaluate=None, settings=TrainSettings(epochs=1, lr=0.003), folder=None)
+    large = pplseq.load(tmp_path / "large", checkpoint="last").state_dict()
+    assert all(torch.equal(large[name], value) for name, value in model.state_dict().items())
 
 
 @pytest.mark.parametrize(

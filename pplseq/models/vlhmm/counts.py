@@ -50,6 +50,7 @@ def start_from_counts(model: Any, text: Text) -> None:
         )
     with said(AT_TEST):
         layout = model.specs()[0].layout
+    layout = layout.base if model.num_topics > 1 else layout  # topics share what is counted here
     words, bigrams, first = (torch.as_tensor(value) for value in _counts(model, text, layout.num_blocks))
     block = layout.block_of_kept
     parameters = dict(model.named_parameters())

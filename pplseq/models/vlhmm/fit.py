@@ -29,14 +29,15 @@ from pplseq.distributions.drawing import seeded
 from pplseq.folder import write_with_sum
 from pplseq.infer.fit.held import frozen, restored
 from pplseq.models.fitted import told_held
-from pplseq.models.storage import read_model
+from pplseq.models.fitting import digest_of_text
+from pplseq.models.storage import MODEL, read_model
 from pplseq.models.texts import as_texts, check_same_text, introduction, make_batches, validator
 from pplseq.models.vlhmm.counts import check_start, start_from_counts
 from pplseq.models.vlhmm.topics import start_topics
 from pplseq.runs import processes
 from pplseq.runs.checkpoint import is_held_here, only_one_run
 from pplseq.runs.cost import check_fits, vlhmm_cost
-from pplseq.runs.loop import check_resumed
+from pplseq.runs.loop import check_resumed, check_same_run, digest
 from pplseq.runs.progress import TrainingBar, Watch
 from pplseq.runs.settings import TrainSettings
 from pplseq.runs.training import train
@@ -44,6 +45,9 @@ from pplseq.runs.training import train
 BLOCKS = ("brown", "uniform", "none")
 BLOCK_SIZES = ("even", "frequency")
 MOST_BLOCKS = 128  # unless they are asked for
+LAYOUT = ("blocks", "num_blocks", "block_sizes", "eos_block", "exchange_passes", "reset")
+OF_FIT = ("num_words", "reset_id", "states_per_block")  # of a model's config, where the fit finds them
+FREE = ("state_dropout", "feature_dropout", "topic_decay")  # of its config, which a resumed run may be given anew
 
 
 def fit(
@@ -76,6 +80,7 @@ def fit(
     on_record: Callable[[dict[str, Any]], None] | None = None,
     watch: Watch | None = None,
     began: float | None = None,
+    draws: contextlib.AbstractContextManager[Any] | None = None,
     **settings: Any,
 ) -> None:
     """Gives a model its words, blocks and parameters where it has none yet, and trains it.
@@ -103,6 +108,8 @@ def fit(
         on_record: called with every record of the metrics.
         watch: who is told of what comes before the first step, and of every step; in the place of the bar.
         began: ``time.monotonic()`` when the time of ``max_time`` began; None: now.
+        draws: a block :func:`~pplseq.distributions.drawing.seeded` by the seed, where the model was drawn from it, as by
+            :meth:`VLHMM.split`, so that training goes on with the numbers behind those; None: a new one.
         **settings: of :class:`~pplseq.runs.settings.TrainSettings`: epochs, max_time, patience, early_stop, clip, ...
 
     The model ends with the parameters that were best on held-out text, or the last ones where there is none, also when Ctrl-C
@@ -162,10 +169,25 @@ def fit(
     holds = {} if fresh else model._held_by(fixed)
     drawn = () if fresh or resume else model._random_parameters
     together = processes.current()
-    with _run_folder(folder, resume) as place, seeded(seed), contextlib.ExitStack() as stack:
+    with _run_folder(folder, resume) as place, draws or seeded(seed), contextlib.ExitStack() as stack:
         watch = watch or (stack.enter_context(contextlib.closing(TrainingBar())) if progress else Watch())
         if place is not None and together.writes:
             check_same_text(place, train_text, resume, of)
+        about = {"protocol": protocol, "shuffle": shuffle, "batch_size": batch_size, "segment_length": segment_length}
+        by_config = ["topic_kept"] if model.config["topic_persistence"] is not None else []  # which a model without words lacks
+        about |= {"batch_tokens": batch_tokens, "lr": schedule.lr}
+        about |= {"frozen": [name for name in frozen(model) if name not in by_config]}
+        about |= {"fixed": told_held(holds)} if holds else {}
+        about |= {"seed": batch_seed, "validation": None if valid_text is None else digest_of_text(valid_text)}
+        layout, has_eos = {}, vocabulary.eos_id is not None
+        if fresh:
+            layout = told_layout(blocks, num_blocks, block_sizes, eos_block and has_eos, exchange_passes, reset and has_eos)
+        about |= layout
+        check_same = None
+        if resume and place is not None:
+            about = check_resumed(place, about, ("seed", "validation", *LAYOUT))
+            check_same = partial(check_same_model, place, MODEL.read(place / "last"))
+            check_same(model, layout)
         clusters = None
         if fresh and blocks != "none":
             cluster = make_clusters if place is None else partial(cached_clusters, place)
@@ -175,16 +197,11 @@ def fit(
                 )
         elif place is not None and model.clusters is not None and together.writes:
             keep_clusters(place, model.clusters, vocabulary)
-        about = {"protocol": protocol, "shuffle": shuffle, "batch_size": batch_size, "segment_length": segment_length}
-        by_config = ["topic_kept"] if model.config["topic_persistence"] is not None else []  # which a model without words lacks
-        about |= {"batch_tokens": batch_tokens, "lr": schedule.lr}
-        about |= {"frozen": [name for name in frozen(model) if name not in by_config]}
-        about |= {"fixed": told_held(holds)} if holds else {}
-        if resume and place is not None:
-            check_resumed(place, about)
         with watch.preparing("building the model"):
             if fresh:
                 lay_out(model, vocabulary, clusters, block_sizes=block_sizes, reset=reset)
+                if check_same is not None:
+                    check_same(model)
             elif not (warm_start or resume):
                 model.draw_anew(holds)
             stack.enter_context(model._keeping(holds, "sgd", drawn))
@@ -252,6 +269,43 @@ def lay_out(
             check_divisible(model.config["num_states"], clusters.num_blocks)
     model.lay_out(len(vocabulary), blocks, states_per_block=sizes, reset_id=vocabulary.eos_id if reset else None)
     model.clusters = clusters
+
+
+# ---------------------------------------------------------------- what a run is resumed with
+def told_layout(
+    blocks: str, num_blocks: int, block_sizes: str, eos_block: bool, exchange_passes: int, reset: bool
+) -> dict[str, Any]:
+    """What the layout of a model without words depends on, as a run's folder says it; arguments as of :func:`fit`."""
+    if blocks == "none":
+        return {"blocks": blocks, "num_blocks": 1, "reset": reset}
+    told: dict[str, Any] = {"blocks": blocks, "block_sizes": block_sizes, "reset": reset}
+    if blocks not in BLOCKS:  # a file, which has its number of blocks
+        return told | {"blocks": str(Path(blocks).resolve()), "eos_block": eos_block}
+    found = {"eos_block": eos_block, "exchange_passes": exchange_passes} if blocks == "brown" else {}
+    return told | {"num_blocks": num_blocks} | found
+
+
+def check_same_model(folder: Path, last: Any, model: Any, layout: Mapping[str, Any] | None = None) -> None:
+    """Raises ValueError where the model of a run is another one than the one that it is resumed with.
+
+    Args:
+        last: what ``MODEL.read`` gives of the run's checkpoint.
+        layout: that a model without words is to get, from :func:`told_layout`.
+    """
+    header, tensors, *_ = last
+    check_same_run(folder, {"model": header.get("model")}, {"model": model.name})
+    config, block_of_word = header["config"], tensors["block_of_word"]
+    left_out = (*FREE, *OF_FIT) if model.num_words is None else FREE
+    now = {name: value for name, value in model.config.items() if name in config and name not in left_out}
+    was = {name: config[name] for name in now}
+    if model.num_words is None:
+        found = {"num_blocks": int(block_of_word.max()) + 1, "reset": config.get("reset_id") is not None}
+        found["block_sizes"] = "even" if config.get("states_per_block") is None else "frequency"
+        told = {name: value for name, value in (layout or {}).items() if name in found}
+        was, now = was | {name: found[name] for name in told}, now | told
+    else:
+        was, now = was | {"blocks": digest(block_of_word)}, now | {"blocks": digest(model.block_of_word)}
+    check_same_run(folder, was, now)
 
 
 # ---------------------------------------------------------------- blocks of words

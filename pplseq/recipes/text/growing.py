@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,17 @@ from pplseq.runs import processes
 from pplseq.runs.signals import TimeOver
 
 OF_WORDS = ("blocks", "num_blocks", "block_sizes", "eos_block", "exchange_passes", "reset")  # which the smaller model has
+
+
+INHERITED = ("initialization", "init_scale", "normalizer_dtype", "topic_persistence")
+
+
+def inherited(folder: Path) -> dict[str, Any]:
+    """What a run that grew has from the model it grew from, and not from its settings."""
+    from pplseq.models.storage import MODEL
+
+    config = MODEL.read_header(folder / "last")["config"]
+    return {name: config[name] for name in INHERITED if name in config}
 
 
 def grow(job: Job, train: Callable[[Job], dict[str, Any]]) -> None:
@@ -61,8 +73,11 @@ def stage_folder(folder: Path, size: int) -> Path:
     return folder / GROWN / str(size)
 
 
-def grown(settings: Any, vocabulary: Vocabulary) -> Any:
+def grown(settings: Any, vocabulary: Vocabulary, draws: AbstractContextManager[Any]) -> Any:
     """The model that a run begins with: near-copies of the states of the one that it grows from.
+
+    Args:
+        draws: the block of random numbers in which copies are told apart.
 
     Raises:
         ValueError: it is no vlhmm, of other words or blocks, or its states are no whole part of these.
@@ -78,7 +93,8 @@ def grown(settings: Any, vocabulary: Vocabulary) -> Any:
     if small.vocabulary.fingerprint() != vocabulary.fingerprint():
         raise ValueError(f"grow_from: {folder} was trained on other words; grow on the text it knows")
     config = small.config
-    names = ("hidden_size", "parameterization", "tied", "shared_layer", "temperature", "num_topics")
+    names = ("hidden_size", "parameterization", "tied", "shared_layer", "temperature", "num_topics", "feature_dropout")
+    names += ("normalizer_dtype", "topic_persistence", "topic_decay")
     there = {name: config[name] for name in names} | {"num_blocks": int(small.block_of_word.max()) + 1}
     there |= {"block_sizes": "even" if config["states_per_block"] is None else "frequency", "reset": small.reset_id is not None}
     for name, value in there.items():
@@ -91,4 +107,5 @@ def grown(settings: Any, vocabulary: Vocabulary) -> Any:
         below = settings.num_states // states * states
         near = " and ".join(str(size) for size in (below, below + states) if size)
         raise ValueError(f"grow_from: {settings.num_states} states are no multiple of the {states} of {folder}; use {near}")
-    return small.split(settings.num_states // states, transition=settings.transition, state_dropout=settings.state_dropout)
+    with draws:
+        return small.split(settings.num_states // states, transition=settings.transition, state_dropout=settings.state_dropout)

@@ -75,22 +75,25 @@ def _fit_vlhmm(name: str, corpus: Corpus, job: Job, on_record: Callable[[dict[st
     options = arguments_of(settings, fit, TrainSettings)
     del options["min_count"]  # which is of reading
     if settings.grow_from is None or job.resume:
-        model = _vlhmm(settings)
+        more = growing.inherited(job.folder) if settings.grow_from is not None else {}
+        model = _vlhmm(settings, **more)
     else:
-        with job.preparing("growing"), seeded(settings.seed):
-            model = growing.grown(settings, corpus.vocabulary)
-        options = {name: value for name, value in options.items() if name not in growing.OF_WORDS} | {"warm_start": True}
+        draws = seeded(settings.seed)  # of one stream: dropout would else repeat the numbers that set copies apart
+        with job.preparing("growing"):
+            model = growing.grown(settings, corpus.vocabulary, draws)
+        options = {name: value for name, value in options.items() if name not in growing.OF_WORDS}
+        options |= {"warm_start": True, "draws": draws}
     model.fit(
         corpus, folder=job.folder, resume=job.resume, watch=FitWatch(job), began=job.started, on_record=on_record, **options
     )
     return model.history
 
 
-def _vlhmm(settings: Any) -> Any:
+def _vlhmm(settings: Any, **more: Any) -> Any:
     """Without words yet, so that nothing of its size is allocated."""
     from pplseq.models.vlhmm.program import VLHMM
 
-    given = arguments_of(settings, VLHMM)
+    given = arguments_of(settings, VLHMM) | more
     del given["blocks"]  # which these settings name, and the fit finds
     return VLHMM(**given)
 
