@@ -84,7 +84,8 @@ class _Draws(TorchFunctionMode):
     def _dropout(self, input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
         if not training or not 0 < p < 1:
             return functional.dropout(input, p, training, inplace)
-        keep = torch.empty_like(input).bernoulli_(1 - p, generator=self.generator(input.device)).div_(1 - p)
+        # not in place, where torch.vmap draws nothing for an input that all have in common
+        keep = torch.bernoulli(input.detach(), 1 - p, generator=self.generator(input.device)).div_(1 - p)
         return input.mul_(keep) if inplace else input * keep
 
 

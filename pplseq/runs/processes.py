@@ -175,6 +175,8 @@ def started() -> Iterator[Processes]:
     _now.append(Several())
     try:
         yield _now[-1]
+        with contextlib.suppress(RuntimeError):  # none leaves while another still hears from it: that one would abort
+            _now[-1].highest(0)
     finally:
         _now.pop()
         with contextlib.suppress(RuntimeError):

@@ -327,6 +327,42 @@ def test_weights_of_autoregressions_that_states_share():
     assert model.num_free_parameters == free.num_free_parameters - 2
 
 
+# ------------------------------------------------------------------------------------------------ single precision
+SINGLE = {
+    "moves": (*CASES["moves"], ("em", "lbfgs", "sgd")),
+    "means": (*CASES["means"], ("em", "lbfgs", "sgd")),
+    "rates": (*CASES["rates"], ("em", "lbfgs", "sgd")),
+    "means beyond": (lambda: HMM(2, num_features=2), VECTORS, {"loc": (-0.2, 0.4)}, ("em", "lbfgs", "sgd")),
+    "order": (lambda: HMM(2, num_features=1), RETURNS, {"covariance": "increasing", "loc": "equal"}, ("em", "lbfgs", "sgd")),
+    "effects": (lambda: SwitchingRegression(2, **SWITCHING), NUMBERS, {"mean": (None, 4.0)}, ("lbfgs",)),
+    "systems": (lambda: LDS(1, 2, initial="stationary"), SERIES, {"transition": (None, 0.6)}, ("lbfgs",)),
+}
+
+
+@pytest.mark.parametrize("name", SINGLE)
+def test_single_precision_comes_to_what_double_precision_does(name):
+    make, x, bounds, methods = SINGLE[name]
+    for method in methods:
+        given = {"seed": 0, "bounds": bounds, "method": method} | ({} if method == "em" else {"num_steps": 10})
+        wide = make()
+        single = type(wide)(**wide.get_params() | {"dtype": "float32"}).fit(x, **given)
+        wide.fit(x, **given)
+        for key in bounds:
+            own, other = (model.estimates()[key if key != "covariance" else "precision"].detach() for model in (single, wide))
+            assert own.dtype == torch.float32 and other.dtype == torch.float64
+            np.testing.assert_allclose(own, other, rtol=2e-3, atol=2e-3)
+        if not any(isinstance(how, str) for how in bounds.values()):
+            assert min(room(single, bounds)) > -1e-6
+        assert single.score(x) == pytest.approx(wide.score(x), abs=0.01)
+
+
+def test_what_is_held_at_a_bound_in_single_precision():
+    model = HMM(2, 3, dtype="float32").set_parameters(transition=[[0.9, 0.1], [0.3, 0.7]])
+    held = [[True, True], [False, False]]
+    model.fit(WORDS, fixed={"transition": held}, bounds={"transition": (0.1, 0.9)}, max_iterations=3, seed=0)
+    np.testing.assert_allclose(model.estimates()["transition"][0].detach(), [0.9, 0.1], rtol=1e-6)
+
+
 # ------------------------------------------------------------------------------------------------ starts
 LEVELS = np.arange(90) // 15 % 3
 STARTS = {

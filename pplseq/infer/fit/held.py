@@ -56,7 +56,7 @@ class Slot(NamedTuple):
         return Entries(low, high, self.rows, mask).at(self.raw)
 
     def between(self, name: str, low: Tensor, high: Tensor) -> Entries:
-        """Values between bounds, in the shape of the parameter.
+        """Values between bounds, in the shape and precision of the parameter.
 
         Raises:
             ValueError: where there are none, or bounds are not of single numbers of this parameter.
@@ -71,14 +71,13 @@ class Slot(NamedTuple):
                     f"bounds: no probabilities of row {row or ''} of {name!r} lie within them and sum to 1: low sum to "
                     f"{float(low.sum(-1)[tuple(row)]):.6g}, high to {float(high.sum(-1)[tuple(row)]):.6g}"
                 )
-            return Entries(low.log(), high.log(), True, low == high)
+            return Entries(low.log().to(self.raw), high.log().to(self.raw), True, low == high)
         self.check_bounds(name, low, high)
         assert self.raw_of is not None
         least, most = self.support
         ends = self.raw_of(torch.where(low > least, low, 1.0)), self.raw_of(torch.where(high < most, high, 1.0))
-        return Entries(
-            torch.where(low > least, ends[0], -torch.inf), torch.where(high < most, ends[1], torch.inf), False, low == high
-        )
+        found = torch.where(low > least, ends[0], -torch.inf), torch.where(high < most, ends[1], torch.inf)
+        return Entries(found[0].to(self.raw), found[1].to(self.raw), False, low == high)
 
     def check_bounds(self, name: str, low: Tensor, high: Tensor) -> None:
         """Raises ValueError where numbers have no bounds, or no value that the parameter of this name may have is in them."""
@@ -234,7 +233,7 @@ class Entries(NamedTuple):
         Raises:
             ValueError: where a number that is held lies outside.
         """
-        slack = 1e-9 * (1 + self.low.abs().nan_to_num(0.0, 0.0, 0.0))
+        slack = max(1e-9, 8 * torch.finfo(self.low.dtype).eps) * (1 + self.low.abs().nan_to_num(0.0, 0.0, 0.0))
         out = self.mask & ((self.low < other.low - slack) | (self.low > other.high + slack))
         if bool(out.any()):
             raise ValueError(f"bounds: {name!r} is held (fixed=) at a value outside of them, at {out.nonzero()[0].tolist()}")

@@ -103,7 +103,8 @@ def _value(angles: Tensor, entries: Entries, unit: Tensor) -> Tensor:
     """Numbers within bounds: any angles lead to some, and a bound is reached at a finite one, where the function is flat."""
     if entries.rows:
         probs, _ = _rows(entries, lambda k, low, width: angles[..., k])
-        return torch.stack(probs, -1).clamp_min(1e-300).log().masked_fill(entries.high == -torch.inf, -torch.inf)
+        values = torch.stack(probs, -1)
+        return values.clamp_min(torch.finfo(values.dtype).tiny).log().masked_fill(entries.high == -torch.inf, -torch.inf)
     low, high = entries.low.to(angles), entries.high.to(angles)
     has_low, has_high = low.isfinite(), high.isfinite()
     low, high = low.where(has_low, 0.0), high.where(has_high, 0.0)

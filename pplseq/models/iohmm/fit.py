@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from pplseq import checks
 from pplseq.infer.fit.em import Batch, FitHistory
@@ -118,6 +118,7 @@ def fit_model(model: IOParameters, batch: Batch, validation: Batch | None, plan:
     if (note := units_note(model, batch, plan.method)) is not None:  # before the fit, which may take long
         warnings.warn(note, RuntimeWarning, stacklevel=4)
     check_held(model, plan.method)
+    check_modules(model)
     if plan.method in ("svi", "nuts"):
         if not plan.warm_start:
             model.initialize(batch)
@@ -138,6 +139,17 @@ def check_held(model: IOParameters, method: str) -> None:
     exact = model.outputs == "gaussian" and method == "em" and RestartNetwork(model.network("emission")).exact
     if one and method != "sgd" and not (exact and model.priors is None):
         raise ValueError("fixed: of these outputs 'emission' and 'noise' are held together, or by method 'sgd'")
+
+
+def check_modules(model: IOParameters) -> None:
+    """Raises ValueError for modules of the user's that learn from several steps together."""
+    for name, part in model.parts.items():
+        for module in part.modules():
+            if isinstance(module, nn.modules.batchnorm._BatchNorm):
+                raise ValueError(
+                    f"{name.removesuffix('_network')}: a network of your own sees one step at a time, and values of a "
+                    f"{type(module).__name__} depend on the other steps; use LayerNorm"
+                )
 
 
 def with_steps(batch: Batch) -> Batch:

@@ -472,9 +472,10 @@ class IOHMM(IOHMMQueries):
             self._check_set([(name, own) for name in names for own in parts[name].parameters()], self._random_parameters)
         with seeded(seed), holding([(Slot(own), None) for name in names for own in parts[name].parameters()]):
             self.fixed_parameters, self._bounds = frozenset(names), told_bounds(bounds or {})
+            self.train(plan.method == "svi")  # where steps draw dropout; those of restarts say themselves when they do
             vars(self)["history"] = fit_model(self, batch, held_out, plan)  # no submodule, though it may hold a guide
         self.is_fitted = True
-        return self
+        return self.eval()
 
     @classmethod
     def fit_sizes(

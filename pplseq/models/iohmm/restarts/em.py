@@ -75,8 +75,11 @@ class EMRun(RestartRun):
     def ended(self) -> bool:
         return not len(self.active)
 
-    @undrawn()
     def step(self) -> Tensor:
+        with undrawn(*self.problem.modules[:1]):
+            return self._step()
+
+    def _step(self) -> Tensor:
         problem, prior, result, iteration = self.problem, self.prior, self.result, self.iteration
         expected = problem.expect(self.parameters)
         log_likelihood = found = expected.log_prob.sum(0)

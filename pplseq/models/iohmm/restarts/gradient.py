@@ -58,9 +58,10 @@ class SGDRun(RestartRun):
 
     def step(self) -> Tensor:
         self.order = self.order or torch.randperm(len(self.problems)).tolist()
-        return self._climb(self.problems[self.order.pop()])
+        problem = self.problems[self.order.pop()]
+        with undrawn(*problem.modules[:1]):
+            return self._climb(problem)
 
-    @undrawn()
     def _climb(self, problem: RestartProblem) -> Tensor:
         log_likelihood, gradient = problem.gradient(self.parameters)
         grads = [value for weights in gradient.values() for value in weights.values()]

@@ -10,7 +10,7 @@ from typing import NamedTuple, cast
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from pplseq.models.iohmm.restarts.climbing import Climber
@@ -75,6 +75,11 @@ class RestartNetwork:
         return self.kind in ("constant", "table", "linear")
 
     @property
+    def module(self) -> nn.Module | None:
+        """A module of the user's, which may draw, and do something else in training."""
+        return getattr(self.network, "module", None)
+
+    @property
     def num_sources(self) -> int:
         return self.shape[0] if len(self.shape) == 2 else 1
 
@@ -106,7 +111,8 @@ class RestartNetwork:
             return logits.reshape(len(logits), self.num_sources, self.num_outcomes, -1).movedim(0, 2)
         if self.kind == "linear":
             return rows.features @ self._glm(weights).transpose(1, 2)
-        value = vmap(lambda own: functional_call(self.network, own, (rows.values,)), -1, -1)(weights)
+        of_all = vmap(lambda own: functional_call(self.network, own, (rows.values,)), -1, -1, randomness="different")
+        value = of_all(weights)
         return value.reshape(rows.size, self.num_sources, self.num_outcomes, -1).movedim(0, 2)
 
     def log_probs(self, weights: Weights, rows: Rows) -> Tensor:

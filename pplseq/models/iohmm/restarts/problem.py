@@ -5,11 +5,12 @@ All restarts are one batch: every tensor has them last, and each goes its own wa
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from pplseq.kernels.restart_scan import Expectation, Lattice, expectation, log_prob, production
 from pplseq.models.iohmm.restarts.climbing import Climber
@@ -169,12 +170,13 @@ class RestartProblem:
         """(R,) log-likelihoods, and each one's gradient in its own parameters.
 
         Fisher's identity: the gradient of log p(x) is that of the expected complete-data log-likelihood, so that nothing is
-        differentiated through time.
+        differentiated through time. Modules of the user's are in training: both are of what their dropout leaves.
         """
-        expected = self.expect(parameters)
-        with torch.enable_grad():
+        with torch.enable_grad(), self._training():
             leaves = {p: {k: v.detach().requires_grad_() for k, v in w.items()} for p, w in parameters.items()}
             tables = self.tables(leaves)
+            init, pair, emit = (table.detach().contiguous() for table in tables)
+            expected = expectation(init, pair, emit, self.lattice)
             flat = [value for weights in leaves.values() for value in weights.values()]
             # a table that nothing depends on (targets are states) has no gradient
             used = [(t, c) for t, c in zip(tables, expected[1:], strict=True) if t.requires_grad]
@@ -183,6 +185,24 @@ class RestartProblem:
         for part in self.held:
             result[part] = {name: torch.zeros_like(value) for name, value in parameters[part].items()}
         return expected.log_prob.sum(0), result
+
+    @property
+    def modules(self) -> list[nn.Module]:
+        """Modules of the user's among the networks."""
+        networks = [self.initial, self.transition, *([self.outputs.network] if self.outputs.names else [])]
+        return [own for network in networks if (own := getattr(network, "module", None)) is not None]
+
+    @contextmanager
+    def _training(self) -> Iterator[None]:
+        """A block in which the user's modules are in training; elsewhere in a fit they are not."""
+        modules = self.modules
+        for module in modules:
+            module.train()
+        try:
+            yield
+        finally:
+            for module in modules:
+                module.eval()
 
     def forget(self) -> None:
         """Forgets what networks remember between steps."""
