@@ -248,6 +248,7 @@ class _CountTraining(AsosTraining):
         counts = up_to_the_longest(counts, settings.blocks)
         self.shorter = f"lags 1..{counts.max_lag}: no line is longer" if counts.max_lag < counted else None
         self.like, self.counts, self.settings = like, counts, settings
+        self.about = {"initial": like.initial, "measure": like.measure}  # which the models of its folder say
         cov = LagCovariances.from_counts(
             counts, settings.pseudo_counts, dtype=np.dtype(settings.dtype), num_threads=settings.num_threads
         )

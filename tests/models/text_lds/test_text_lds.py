@@ -392,3 +392,14 @@ def test_lags_without_pairs_have_no_covariance_in_held_out_text_alone():
         LagCovariances.from_counts(few, 1.0)
     with pytest.raises(ValueError, match="no two words 3 places apart"):
         LagCovariances.from_counts(few, probs_from=cov, normalize="pairs")
+
+
+@pytest.mark.parametrize("option", [dict(initial="steady"), dict(measure="whitened")])
+def test_a_run_is_resumed_with_the_same_model(tmp_path, option):
+    x = torch.from_numpy(np.random.default_rng(0).integers(0, 8, (20, 30)))
+    TextLDS(2, num_words=8).fit(x, folder=tmp_path, max_iterations=2)
+    (name,) = option
+    with pytest.raises(ValueError, match=f"^{name}: the run in .* is of another {name} .*is '{option[name]}'"):
+        TextLDS(2, num_words=8, **option).fit(x, folder=tmp_path, max_iterations=4, resume=True)
+    model = TextLDS(2, num_words=8).fit(x, folder=tmp_path, max_iterations=4, resume=True)
+    assert getattr(model, name) == getattr(TextLDS(2, num_words=8), name)
