@@ -119,8 +119,8 @@ class TrainingBar(Watch):
             if progress.window_tokens:
                 nats = progress.window_nats / progress.window_tokens
                 self.shown |= {"nats/token": f"{nats:.3f}", "ppl": f"{math.exp(min(nats, 700)):,.1f}"}
-            self.bar.set_description(f"epoch {progress.epoch + 1}", refresh=False)
             self.bar.set_postfix(self.shown, refresh=False)
+        self.bar.set_description(f"epoch {progress.epoch + 1}", refresh=False)
         if self.terminal and self.bar.n == 0:
             self.bar.initial = self.bar.n = progress.step - 1  # a resumed run
         self.bar.update()
