@@ -376,7 +376,7 @@ def smooth(
             unused = log_weight.isinf() if valid is None else log_weight.isinf() | ~valid[t + 1]
             steps.add_pairs(found, filtered[t], behind, log_weight.masked_fill(unused, -math.inf), scale, room)
     moves = found.shares
-    if not steps.by_kernels(emit):
+    if not steps.by_kernels(filtered):  # which have multiplied
         moves = (shares.mul_(probs) for shares, probs in zip(found.shares, steps.probs, strict=False))
     return single.mT, tuple(own + found.far.get(move, 0.0) for move, own in enumerate(moves))
 

@@ -25,6 +25,7 @@ from record import data_folder, peak_gigabytes, record
 from pplseq import HMM
 from pplseq.data.batches import SentenceBatches
 from pplseq.data.text import Text, load_corpus
+from pplseq.runs.evaluation import score_text
 
 
 def sentences(text: Text) -> tuple[torch.Tensor, torch.Tensor]:
@@ -33,11 +34,6 @@ def sentences(text: Text) -> tuple[torch.Tensor, torch.Tensor]:
     longest = max(batch.x.shape[1] for batch in batches)
     rows = [torch.nn.functional.pad(batch.x, (0, longest - batch.x.shape[1])) for batch in batches]
     return torch.cat(rows), torch.cat([batch.lengths for batch in batches])
-
-
-def perplexity(model: HMM, text: Text) -> float:
-    nats = -sum(float(model.log_prob(batch.x, batch.lengths).double().sum()) for batch in SentenceBatches(text, 2048))
-    return math.exp(nats / text.num_tokens)
 
 
 def main() -> None:
@@ -58,7 +54,7 @@ def main() -> None:
 
     def look(name: str, model: HMM, seen: int) -> float:
         row = {"model": name, "seconds": round(time.process_time() - began, 1), "words_read": seen}
-        curve.append(row | {"validation": perplexity(model, corpus.valid)})
+        curve.append(row | {"validation": score_text(model, corpus.valid, "sentence").perplexity})
         print(curve[-1], flush=True)
         return curve[-1]["validation"]
 
@@ -80,7 +76,7 @@ def main() -> None:
         best, kept = now, copy.deepcopy(model)
     results = {"states": kept.num_states, "parameters": kept.num_free_parameters, "validation": best, "curve": curve}
     if options.write:
-        results["test"] = perplexity(kept, corpus.test)
+        results["test"] = score_text(kept, corpus.test, "sentence").perplexity
         record(f"dense_emissions_{options.corpus}", results, folder=".", peak_gb=peak_gigabytes())
     print(results)
 
