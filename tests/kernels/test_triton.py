@@ -210,9 +210,12 @@ def test_chains_of_products(kernels, monkeypatch, sizes, dtype, spread):
             grads = gradients(found.log_prob[2:], [emit, *tables])
             with torch.no_grad():
                 short = product_steps.forward_pass(init, steps, emit, valid, messages=False).log_prob
-                filtered = product_steps.forward_pass(init, steps, emit, valid).messages
-                ahead = steps.backward(emit[1].T)
-            results.append([found.log_prob.detach(), *grads, short, filtered.exp(), ahead])
+                forward = product_steps.forward_pass(init, steps, emit, valid)
+                entropy = product_steps.entropy(steps, emit, forward, valid)[2:]  # of rows that are possible
+                ahead, filtered = steps.backward(emit[1].T), forward.messages
+                torch.manual_seed(1)
+                drawn = product_steps.sample_pass(steps, filtered[:, 2:], valid[:, 2:], 2).to(dtype) if dtype == F64 else init
+            results.append([found.log_prob.detach(), *grads, short, filtered.exp(), ahead, entropy, drawn])
     # the largest of what a sum of a row adds up is the size of what it rounds
     rtol = 1e-9 if dtype == F64 else 3e-5
     for got, expected in zip(results[1], results[0], strict=True):
