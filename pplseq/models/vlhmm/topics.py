@@ -45,7 +45,7 @@ def start_topics(model: Any, text: Text) -> None:
 
 def window_topics(tokens: np.ndarray, num_words: int, num_topics: int) -> tuple[Tensor, Tensor] | None:
     """What topics lift of words (V, C), nats, and their shares (C,); None for a text of fewer windows than topics, or without
-    words that occur in some windows and not in others."""
+    words that occur in some windows and not in others. They are of the text alone: the same for models of all seeds."""
     windows = len(tokens) // WINDOW
     if windows < num_topics:
         return None
@@ -60,7 +60,8 @@ def window_topics(tokens: np.ndarray, num_words: int, num_topics: int) -> tuple[
     telling = ((occurs >= FEWEST) & (occurs <= MOST * len(words))).float()
     if telling.sum() < num_topics:
         return None
-    posterior = torch.softmax(0.1 * torch.randn(len(words), num_topics), -1)
+    noise = torch.randn(len(words), num_topics, generator=torch.Generator().manual_seed(0))
+    posterior = torch.softmax(0.1 * noise, -1)
     for step in range(ROUNDS):
         mass = torch.sparse.mm(counts.t(), posterior) + SMOOTHED[0] * overall.unsqueeze(-1)  # (V, C)
         mass = mass * telling.unsqueeze(-1)
