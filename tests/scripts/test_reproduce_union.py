@@ -2,11 +2,12 @@
 
 import numpy as np
 import pytest
+import scipy.linalg
 import torch
 from support.scripts import load_script
 
 from pplseq.data import Vocabulary
-from pplseq.data.text import load_corpus
+from pplseq.data.text import Text, load_corpus
 from pplseq.models import VLHMM
 
 WORDS, EOS = 5, 4
@@ -18,22 +19,29 @@ def script():
     return load_script("reproduce/vlhmm_union.py")
 
 
-def forward(models, texts, eos, weights, stay):
-    """log p(x_1..x_n) for all n, under the dense tables of the union; texts are the same words in each model's numbers."""
-    starts, matrices, emissions = [], [], []
+def forward(models, texts, eos, weights, stay, drawn=(1.0,), kept=1.0):
+    """log p(x_1..x_n) for all n, under the dense tables of the union; texts are the same words in each model's numbers.
+
+    Its states are (model, topic, state): the tables of a model of topics go over (topic, state) in the order of its layout.
+    """
+    begin, of_model, of_topic, matrices, emitted = [], [], [], [], []
     with torch.no_grad():
-        for model, text in zip(models, texts, strict=True):
+        for k, (model, text) in enumerate(zip(models, texts, strict=True)):
             transition, emission = model.specs()
-            starts.append(transition.initial_log_prob().exp().double().numpy())
+            start = transition.initial_log_prob().exp().double().numpy()
+            places = torch.arange(len(start))
+            topic = transition.layout.of_local(places)[0].numpy() if len(drawn) > 1 else np.zeros(len(start), int)
+            begin.append(start / np.bincount(topic, start)[topic])  # p(state | topic)
+            of_model, of_topic = of_model + [k] * len(start), of_topic + topic.tolist()
             matrices.append(transition.log_matrix().exp().double().numpy())
-            emissions.append(emission.log_likelihood(torch.tensor(text)).exp().double().numpy())  # (steps, states)
-    states = [len(start) for start in starts]
-    of_model, emitted = np.repeat([0, 1], states), np.concatenate(emissions, 1)
-    begin = np.concatenate([w * start for w, start in zip(weights, starts, strict=True)])
-    within = np.zeros((sum(states), sum(states)))
-    within[: states[0], : states[0]], within[states[0] :, states[0] :] = matrices
-    afresh = np.stack([(1 - stay) * begin + stay * np.concatenate(starts) * (of_model == k) for k in of_model])
-    message, expected = begin, []
+            emitted.append(emission.log_likelihood(torch.tensor(text)).exp().double().numpy())  # (steps, states)
+    begin, emitted = np.concatenate(begin), np.concatenate(emitted, 1)
+    of_model, of_topic = np.array(of_model), np.array(of_topic)
+    weights, drawn = np.array(weights)[of_model], np.array(drawn)[of_topic]
+    within = scipy.linalg.block_diag(*matrices)
+    afresh = (stay * (of_model[:, None] == of_model) + (1 - stay) * weights) * begin
+    afresh *= kept * (of_topic[:, None] == of_topic) + (1 - kept) * drawn
+    message, expected = begin * weights * drawn, []
     for n, likely in enumerate(emitted):
         if n:
             message = message @ (afresh if texts[0][n - 1] == eos else within)
@@ -42,23 +50,46 @@ def forward(models, texts, eos, weights, stay):
     return np.array(expected)
 
 
+def a_text(words):
+    starts = np.array([0, *(n + 1 for n, word in enumerate(words[:-1]) if word == EOS), len(words)])
+    return Text(np.array(words), starts, np.array([0, len(starts) - 1]), Vocabulary(("a", "b", "c", "d", "<eos>")))
+
+
 @pytest.mark.parametrize("weights, stay", [((0.3, 0.7), 0.6), ((1.0, 0.0), 0.2), ((0.5, 0.5), 0.0), ((0.1, 0.9), 1.0)])
-def test_it_is_an_hmm(script, weights, stay):
+@pytest.mark.parametrize("topics", [1, 3])
+def test_it_is_an_hmm(script, weights, stay, topics):
     torch.manual_seed(0)
-    options = dict(hidden_size=4, reset_id=EOS, transition="hierarchical")
-    models = [VLHMM(states, num_words=WORDS, blocks=torch.arange(WORDS) % 2, **options).double().eval() for states in (4, 6)]
-    texts = [torch.tensor([TEXT[: n + 1]]) for n in range(len(TEXT))]
-    with torch.no_grad():
-        alone = np.array([np.diff([0.0, *(float(model.log_prob(x)) for x in texts)]) for model in models])
-    got = script.of_union(alone, np.array(TEXT) == EOS, np.array(weights), stay)
-    np.testing.assert_allclose(got.cumsum(), forward(models, [TEXT, TEXT], EOS, weights, stay), rtol=1e-9)
+    options = dict(hidden_size=4, reset_id=EOS, transition="hierarchical", init_scale=1.0, num_topics=topics)
+    blocks = torch.tensor([0, 1, 0, 1, 2])
+    models = [VLHMM(states, num_words=WORDS, blocks=blocks, **options).double().eval() for states in (6, 9)]
+    if topics > 1:
+        with torch.no_grad():
+            for model in models:
+                for table in (model.topic_words, model.topic_blocks, model.topic_prior):
+                    table.normal_()
+    moves = script.topic_moves(models)
+    alone = np.stack([script.by_topic(model, a_text(TEXT)) for model in models])
+    got = script.of_union(alone, np.array(TEXT) == EOS, np.array(weights), stay, *moves)
+    np.testing.assert_allclose(got.cumsum(), forward(models, [TEXT, TEXT], EOS, weights, stay, *moves), rtol=1e-9)
+
+
+@pytest.mark.parametrize("topics", [1, 3])
+def test_one_model_is_itself(script, topics):
+    torch.manual_seed(0)
+    options = dict(hidden_size=4, reset_id=EOS, transition="hierarchical", init_scale=1.0, num_topics=topics)
+    model = VLHMM(6, num_words=WORDS, blocks=torch.tensor([0, 1, 0, 1, 2]), **options).double().eval()
+    got = script.of_union(
+        script.by_topic(model, a_text(TEXT))[None], np.array(TEXT) == EOS, np.ones(1), 1.0, *script.topic_moves([model])
+    )
+    assert got.sum() == pytest.approx(float(model.log_prob(torch.tensor([TEXT])).detach()), rel=1e-12)
 
 
 def test_what_no_model_can_say_is_impossible_and_the_rest_is_not(script):
     impossible = np.array([[-1000.0, -np.inf, -1.0], [-1.0, -np.inf, -1.0]])
-    got = script.of_union(impossible, np.array([False, True, False]), np.array([0.5, 0.5]), 0.5)
+    got = script.of_union(impossible[:, None], np.array([False, True, False]), np.array([0.5, 0.5]), 0.5, np.ones(1), 1.0)
     np.testing.assert_allclose(got, [-1 - np.log(2), -np.inf, -1.0])
-    got = script.of_union(np.array([[-800.0, -1, -1], [-1, -900, -1]]), np.zeros(3, bool), np.array([0.5, 0.5]), 0.0)
+    far = np.array([[-800.0, -1, -1], [-1, -900, -1]])[:, None]
+    got = script.of_union(far, np.zeros(3, bool), np.array([0.5, 0.5]), 0.0, np.ones(1), 1.0)
     np.testing.assert_allclose(got, [-1 - np.log(2), -800.0, -1.0])
 
 
