@@ -1,10 +1,13 @@
 """What `import pplseq` offers, and that it costs nothing."""
 
 import importlib
+import os
+import runpy
 import subprocess
 import sys
 
 import pytest
+import torch
 
 import pplseq
 
@@ -38,3 +41,15 @@ def test_every_name_of_a_stub_is_there(room):
     package = importlib.import_module(f"pplseq.{room}")
     for name in package.__all__:
         assert getattr(package, name) is not None
+
+
+@pytest.mark.parametrize("given, torch_first, wanted", [(None, False, "PASSIVE"), ("ACTIVE", False, "ACTIVE"), (None, True, None)])
+def test_waiting_threads_sleep_where_nobody_said_otherwise(given, torch_first, wanted, monkeypatch):
+    monkeypatch.setenv("OMP_WAIT_POLICY", given or "")
+    if given is None:
+        monkeypatch.delenv("OMP_WAIT_POLICY")
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    if not torch_first:
+        monkeypatch.delitem(sys.modules, "torch")
+    runpy.run_path(pplseq.__file__, run_name="pplseq")
+    assert os.environ.get("OMP_WAIT_POLICY") == wanted

@@ -133,6 +133,3 @@ def main(debug: bool) -> None:
     if not log.handlers:
         log.addHandler(logging.StreamHandler())
         log.setLevel(logging.INFO)
-    # OpenMP reads this when torch is imported, which no command has done yet. Threads that spin while they wait made a
-    # training step 50 times slower on two cores that other programs used too; sleeping ones cost it nothing.
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")

@@ -71,7 +71,12 @@ def in_pairs(
     if x is not None and (np.ndim(x[0]) > 0 if isinstance(x, (list, tuple)) and len(x) else np.ndim(x) > 2):
         are_alone = [False]  # outputs are sequences, or padded rows
     elif parts:
-        are_alone = [is_alone(value, sizes[part], part_name(part), lengths) for part, value in parts.items()]
+        # vectors of outputs, a row each, are of one sequence or of several one behind the other: so is a column beside them
+        steps = len(x) if x is not None and num_features not in (None, 1) and np.shape(x)[1:] == (num_features,) else None
+        are_alone = [
+            np.shape(value) == (steps, 1) or is_alone(value, sizes[part], part_name(part), lengths)
+            for part, value in parts.items()
+        ]
     else:
         are_alone = [alone and x is not None and is_alone(x, num_features, "x", lengths)]
     if all(are_alone):

@@ -365,3 +365,6 @@ def test_flat_targets_beside_one_column_of_inputs():
         model._as_batch(x, inputs=inputs)
     assert model._as_batch(x[None], inputs=inputs[None]).x.shape == (1, 5, 1)
     assert model._as_batch(x[:, None], inputs=inputs[:, :, None]).x.shape == (5, 1, 1)
+    vectors = IOHMM(2, num_inputs=1, outputs="gaussian", num_outputs=2)  # of one sequence, and so is the column
+    assert vectors._as_batch(torch.randn(5, 2), inputs=inputs).known["inputs"].shape == (1, 5, 1)
+    assert vectors._as_batch(torch.randn(5, 2), [3, 2], inputs=inputs).known["inputs"].shape == (2, 3, 1)
