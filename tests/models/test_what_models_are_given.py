@@ -123,8 +123,8 @@ def test_arrays_of_another_byte_order():
     padded = np.stack([x[:2, None], other])
     lengths = np.array([2, 1]).astype(">i4")
     assert model.score(padded.astype(">f4"), lengths) == model.score(padded, [2, 1])
-    driven = IOHMM(2, num_inputs=1, outputs="gaussian", num_outputs=1, mealy=True)
-    driven.fit(x, inputs=x, max_iterations=1, seed=0)
+    driven = IOHMM(2, num_inputs=1, outputs="poisson")
+    driven.fit([3.0, 1.0, 0.0, 2.0, 5.0], inputs=np.arange(5.0), max_iterations=1, seed=0)
     assert driven.score(more, inputs=more) == driven.score(other, inputs=other)
 
 
