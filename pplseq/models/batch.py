@@ -138,9 +138,7 @@ def _cut(value, rows: slice | Tensor, steps: int):
     return None if value is None else value[rows, :steps]
 
 
-def without_empty_rows(
-    x, lengths=None, *, num_features: int | None = None, word: int = MISSING
-) -> tuple[Any, Any, Tensor | None]:
+def without_empty_rows(x, lengths=None, num_features: int | None = None, word: int = MISSING) -> tuple[Any, Any, Tensor | None]:
     """x with a step that says nothing in rows that have none; lengths; and (B,) which rows those are, None for none.
 
     Args:

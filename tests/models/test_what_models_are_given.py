@@ -125,7 +125,7 @@ def test_arrays_of_another_byte_order():
     assert model.score(padded.astype(">f4"), lengths) == model.score(padded, [2, 1])
     driven = IOHMM(2, num_inputs=1, outputs="poisson")
     driven.fit([3.0, 1.0, 0.0, 2.0, 5.0], inputs=np.arange(5.0), max_iterations=1, seed=0)
-    assert driven.score(more, inputs=more) == driven.score(other, inputs=other)
+    assert driven.score([more], inputs=[more]) == driven.score([other], inputs=[other])
 
 
 def test_scores_are_numbers_without_a_warning():
