@@ -326,6 +326,15 @@ def dense(name: str, value: Tensor) -> Tensor:
     return value
 
 
+def for_torch(x: Any) -> Any:
+    """x, as a copy where it is an array that torch does not share: read-only, read backward, or of another byte order."""
+    import numpy as np
+
+    if isinstance(x, np.ndarray) and not (x.flags.writeable and x.dtype.isnative and min(x.strides, default=0) >= 0):
+        return x.astype(x.dtype.newbyteorder("="))
+    return x
+
+
 def numbers(name: str, x: Any) -> Tensor:
     """x as a tensor whose numbers are there; a tensor stays as it is, an array shares its memory.
 
@@ -338,8 +347,7 @@ def numbers(name: str, x: Any) -> Tensor:
     if isinstance(x, torch.Tensor):
         return dense(name, x)
     try:
-        array = np.asarray(x)
-        return torch.as_tensor(array if array.flags.writeable and min(array.strides, default=0) >= 0 else array.copy())
+        return torch.as_tensor(for_torch(np.asarray(x)))
     except Exception:  # numpy and torch raise many kinds
         raise TypeError(f"{name} must hold numbers, got {shown(x)}") from None
 

@@ -46,18 +46,11 @@ def pad_sequences(
         flat = torch.from_numpy(np.concatenate(rows))
     else:
         home = next(row.device for row in rows if isinstance(row, Tensor))
-        flat = torch.cat([torch.as_tensor(for_torch(row), device=home) for row in rows])
+        flat = torch.cat([torch.as_tensor(checks.for_torch(row), device=home) for row in rows])
     flat, lengths = flat if dtype is None else flat.to(dtype), torch.tensor([row.shape[0] for row in rows])
     used = torch.arange(int(lengths.max())) < lengths.unsqueeze(-1)
     padded = flat.new_full((*used.shape, *event), fill)
     return padded.masked_scatter_(used.reshape(*used.shape, *(1,) * event_dims).to(flat.device), flat), lengths
-
-
-def for_torch(x):
-    """x, as a copy where it is an array that torch does not share: read-only, as those of frames are, or read backward."""
-    if isinstance(x, np.ndarray) and (not x.flags.writeable or min(x.strides, default=0) < 0):
-        return x.copy()
-    return x
 
 
 def _as_numbers(sequence, name: str, index: int) -> Tensor | np.ndarray:

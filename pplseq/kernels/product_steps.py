@@ -389,7 +389,8 @@ def entropy(steps: ProductSteps, emit: Tensor, forward: Forward, valid: Tensor |
             part = steps.entropy(filtered[t], behind.right)
             found += part if valid is None else part.where(valid[t + 1], 0.0)
         if t == 0:
-            found += torch.special.entr(torch.softmax(filtered[0] + beta, 0)).sum(0)
+            part = torch.special.entr(torch.softmax(filtered[0] + beta, 0)).sum(0)
+            found += part if valid is None else part.where(valid[0], 0.0)
     return found
 
 

@@ -268,6 +268,7 @@ class SequenceModel(checks.NamedArguments, PyroModule):
     name: ClassVar[str]
     num_states: int
     num_words: int | None
+    _word_of_none: ClassVar[int] = MISSING  # what is read of rows without steps, whose answers are then those of the start
     messenger: ClassVar[type] = BlockedEnum  # KalmanCollapse where states are Gaussian
     vectorize: bool = True
     vocabulary: Vocabulary | None = None  # of a model of words, saved with it

@@ -138,22 +138,25 @@ def _cut(value, rows: slice | Tensor, steps: int):
     return None if value is None else value[rows, :steps]
 
 
-def without_empty_rows(x, lengths=None, *, num_features: int | None = None) -> tuple[Any, Any, Tensor | None]:
-    """x with a step that was not observed in rows that have none; lengths; and (B,) which rows those are, None for none.
+def without_empty_rows(x, lengths=None, num_features: int | None = None, word: int = MISSING) -> tuple[Any, Any, Tensor | None]:
+    """x with a step that says nothing in rows that have none; lengths; and (B,) which rows those are, None for none.
 
     Args:
-        x, lengths: as for :func:`to_batch`. num_features: D of vectors, None for words.
+        x, lengths: as for :func:`to_batch`. num_features: D of vectors, None for words. word: that stands there, one that is
+            possible: by default none was seen, and all states are open.
     """
     if isinstance(x, (list, tuple)):
         empty = [hasattr(row, "__len__") and len(row) == 0 for row in x]
         if not any(empty):
             return x, lengths, None
-        nothing = [0] if num_features is None else np.full((1, num_features), np.nan)
+        nothing = [word] if num_features is None else np.full((1, num_features), np.nan)
         return [nothing if skip else row for row, skip in zip(x, empty, strict=True)], lengths, torch.tensor(empty)
     if not isinstance(x, (np.ndarray, Tensor)) or len(x.shape) != (2 if num_features is None else 3):
         return x, lengths, None  # the model says what is wrong with it
     x = checks.numbers("x", x)
-    nothing = torch.nan if x.is_floating_point() else 0  # of words any, as of numbers 0 may be none of their family's
+    if not x.is_floating_point():
+        x = x.long() if num_features is None else x.double()
+    nothing = word if num_features is None else torch.nan
     if x.shape[1] == 0:
         return x.new_full((len(x), 1, *x.shape[2:]), nothing), torch.ones(len(x)).long(), torch.ones(len(x), dtype=torch.bool)
     if lengths is None:

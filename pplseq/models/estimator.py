@@ -554,13 +554,13 @@ class Estimator(DiagnosticQueries, StateOrder, HeldParameters, SequenceModel):
         """(B, K, Z) log p(z_{T+k} | x), k = 1..K, and the emission of the chain behind x."""
         known |= {name: self._states_in_form(value, x, lengths) for name, value in known.items() if name == "states"}
         x, lengths = self._in_form(x, lengths)
-        x, lengths, empty = without_empty_rows(in_ids(x, self.vocabulary), lengths, num_features=self.num_features)
+        x, lengths, empty = without_empty_rows(in_ids(x, self.vocabulary), lengths, self.num_features, self._word_of_none)
         chain = self._posterior(x, lengths, **known)[1]
         belief = chain.filtered()
         states = [chain.next_after(belief).state_log_probs]
         if empty is not None:
-            first = chain.next_after(None).state_log_probs
-            states[0] = torch.where(empty.to(first.device).unsqueeze(-1), first, states[0])
+            empty = empty.to(states[0].device).unsqueeze(-1)
+            states[0] = torch.where(empty, chain.next_after(None).state_log_probs, states[0])
         unseen = None if belief.last_observation is None else torch.full_like(belief.last_observation, MISSING)
         for _ in range(num_steps - 1):
             states.append(chain.next_after(Belief(None, states[-1], unseen)).state_log_probs)

@@ -158,10 +158,14 @@ def sizes_beside(name: str, value: Any, batch: Batch, x: Any, lengths: Any, num_
     rows: Any = value if isinstance(value, (list, tuple)) and any(np.ndim(row) for row in value) else None
     if rows is None:
         value = as_tensor(value)
-        if lengths is not None and value.dim() and len(value) == sum(ends) and value.shape[:2] != shape:
+        flat = lengths is not None or isinstance(x, list)  # as which a forecast reads them
+        if flat and value.dim() and len(value) == sum(ends) and value.shape[:2] != shape:
             rows = value.split(ends)  # one behind the other
     if rows is not None:
         rows = [as_tensor(row) for row in rows]
+        if len(rows) == len(ends):  # a forecast reads of a row without steps one that was not seen
+            none = (batch.x[:, 0].isnan().all(-1).cpu() & (torch.tensor(ends) == 1)).tolist()
+            rows = [row.new_ones(1) if unseen and not len(row) else row for row, unseen in zip(rows, none, strict=True)]
         if (came := [len(row) for row in rows]) != ends:
             raise ValueError(f"{name} must have as many steps as the sequences of x, {_cut(ends)}; got {_cut(came)}")
         value = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)

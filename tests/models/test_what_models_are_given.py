@@ -109,6 +109,25 @@ def test_arrays_that_are_read_only_or_backward():
     assert model.score([x[0, ::-1], fixed[0]]) == model.score([x[0, ::-1].copy(), x[0]])
 
 
+def test_arrays_of_another_byte_order():
+    """As files of other machines hold them, alone, in lists, beside tensors, and as what is told of them."""
+    x, other = np.array([0.5, 2.0, -1.0]), np.array([[1.0], [4.0]])
+    swapped, more = (value.astype(value.dtype.newbyteorder()) for value in (x, other))
+    model = HMM(2, num_features=1).set_parameters(loc=np.array([[0.0], [2.0]]).astype(">f8"), initial=[0.5, 0.5])
+    model.set_parameters(transition=[[0.9, 0.1], [0.2, 0.8]], covariance=[[1.0], [1.0]])
+    assert torch.equal(model.loc.detach(), torch.tensor([[0.0], [2.0]]).double())
+    states = np.array([1, -1, 0])
+    known = dict(states=states.astype(states.dtype.newbyteorder()))
+    assert model.score(swapped) == model.score(x) and model.score(swapped, **known) == model.score(x, states=states)
+    assert model.score([swapped[:, None], torch.as_tensor(other)]) == model.score([x[:, None], other])
+    padded = np.stack([x[:2, None], other])
+    lengths = np.array([2, 1]).astype(">i4")
+    assert model.score(padded.astype(">f4"), lengths) == model.score(padded, [2, 1])
+    driven = IOHMM(2, num_inputs=1, outputs="poisson")
+    driven.fit([3.0, 1.0, 0.0, 2.0, 5.0], inputs=np.arange(5.0), max_iterations=1, seed=0)
+    assert driven.score([more], inputs=[more]) == driven.score([other], inputs=[other])
+
+
 def test_scores_are_numbers_without_a_warning():
     model = HMM(2, num_features=1, priors=True).set_parameters(loc=[[0.0], [4.0]])
     before = torch.is_warn_always_enabled()

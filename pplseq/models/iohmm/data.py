@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from pplseq import checks
-from pplseq.data.ragged import for_torch, pad_sequences
+from pplseq.data.ragged import pad_sequences
 from pplseq.distributions.state import MISSING
 from pplseq.infer.fit.em import Batch
 from pplseq.models.base import Given
@@ -462,5 +462,5 @@ def _padded(value, name: str, event_dims: int, dtype, fill: float = 0) -> tuple[
         raise checks.no_sequences(name, value)
     if isinstance(value, np.ndarray) and value.dtype == object:
         value = of_objects(value, event_dims or None, name)
-    value = torch.as_tensor(for_torch(value))
+    value = torch.as_tensor(checks.for_torch(value))
     return (value if dtype is None else value.to(dtype)), None

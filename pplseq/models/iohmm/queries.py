@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from pplseq import checks
-from pplseq.data.ragged import for_torch
 from pplseq.distributions.conditional import ConditionalEmission
 from pplseq.distributions.dense import StepTransition
 from pplseq.distributions.drawing import seeded
@@ -286,7 +285,7 @@ class IOHMMQueries(StateLanguages, IOParameters):
         sources = [source for name, source in self.sources.items() if source is not None and part in (None, name)]
         symbols, numbers = any(kind == "symbols" for kind, _ in sources), ("vectors", 1) in sources
         inputs = without_frames(inputs, None if symbols else max((size for _, size in sources), default=0), "inputs")
-        inputs = torch.as_tensor(for_torch(np.asarray(inputs) if isinstance(inputs, (list, tuple)) else inputs))
+        inputs = torch.as_tensor(checks.for_torch(np.asarray(inputs) if isinstance(inputs, (list, tuple)) else inputs))
         if one_step:
             if not symbols and not numbers and inputs.dim() == 0:
                 raise ValueError(f"must be vectors, got the number {inputs.item():g}")

@@ -257,12 +257,8 @@ class NumberRegressions(RegressedSteps):
         depth = past.shape[1]
         if depth == 1:
             return first, matrix
-        if not self.moves.is_stationary:  # of the first step; nothing is known of regimes before it
-            initial = first[past[:, 0]] - (depth - 1) * math.log(self.num_regimes)
-        else:
-            initial = first[past[:, -1]]
-            for lag in range(depth - 1):
-                initial = initial + matrix[past[:, lag + 1], past[:, lag]]
+        # no number is explained by regimes before the first step: they are taken to be its own, so that paths are of regimes
+        initial = first[past[:, 0]].masked_fill((past != past[:, :1]).any(-1), -torch.inf)
         follows = (past[:, None, :-1] == past[None, :, 1:]).all(-1)
         return initial, matrix[past[:, 0]][:, past[:, 0]].masked_fill(~follows, -torch.inf)
 

@@ -240,9 +240,9 @@ class RegressedSteps(RegimeQueries):
         rows, order, device = len(batch.x), self.order, batch.x.device
         future = to_come(ahead, rows, num_steps, self.num_inputs, self.reference)
         ends = torch.full((rows,), batch.x.shape[1], device=device) if batch.lengths is None else batch.lengths.to(device)
-        if bool((ends < order).any()):
+        if bool((ends < max(order, 1)).any()):
             raise ValueError(
-                f"x: a forecast goes on from the last {order} {self.steps_are}; the shortest row has {int(ends.min())}"
+                f"x: a forecast goes on from the last {max(order, 1)} {self.steps_are}; the shortest row has {int(ends.min())}"
             )
         each, back = torch.arange(rows, device=device).unsqueeze(-1), torch.arange(order, device=device)
         steps = ends.unsqueeze(-1) - 1 - back

@@ -73,6 +73,7 @@ class VLHMM(Constrainable):
 
     block_of_word: Tensor
     name = "vlhmm"
+    _word_of_none = 0  # which is possible, and opens the states of its block; one that was not seen opens all
 
     def __init__(
         self,

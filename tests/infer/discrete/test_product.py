@@ -102,6 +102,15 @@ def test_every_answer_is_that_of_the_matrix(sizes, zeros, form):
         assert chain.sample_words(2).shape == (2, 3, 5)
 
 
+def test_a_row_without_steps_has_no_entropy():
+    _, product, emission = made((2, 3))
+    valid = torch.arange(5).unsqueeze(-1) < torch.tensor([5, 0, 3])
+    chain = build_chain(product, emission, torch.zeros(5, 3, dtype=torch.int64), valid=valid)
+    dense = build_chain(DenseTransition(product.initial, product.rows(torch.arange(6))), emission, chain.obs, valid=valid)
+    assert chain.entropy()[1] == 0
+    close(chain.entropy(), dense.entropy())
+
+
 def test_expected_counts_are_derivatives():
     raw, product, emission = made((3, 2, 2), zeros=True)
     chain = build_chain(product, emission, torch.randint(4, (5, 3)), valid=VALID)

@@ -295,6 +295,22 @@ def test_an_impossible_sequence_is_named():
         model.smooth([[0, 1], [0, 1, 4]])
 
 
+def test_what_comes_first_where_the_first_word_is_impossible():
+    """What is read in the place of a row without steps must be possible, whatever the tables say."""
+    model = HMM(2, num_words=3).set_parameters(
+        initial=[0.3, 0.7], transition=[[0.5, 0.5], [0.2, 0.8]], emission=[[0, 0.5, 0.5], [0, 0.2, 0.8]]
+    )
+    bytes_ = torch.tensor([[1, 2], [0, 0]], dtype=torch.uint8)
+    for data in ([[[1, 2], []]], [bytes_, torch.tensor([2, 0])]):
+        found = model.forecast(data[0], 2, *data[1:]).word_log_probs.exp()[1].tolist()
+        assert found == [pytest.approx([0, 0.29, 0.71]), pytest.approx([0, 0.287, 0.713])]
+    above = HMM(2, emission="zero_truncated_poisson").set_parameters(
+        initial=[0.3, 0.7], transition=[[0.5, 0.5], [0.2, 0.8]], rate=[[1.0], [2.0]]
+    )
+    first = above.predict_next(torch.ones(2, 3, 1, dtype=torch.int64), torch.tensor([3, 0])).state_log_probs[1]
+    assert first.exp().tolist() == pytest.approx([0.3, 0.7])
+
+
 def test_numbers_that_are_set_keep_their_digits():
     """Plain numbers in lists, which torch would take as single precision."""
     assert HMM(2, num_features=1).set_parameters(loc=[[0.1], [0.3]]).loc.flatten().tolist() == [0.1, 0.3]

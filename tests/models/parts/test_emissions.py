@@ -298,7 +298,15 @@ def test_exposures_come_in_every_form_that_data_have():
         assert [model.column_names, model.score(table, exposure="hours")] == [("calls",), pytest.approx(forms[0], rel=1e-12)]
         assert model.score(frame[["hours", "calls"]], exposure="hours") == pytest.approx(one[0], rel=1e-12)
         ahead = model.forecast(table, 2, exposure="hours", future_exposure=[1.0, 2.0])
+        flat = model.forecast(x, 2, [70, 50], exposure=hours, future_exposure=[1.0, 2.0])
+        torch.testing.assert_close(flat.means, ahead.means)
         assert ahead.frame(0).columns.tolist() == ["calls", "calls low", "calls high"]
+        if isinstance(model, HMM):  # a row may be empty, and so is what is told of it
+            none = model.forecast([x[:70], []], 2, exposure=[hours[:70], []], future_exposure=[1.0, 2.0]).state_log_probs
+            torch.testing.assert_close(none[0], ahead.state_log_probs[0])
+            torch.testing.assert_close(none[1, 0].exp(), model.initial)
+            with pytest.raises(ValueError, match=r"exposure must have as many steps as the sequences of x, \[70, 1\]"):
+                model.forecast([x[:70], [3.0]], 2, exposure=[hours[:70], []], future_exposure=[1.0, 2.0])
         padded, hours_ = np.zeros((2, 70, 1)), np.full((2, 70), np.nan)  # behind the ends of rows anything may stand
         for row, (a, b) in enumerate(((0, 70), (70, 120))):
             padded[row, : b - a, 0], hours_[row, : b - a] = x[a:b], hours[a:b]

@@ -7,6 +7,7 @@ import sys
 
 import numpy as np
 import pytest
+import scipy.stats
 import torch
 from support.grids import grid
 from support.macro_series import FEDERAL_FUNDS, GNP
@@ -123,6 +124,38 @@ def test_values_and_gradients_are_those_of_all_paths(lags_of, initial):
     parameters = list(model.parameters())
     for ours, theirs in zip(torch.autograd.grad(value, parameters), torch.autograd.grad(total, parameters), strict=True):
         close(ours, theirs)
+
+
+@grid({"initial": ["stationary", "learned"], "order": [1, 2]})
+def test_paths_of_deviations_are_those_of_regimes(initial, order):
+    """Regimes before the first step explain no number, so that they are no part of a path."""
+    model, steps = random_model(order, 0, lags_of="deviations", initial=initial, seed=3), 4
+    x = np.random.default_rng(0).normal(size=steps)
+    told = {name: value.detach().numpy() for name, value in model.estimates().items()}
+    move, mean, lags, spread = told["transition"], told["mean"], told["lags"], np.sqrt(told["variance"])
+    first = told["initial"] if initial == "learned" else np.array([move[1, 0], move[0, 1]]) / (move[1, 0] + move[0, 1])
+    paths, logs = list(itertools.product(range(2), repeat=steps)), []
+    for path in paths:
+        value = np.log(first[path[0]]) + sum(np.log(move[a, b]) for a, b in itertools.pairwise(path))
+        for t in range(order, steps):
+            expected = mean[path[t]] + sum(
+                lags[path[t], i] * (x[t - 1 - i] - mean[path[t - 1 - i]]) for i in range(order)
+            )
+            value += scipy.stats.norm.logpdf(x[t], expected, spread[path[t]])
+        logs.append(value)
+    logs = np.array(logs) - np.logaddexp.reduce(logs)
+    best = np.argsort(-logs)[:5]
+    found = model.n_best(x, 5)
+    assert found.states[0].tolist() == [list(paths[place]) for place in best]
+    assert found.log_probs[0].tolist() == pytest.approx(logs[best])
+    assert model.decode(x)[0].tolist() == list(paths[best[0]])
+    assert float(model.entropy(x)[0]) == pytest.approx(-(np.exp(logs) * logs).sum())
+
+
+def test_a_forecast_needs_a_step():
+    for model in (random_model(0, 0), random_model(1, 0)):
+        with pytest.raises(ValueError, match="x: a forecast goes on from the last 1 numbers; the shortest row has 0"):
+            model.forecast(torch.zeros(2, 3, 1).double(), 2, torch.tensor([3, 0]))
 
 
 @pytest.mark.parametrize("lags_of", ["values", "deviations"])
