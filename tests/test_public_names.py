@@ -43,7 +43,9 @@ def test_every_name_of_a_stub_is_there(room):
         assert getattr(package, name) is not None
 
 
-@pytest.mark.parametrize("given, torch_first, wanted", [(None, False, "PASSIVE"), ("ACTIVE", False, "ACTIVE"), (None, True, None)])
+@pytest.mark.parametrize(
+    "given, torch_first, wanted", [(None, False, "PASSIVE"), ("ACTIVE", False, "ACTIVE"), (None, True, None)]
+)
 def test_waiting_threads_sleep_where_nobody_said_otherwise(given, torch_first, wanted, monkeypatch):
     monkeypatch.setenv("OMP_WAIT_POLICY", given or "")
     if given is None:
