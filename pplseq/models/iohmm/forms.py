@@ -72,9 +72,10 @@ def in_pairs(
         are_alone = [False]  # outputs are sequences, or padded rows
     elif parts:
         # vectors of outputs, a row each, are of one sequence or of several one behind the other: so is a column beside them
-        steps = len(x) if x is not None and num_features not in (None, 1) and np.shape(x)[1:] == (num_features,) else None
+        shape = tuple(getattr(x, "shape", ()))
+        steps = shape[0] if num_features not in (None, 1) and shape[1:] == (num_features,) else None
         are_alone = [
-            np.shape(value) == (steps, 1) or is_alone(value, sizes[part], part_name(part), lengths)
+            tuple(getattr(value, "shape", ())) == (steps, 1) or is_alone(value, sizes[part], part_name(part), lengths)
             for part, value in parts.items()
         ]
     else:
