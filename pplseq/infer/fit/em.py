@@ -61,6 +61,14 @@ class Batch(NamedTuple):
         return any(part is not None for part in self[5:])
 
     @property
+    def valid(self) -> Tensor:
+        """(B, T) bool: steps that are no padding."""
+        shape, device = self.x.shape[:2], self.x.device
+        if self.lengths is None:
+            return torch.ones(shape, dtype=torch.bool, device=device)
+        return torch.arange(shape[1], device=device) < self.lengths.unsqueeze(-1)
+
+    @property
     def num_tokens(self) -> int:
         return self.x.shape[0] * self.x.shape[1] if self.lengths is None else int(self.lengths.sum())
 
