@@ -42,7 +42,7 @@ from pplseq.models.batch import as_given
 from pplseq.models.estimator import Estimator
 from pplseq.models.hmm.tables import DTYPES
 from pplseq.models.lds.arguments import check_observations
-from pplseq.models.lds.fit import check_enough, valid_steps
+from pplseq.models.lds.fit import check_enough
 from pplseq.models.lds.parameters import covariance_of, scale_of
 from pplseq.models.lds.program import LDS
 from pplseq.threads import filtering
@@ -406,7 +406,7 @@ class ApproximateSwitchingLDS(Estimator):
         """Kim's filter over x; see :class:`~pplseq.models.switching_lds.kim.KimChain`."""
         self._check_start(start, len(x))
         self._check_observations(x)
-        return KimChain(self.system(), x.to(self.reference), valid_steps(Batch(x, lengths)))
+        return KimChain(self.system(), x.to(self.reference), Batch(x, lengths).valid)
 
     def posterior(  # pyright: ignore[reportIncompatibleMethodOverride]
         self, x, lengths=None, start=None, **known
@@ -471,7 +471,7 @@ class ApproximateSwitchingLDS(Estimator):
     def _moments(self, found: Collapsed, batch: Batch, x) -> RegimeMoments:
         probs = found.log_probs.transpose(0, 1).exp()
         parts = (probs, *_mixed(probs, found.means.transpose(0, 1), found.covariances.transpose(0, 1)))
-        valid, like = valid_steps(batch), self._results_like(x)
+        valid, like = batch.valid, self._results_like(x)
         parts = [part.where(valid.reshape(*valid.shape, *(1,) * (part.dim() - 2)), 0.0) for part in parts]
         return RegimeMoments(*(as_given(part, like) for part in parts))
 

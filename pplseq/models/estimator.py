@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -114,15 +114,9 @@ class Estimator(DiagnosticQueries, StateOrder, HeldParameters, SequenceModel):
     Results come back as lists where x was one. ``known`` is what else a model takes with its sequences: ``states`` of
     models with discrete states (negative where unknown), ``inputs`` of models that have some.
 
-    To be fitted a model offers what its ``methods`` ask for: "sgd" and "lbfgs" only :meth:`log_joint`, which every program
-    has; "em" the :class:`~pplseq.infer.fit.em.ExpectationModel`; "svi" and "nuts" priors, ``sites()``, ``from_sites()`` and
-    ``set_parameters()``. One whose fit starts from the data has :meth:`initialize`.
+    What a model offers to be fitted by its ``methods`` says :class:`~pplseq.infer.fit.fittable.Fittable`.
     """
 
-    starts: ClassVar[tuple[str, ...]] = ()  # ways to initialize, where there are several
-    _turns: ClassVar[tuple[str, ...]] = ()  # ways that several starts take in turn; none: all start in the first way
-    _least_starts: ClassVar[int] = 1  # that a fit races, where it is not asked for more
-    _finalists: ClassVar[int] = 1  # of several starts those that are fitted to the end, where they do not end alike
     history: Any = None  # of the last fit: a FitHistory, or the History of a training run
 
     # ---------------------------------------------------------------- data
@@ -314,31 +308,11 @@ class Estimator(DiagnosticQueries, StateOrder, HeldParameters, SequenceModel):
                 raise
             raise type(error)(f"{why}: {error}") from error
 
-    def _check_method(self, method: str) -> None:
-        """Raises ValueError where this model cannot be fitted by a method."""
-
-    def _check_data(self, batch: Batch) -> None:
-        """Raises ValueError for data of which nothing can be learned."""
-
-    def _why_no_number(self, batch: Batch) -> str:
-        """What to say of data at which a likelihood, or its gradient, is no number with these parameters; "" for nothing."""
-        return ""
-
-    def _take_units(self, batch: Batch, warm: bool, holds: Mapping[str, Any]) -> None:
-        """What a model takes from data before it starts, warm or anew, or anything is held."""
-
-    def initialize(self, batch: Batch, how: str = "") -> None:
-        """Where a fit starts: by default the parameters as they are."""
-
     def _begin(self, batch: Batch, *how: str) -> None:
         """A start, in which what is held is what it was."""
         with restored(self):
             self.initialize(batch, *how)
             scatter(self._slots.values())
-
-    def log_prior(self) -> Tensor:
-        """log density of the parameters under the priors, nats; 0 without priors."""
-        return self.reference.new_zeros(())
 
     def log_joint(self, x: Tensor, lengths: Tensor | None = None, *, share: float = 1.0, **known) -> Tensor:
         """log p(x) summed over rows plus ``share`` of the log prior, nats; differentiable in the parameters."""

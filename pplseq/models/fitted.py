@@ -17,6 +17,7 @@ from torch import Tensor
 
 from pplseq import checks
 from pplseq.data.text import Text
+from pplseq.infer.fit.fittable import Fittable
 from pplseq.infer.fit.held import Entries, Slot, Together, holding
 from pplseq.models.base import SequenceModel
 from pplseq.models.forms import (
@@ -327,16 +328,11 @@ def _written(name: str) -> str:
 
 
 # ------------------------------------------------------------------------------------------------ what a fit holds
-class HeldParameters(FittedState):
+class HeldParameters(FittedState, Fittable):
     """A model whose parameters a fit may hold, in part or whole, or keep within bounds."""
 
     methods: ClassVar[tuple[str, ...]] = ("sgd", "lbfgs")  # of fits
     _replaced: frozenset[str] = frozenset()  # parameters that what is known of single steps stands in for, while a fit lasts
-
-    @property
-    def _slots(self) -> dict[str, Slot]:
-        """What is learned, by the names of :meth:`estimates`."""
-        return {name: Slot(parameter) for name, parameter in self.named_parameters()}
 
     def _held_by(self, fixed: str | Sequence[str] | Mapping[str, Any]) -> dict[str, Tensor | None]:
         """What a fit shall hold: None for all of a parameter, or the mask of its entries.
@@ -439,11 +435,6 @@ class HeldParameters(FittedState):
             self._check_held(method)
             self._check_set([(name, slots[name].raw) for name in holds if name not in self._replaced], drawn)
             yield
-
-    def _check_held(self, method: str) -> None:
-        """Raises ValueError where a method cannot hold what is held."""
-        if not any(parameter.requires_grad for parameter in self.parameters()):
-            raise ValueError("fixed: every parameter is held, so there is nothing to fit")
 
     @property
     def shared_parameters(self) -> frozenset[str]:

@@ -6,7 +6,7 @@ import copy
 import inspect
 import math
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -213,17 +213,22 @@ class HeldOut:
             if "x" not in self.given:
                 named = ", ".join(map(repr, self.given)) or "none"
                 raise ValueError(f"data by the names of score's arguments are a mapping with 'x', got the names {named}")
-            known = {name: value for name, value in self.given.items() if name not in ("x", "lengths")}
-            model._check_names(known)
+            self.known = {name: value for name, value in self.given.items() if name not in ("x", "lengths")}
+            model._check_names(self.known)
             x, lengths = self.given["x"], self.given.get("lengths")
-            whole = isinstance(x, Text) and lengths is None and not known and len(x.vocabulary) == model.num_words
+            whole = isinstance(x, Text) and lengths is None and not self.known and len(x.vocabulary) == model.num_words
             self.text: Text | None = x if whole else None
             if self.text is not None:
                 model._in_form(self.text)  # which looks at whose words they are
                 self.about = digest_of_text(self.text)
             else:
-                batch = model._as_batch(*model._as_text(x, lengths, known), **known)
-                self.about = digest(*about_data(batch).values())
+                self.about = digest(*about_data(self.batch).values())
+
+    @property
+    def batch(self) -> Batch:
+        """All of them, as the model takes them."""
+        x, lengths = self.model._as_text(self.given["x"], self.given.get("lengths"), self.known)
+        return self.model._as_batch(x, lengths, **self.known)
 
     def measure(self) -> Mapping[str, Any]:
         """What ``score`` says of them at the parameters as they stand, as nats per token."""
@@ -250,8 +255,14 @@ def _of_validation() -> Iterator[None]:
         raise (TypeError if isinstance(error, TypeError) else ValueError)(f"validation: {error}") from error
 
 
-def held_out_data(model: Estimator, x: Any, method: str, validation: Any, early_stop: int | None) -> HeldOut | None:
+def held_out_data(
+    model: Estimator, x: Any, method: str, validation: Any, early_stop: int | None,
+    stepwise: Collection[str] = (),
+) -> HeldOut | None:
     """The held-out data of a fit to x; None for none.
+
+    Args:
+        stepwise: methods that have iterations to choose among; empty: "em" and "sgd".
 
     Raises:
         ValueError, TypeError: for a method that has no iterations to choose among, and what :class:`HeldOut` raises.
@@ -262,10 +273,11 @@ def held_out_data(model: Estimator, x: Any, method: str, validation: Any, early_
         if early_stop is not None:
             raise ValueError(f"early_stop: counts scores of held-out data; give validation=..., got {early_stop} without them")
         return None
-    if method not in STEPWISE:
-        takes = " or ".join(repr(each) for each in STEPWISE if each in model.methods)
+    stepwise = stepwise or STEPWISE
+    if method not in stepwise:
+        takes = " or ".join(repr(each) for each in stepwise if each in model.methods)
         raise ValueError(
-            f"validation: chooses among the iterations of a fit by {' or '.join(map(repr, STEPWISE))}, got method "
+            f"validation: chooses among the iterations of a fit by {' or '.join(map(repr, stepwise))}, got method "
             f"{checks.shown(method)}; leave it out, or fit {type(model).__name__} with method={takes}"
         )
     held_out = HeldOut(model, validation)

@@ -189,8 +189,7 @@ def observed_steps(model: Estimator, batch: Batch) -> Tensor:
     """(B, T) which they are."""
     seen = model.observed(batch.x)[1]
     seen = seen.any(-1) if seen.dim() > 2 else seen
-    if batch.lengths is not None:
-        seen = seen & (torch.arange(seen.shape[1], device=seen.device) < batch.lengths.unsqueeze(-1))
+    seen = seen & batch.valid
     return seen
 
 

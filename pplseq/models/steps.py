@@ -56,8 +56,7 @@ def padded_steps(name: str, value: Any, batch: Batch, x, size: tuple[int, ...]) 
     assert value is not None
     value = value.expand(len(batch.x), *value.shape[1:])
     if batch.lengths is not None:
-        known = torch.arange(batch.x.shape[1], device=value.device) < batch.lengths.unsqueeze(-1)
-        value = value.where(known.reshape(*known.shape, *(1,) * len(size)), 0.0)
+        value = value.where(batch.valid.reshape(*batch.x.shape[:2], *(1,) * len(size)), 0.0)
     checks.finite(name, value)
     if "noise" in name:
         check_covariance(name, value)
@@ -170,9 +169,7 @@ def sizes_beside(name: str, value: Any, batch: Batch, x: Any, lengths: Any, num_
             raise ValueError(f"{name} must have as many steps as the sequences of x, {_cut(ends)}; got {_cut(came)}")
         value = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
     value = step_sizes(name, value, shape, num_features).to(batch.x)
-    if batch.lengths is None:
-        return value
-    return value.where((torch.arange(shape[1], device=value.device) < batch.lengths.unsqueeze(-1)).unsqueeze(-1), 1.0)
+    return value if batch.lengths is None else value.where(batch.valid.unsqueeze(-1), 1.0)
 
 
 def _cut(numbers: list[int]) -> str:

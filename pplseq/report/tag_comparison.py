@@ -6,9 +6,9 @@ import math
 from collections.abc import Sequence
 
 from pplseq.models.taggers.comparison import SystemResult
-from pplseq.models.taggers.scores import Share, TagScores, mcnemar
+from pplseq.models.taggers.scores import TagScores, mcnemar
 from pplseq.report.markup import escape, page, table
-from pplseq.report.tag_tables import p_value
+from pplseq.report.tag_tables import p_value, ratio, share_of
 from pplseq.report.tagging import TAGGING_STYLE, score_sections
 
 
@@ -39,7 +39,7 @@ def _systems(ranked: Sequence[tuple[SystemResult, TagScores]], baseline: str) ->
         shares = (scores.all_words, scores.known_words, scores.unknown_words, scores.ambiguous_words, scores.sentences)
         name = escape(result.name) + (" <small>baseline</small>" if result.name == baseline else "")
         times = (f"{result.train_seconds:,.1f}", f"{result.tokens_per_second:,.0f}")
-        rows.append((name, *map(_share, shares), _ratio(scores.macro_f1), p, *times))
+        rows.append((name, *map(share_of, shares), ratio(scores.macro_f1), p, *times))
     head = ("System", "All", "Known", "Unknown", "Ambiguous", "Sentences", "Macro F1", "p", "Train s", "Tokens/s")
     caption = (
         f"<b>Accuracy</b> on {ranked[0][1].num_tokens:,} words, best first: all words, those that the training text has and "
@@ -52,16 +52,8 @@ def _f1(ranked: Sequence[tuple[SystemResult, TagScores]]) -> str:
     best = ranked[0][1].per_tag()
     found = [{score.tag: score.f1 for score in scores.per_tag()} for _, scores in ranked]
     rows = [
-        (escape(score.tag), f"{score.num_gold:,}", *(_ratio(f1.get(score.tag, math.nan)) for f1 in found)) for score in best
+        (escape(score.tag), f"{score.num_gold:,}", *(ratio(f1.get(score.tag, math.nan)) for f1 in found)) for score in best
     ]
     caption = "<b>F1 of every tag,</b> the most frequent first: the harmonic mean of precision and recall."
     head = ("Tag", "Gold", *(escape(result.name) for result, _ in ranked))
     return table(head, rows, "k" + "r" * (1 + len(ranked)), caption)
-
-
-def _share(share: Share | None) -> str:
-    return "" if share is None else _ratio(share.accuracy)
-
-
-def _ratio(value: float) -> str:
-    return "–" if math.isnan(value) else f"{value:.4f}"

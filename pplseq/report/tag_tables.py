@@ -40,7 +40,7 @@ def named_shares(scores: TagScores) -> list[tuple[str, Share]]:
 
 def scores_table(scores: TagScores, interval: tuple[float, float] | None = None) -> str:
     """Accuracy of all, known, unknown and ambiguous words and of sentences."""
-    rows = [[name, _share(share), f"{share.num_correct:,}", f"{share.num:,}"] for name, share in named_shares(scores)]
+    rows = [[name, share_of(share), f"{share.num_correct:,}", f"{share.num:,}"] for name, share in named_shares(scores)]
     table = plain_table(["", "accuracy", "right", "of"], rows, "lrrr")
     if interval is not None:
         table += f"\n95 % interval of the accuracy, drawing sentences: {interval[0]:.4f} to {interval[1]:.4f}"
@@ -52,7 +52,7 @@ def scores_table(scores: TagScores, interval: tuple[float, float] | None = None)
 def columns_table(columns: Mapping[str, TagScores]) -> str:
     """Accuracy of each of several columns."""
     rows = [
-        [name, *("" if s is None else _share(s) for s in (scores.all_words, scores.known_words, scores.unknown_words))]
+        [name, *("" if s is None else share_of(s) for s in (scores.all_words, scores.known_words, scores.unknown_words))]
         for name, scores in columns.items()
     ]
     return plain_table(["column", "accuracy", "known words", "unknown words"], rows, "lrrr")
@@ -61,10 +61,10 @@ def columns_table(columns: Mapping[str, TagScores]) -> str:
 def per_tag_table(scores: TagScores) -> str:
     """Precision, recall and F1 of every tag."""
     rows = [
-        [s.tag, _ratio(s.precision), _ratio(s.recall), _ratio(s.f1), f"{s.num_gold:,}", f"{s.num_predicted:,}"]
+        [s.tag, ratio(s.precision), ratio(s.recall), ratio(s.f1), f"{s.num_gold:,}", f"{s.num_predicted:,}"]
         for s in scores.per_tag()
     ]
-    rows.append(["mean of gold tags", "", "", _ratio(scores.macro_f1), "", ""])
+    rows.append(["mean of gold tags", "", "", ratio(scores.macro_f1), "", ""])
     return plain_table(["tag", "precision", "recall", "F1", "gold", "predicted"], rows, "lrrrrr")
 
 
@@ -74,7 +74,7 @@ def systems_by_tag_table(results: Sequence[SystemResult]) -> str:
     f1: list[dict[str, float]] = [{s.tag: s.f1 for s in r.scores.per_tag()} for r in worked if r.scores is not None]
     gold = {s.tag: s.num_gold for r in worked[:1] if r.scores is not None for s in r.scores.per_tag() if s.num_gold}
     tags = sorted(gold, key=lambda tag: -gold[tag])
-    rows = [[tag, f"{gold[tag]:,}", *(_ratio(found.get(tag, math.nan)) for found in f1)] for tag in tags]
+    rows = [[tag, f"{gold[tag]:,}", *(ratio(found.get(tag, math.nan)) for found in f1)] for tag in tags]
     return plain_table(["F1 of tag", "gold", *(r.name for r in worked)], rows, "lr" + "r" * len(worked))
 
 
@@ -86,7 +86,7 @@ def spans_table(scores: SpanScores) -> str:
 def f1_table(what: str, scores: Mapping[str, SpanScore]) -> str:
     """Precision, recall and F1 by name."""
     rows = [
-        [name, _ratio(s.precision), _ratio(s.recall), _ratio(s.f1), f"{s.num_gold:,}", f"{s.num_predicted:,}"]
+        [name, ratio(s.precision), ratio(s.recall), ratio(s.f1), f"{s.num_gold:,}", f"{s.num_predicted:,}"]
         for name, s in scores.items()
     ]
     return plain_table([what, "precision", "recall", "F1", "gold", "predicted"], rows, "lrrrrr")
@@ -114,9 +114,9 @@ def comparison_table(results: Sequence[SystemResult]) -> str:
         rows.append(
             [
                 result.name,
-                *map(_share, (scores.all_words, scores.known_words, scores.unknown_words, scores.ambiguous_words)),
-                _share(scores.sentences),
-                _ratio(scores.macro_f1),
+                *map(share_of, (scores.all_words, scores.known_words, scores.unknown_words, scores.ambiguous_words)),
+                share_of(scores.sentences),
+                ratio(scores.macro_f1),
                 p,
                 f"{result.train_seconds:,.1f}",
                 f"{result.tokens_per_second:,.0f}",
@@ -134,7 +134,7 @@ def curve_table(points: Sequence[CurvePoint]) -> str:
         [
             f"{point.num_sentences:,}",
             f"{point.num_tokens:,}",
-            *(_share(getattr(point.result.scores, words)) for words in ("all_words", "known_words", "unknown_words")),
+            *(share_of(getattr(point.result.scores, words)) for words in ("all_words", "known_words", "unknown_words")),
             f"{point.result.train_seconds:,.1f}",
         ]
         for point in points
@@ -159,9 +159,11 @@ def p_value(p: float) -> str:
     return f"{p:.2f}" if p >= 0.1 else f"{p:.3f}" if p >= 0.001 else f"{p:.0e}"
 
 
-def _share(share: Share | None) -> str:
-    return "" if share is None else _ratio(share.accuracy)
+def share_of(share: Share | None) -> str:
+    """An accuracy; nothing where there is none."""
+    return "" if share is None else ratio(share.accuracy)
 
 
-def _ratio(value: float) -> str:
+def ratio(value: float) -> str:
+    """A number in 0..1 with four digits."""
     return "–" if math.isnan(value) else f"{value:.4f}"

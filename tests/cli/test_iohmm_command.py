@@ -400,7 +400,7 @@ def test_bad_uses(tmp_path, run, table, strings, automaton_run):
     assert "is a folder; expected a file of strings" in error("query", automaton_run, "classify", tmp_path)
     arguments = ["train", "iohmm", table, *TABLE, "--out", tmp_path / "r"]
     assert "needs held-out data, --validation" in error(*arguments, "--select", "validation")
-    assert "--select bic does not look at it" in error(*arguments, "--select", "bic", "--validation", table)
+    assert "counts scores of held-out data" in error(*arguments, "--early-stop", "2")
     for folder, key, value in ((run, "columns", {}), (run, "kind", "other"), (automaton_run, "symbols", ["0"])):
         changed = tmp_path / f"changed_{key}"
         shutil.copytree(folder, changed)

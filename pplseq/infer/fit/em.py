@@ -7,13 +7,16 @@ import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from pplseq import checks, notebooks
 from pplseq.distributions.drawing import undrawn
+
+if TYPE_CHECKING:
+    from pplseq.infer.fit.fittable import Fittable
 
 Statistics = dict[str, Tensor]  # expected sufficient statistics: sums over tokens, so they add up over batches
 
@@ -58,6 +61,14 @@ class Batch(NamedTuple):
         return any(part is not None for part in self[5:])
 
     @property
+    def valid(self) -> Tensor:
+        """(B, T) bool: steps that are no padding."""
+        shape, device = self.x.shape[:2], self.x.device
+        if self.lengths is None:
+            return torch.ones(shape, dtype=torch.bool, device=device)
+        return torch.arange(shape[1], device=device) < self.lengths.unsqueeze(-1)
+
+    @property
     def num_tokens(self) -> int:
         return self.x.shape[0] * self.x.shape[1] if self.lengths is None else int(self.lengths.sum())
 
@@ -70,37 +81,6 @@ class Part(Protocol):
     def batches(self, model: Any) -> Iterable[Batch]:
         """The data, as batches for a model."""
         ...
-
-
-class ExpectationModel(Protocol):
-    """What a model offers to be fitted by EM; ``_expectation_by_loops(batch)`` beside it, where :func:`expectation` of some
-    data needs no chain: None of other data."""
-
-    def chain_of(self, batch: Batch) -> Any:
-        """The :class:`~pplseq.infer.discrete.chain.Chain`, or ``GaussianChain``, of a batch."""
-
-    def expected_statistics(self, chain, batch: Batch) -> Statistics:
-        """The E-step: expected sufficient statistics of a batch, from its chain."""
-        ...
-
-    def _implied_statistics(self, num_sequences: float, num_tokens: float) -> Statistics:
-        """Statistics of which the current parameters are the maximum: where stepwise EM starts from."""
-        ...
-
-    def maximize(self, statistics: Statistics) -> list[str]:
-        """The M-step: sets the parameters; returns what was remarkable (empty or collapsed states), in words."""
-        ...
-
-    def log_prior(self) -> Tensor:
-        """log density of the current parameters under their priors, nats; 0 without priors."""
-        ...
-
-    def state_dict(self) -> dict[str, Any]:
-        """The parameters."""
-        ...
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> Any:
-        """Sets the parameters."""
 
 
 class Workers(Protocol):
@@ -173,7 +153,7 @@ class FitHistory:
 
 
 def expectation_maximization(
-    model: ExpectationModel,
+    model: Fittable,
     batches: Sequence[Batch | Part],
     *,
     max_iterations: int = 100,
@@ -189,7 +169,7 @@ def expectation_maximization(
         stepwise:  s <- (1 - eta_k) s + eta_k s(batch k),  theta <- argmax given s, after every batch
 
     Args:
-        model: see :class:`ExpectationModel`.
+        model: see :class:`~pplseq.infer.fit.fittable.Fittable`.
         batches: what an iteration goes through; sizes only bound the memory unless ``step_size`` is given. A :class:`Part` is
             read anew in every pass.
         max_iterations: passes over the data.
@@ -246,8 +226,7 @@ class Acceleration:
     combination of their images. The map's own image is kept for where this loses.
 
     Args:
-        model: offers ``_em_coordinates()``, a vector of its free parameters in which any number is allowed, with a vector of
-            their units, and ``set_em_coordinates(vector)``. depth: how many differences of iterates are combined.
+        model: one that has ``_em_coordinates()``. depth: how many differences of iterates are combined.
 
     Attributes:
         memory: "iterates" and "images", each (k, P), k <= depth + 1; what a checkpoint holds.
@@ -289,15 +268,13 @@ class Acceleration:
         self.memory.clear()
 
 
-def accelerated(model: ExpectationModel, depth: int) -> Acceleration | None:
+def accelerated(model: Fittable, depth: int) -> Acceleration | None:
     """The acceleration of a model's EM, where it has one."""
     depth = checks.count("acceleration", depth, 0)
-    # a module that is asked for what it has not looks everywhere
-    has_any = hasattr(type(model), "_em_coordinates") or "_em_coordinates" in vars(model)
-    return Acceleration(model, depth) if depth and has_any else None
+    return Acceleration(model, depth) if depth and model._em_coordinates() is not None else None
 
 
-def total_expectation(model: ExpectationModel, batches: Iterable[Batch | Part]) -> tuple[Statistics, float]:
+def total_expectation(model: Fittable, batches: Iterable[Batch | Part]) -> tuple[Statistics, float]:
     """The sum of :func:`expectation` over batches."""
     total: Statistics = {}
     log_likelihood = 0.0
@@ -308,7 +285,7 @@ def total_expectation(model: ExpectationModel, batches: Iterable[Batch | Part]) 
     return total, log_likelihood
 
 
-def expectation(model: ExpectationModel, batch: Batch | Part) -> tuple[Statistics, float]:
+def expectation(model: Fittable, batch: Batch | Part) -> tuple[Statistics, float]:
     """The E-step on one batch: expected statistics, and the log-likelihood in nats.
 
     Raises:
@@ -316,8 +293,7 @@ def expectation(model: ExpectationModel, batch: Batch | Part) -> tuple[Statistic
     """
     if not isinstance(batch, Batch):
         return total_expectation(model, batch.batches(model))
-    at_once: Any = getattr(model, "_expectation_by_loops", None)
-    if at_once is not None and (found := at_once(batch)) is not None:
+    if (found := model._expectation_by_loops(batch)) is not None:
         return found
     chain = model.chain_of(batch)
     log_prob = float(chain.log_prob().detach().sum(dtype=torch.float64))
@@ -326,7 +302,7 @@ def expectation(model: ExpectationModel, batch: Batch | Part) -> tuple[Statistic
     return model.expected_statistics(chain, batch), log_prob
 
 
-def _record(history: FitHistory, model: ExpectationModel, log_likelihood: float) -> float | None:
+def _record(history: FitHistory, model: Fittable, log_likelihood: float) -> float | None:
     """Appends to the history; returns the gain over the entry before."""
     history.log_likelihoods.append(log_likelihood)
     history.log_posteriors.append(log_likelihood + float(model.log_prior().detach()))

@@ -137,9 +137,8 @@ def maximize_by_lbfgs(
     """L-BFGS with line searches on -(log p(x) + log prior) / tokens, over ``model.parameters()``; all batches every time.
 
     Args:
-        model: offers ``log_joint(x, lengths, share=..., **batch.known)``, differentiable; and may offer ``_parameter_units()``,
-            by name how much each number of a parameter varies: steps are taken in these, so that a fit does not depend on
-            what the data are measured in; and ``_ends(batches)``, see :func:`ends_of`.
+        model: a :class:`~pplseq.infer.fit.fittable.Fittable` with ``log_joint(x, lengths, share=..., **batch.known)``,
+            differentiable.
         num_steps: iterations at most, of up to 25 evaluations each. lr: length of the first trial step.
         tolerance: stop when an iteration gains at most this, nats per token, and so does one along the gradient alone.
 
@@ -150,7 +149,7 @@ def maximize_by_lbfgs(
     moved = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
     if not moved:
         raise ValueError("fixed: every parameter is held, so there is nothing to fit")
-    units = model._parameter_units() if hasattr(model, "_parameter_units") else {}
+    units = model._parameter_units()
     points = Points(moved, units)
     parameters = points.leaves
     wall = math.nan  # the loss where there is no model, once that of the start is known
@@ -236,10 +235,9 @@ def ends_of(model: Any, batches: Sequence[Batch]) -> Ends:
     """By name of a parameter the smallest and the largest numbers that a fit to these data may come to, infinite for any, in
     its shape: logarithms of scales and of concentrations, whose likelihood would have no maximum where a state sees the same
     number again and again. EM has such ends in its M-steps. None of what is held whole."""
-    found = model._ends(batches) if hasattr(model, "_ends") else {}
     own = {name: raw for name, raw in model.named_parameters() if raw.requires_grad}
     ends: Ends = {}
-    for name, both in found.items():
+    for name, both in model._ends(batches).items():
         if name in own:
             low, high = (end.to(own[name]).expand(own[name].shape) for end in both)
             if isinstance(told := entries_of(own[name]), Entries):  # where bounds say otherwise

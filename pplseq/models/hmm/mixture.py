@@ -62,8 +62,7 @@ class MixtureHMM(ClusterQueries, HMM):
         if self.num_clusters == 1 or batch.states is not None or self._rows is not None:
             return
         x, seen = self.emissions.observed(batch.x)
-        if batch.lengths is not None:
-            seen = seen & (torch.arange(x.shape[1], device=x.device) < batch.lengths.unsqueeze(-1))
+        seen = seen & batch.valid
         told = seen.any(1)
         if int(told.sum()) < 2 * self.num_clusters:
             return

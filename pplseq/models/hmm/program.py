@@ -531,8 +531,7 @@ class HMM(Constrainable, StateLanguages, LoopAnswers):
     def _check_data(self, batch: Batch) -> None:
         super()._check_data(batch)
         x, seen = self.observed(batch.x)
-        if batch.lengths is not None:
-            seen = seen & (torch.arange(seen.shape[1], device=seen.device) < batch.lengths.unsqueeze(-1))
+        seen = seen & batch.valid
         self.emissions.set_origin(x, seen)
         given = {"trials": batch.trials, "exposure": batch.exposure}
         if not self.emissions.needs_trials:
@@ -595,8 +594,7 @@ class HMM(Constrainable, StateLanguages, LoopAnswers):
 
     def _initialize_emissions(self, batch: Batch, how: str) -> None:
         x, seen = self.emissions.observed(batch.x)
-        if batch.lengths is not None:
-            seen = seen & (torch.arange(x.shape[1], device=x.device) < batch.lengths.unsqueeze(-1))
+        seen = seen & batch.valid
         known = self._known_of(batch) if batch.emission_noises is None else None
         how_to = {"over_time": True} if how == "stretches" else {}
         self.emissions.initialize(x, seen, **how_to, **({} if known is None else {"known": known}))

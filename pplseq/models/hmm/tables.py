@@ -167,8 +167,7 @@ class StateTables(Estimator):
         rows = []
         for batch in batches:
             x, seen = self.emissions.observed(batch.x)
-            if batch.lengths is not None:
-                seen = seen & (torch.arange(x.shape[1], device=x.device) < batch.lengths.unsqueeze(-1))
+            seen = seen & batch.valid
             rows.append(x[seen])
         return {f"emissions.{name}": both for name, both in self.emissions.ends(torch.cat(rows)).items()}
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from pplseq import checks
 from pplseq.infer.fit.em import Batch, FitHistory
 from pplseq.models.batch import split_rows
-from pplseq.models.fitting import about_data, about_fit, check_options, fit_best
+from pplseq.models.fitting import HeldOut, about_data, about_fit, check_options, fit_best
 from pplseq.models.iohmm.data import PARTS
 from pplseq.models.iohmm.embeddings import EmbeddedNetwork
 from pplseq.models.iohmm.input_units import units_note
@@ -33,6 +33,7 @@ from pplseq.models.iohmm.restarts.responses import ResponseOutputs
 from pplseq.models.iohmm.restarts.starts import draw_parameters
 from pplseq.models.iohmm.restarts.stationary import StationaryStart
 from pplseq.models.iohmm.restarts.training import RestartTraining
+from pplseq.runs.fits import IMPOSSIBLE
 from pplseq.runs.loop import digest, run_training
 from pplseq.runs.progress import recorder
 
@@ -56,6 +57,7 @@ class FitPlan(NamedTuple):
     progress: bool = False
     on_record: Callable[[dict[str, Any]], None] | None = None
     cluster: Any = None
+    early_stop: int | None = None
     boxes: Mapping[str, tuple[Tensor, Tensor]] = {}
 
     @property
@@ -63,14 +65,13 @@ class FitPlan(NamedTuple):
         """Whether it is a run, with checkpoints or a limit of time."""
         return self.folder is not None or self.max_time is not None or self.resume
 
-    def about(self, model: IOParameters, batch: Batch, validation: Batch | None) -> dict[str, Any]:
+    def about(self, model: IOParameters, batch: Batch, validation: HeldOut | None) -> dict[str, Any]:
         """What a resumed fit must be given alike."""
-        held_out = {} if validation is None else about_data(validation)
         boxes = {"bounds": {name: digest(*both) for name, both in self.boxes.items()}} if self.boxes else {}
         return boxes | {
             **about_fit(model, self.method, self.options), **about_data(batch), "fixed": sorted(model._not_free),
             "num_restarts": list(map(repr, self.blocks)), "select": self.select, "batch_size": self.batch_size,
-            "validation": digest(*held_out.values()),
+            "validation": validation and validation.about,
         }  # fmt: skip
 
     @classmethod
@@ -89,7 +90,8 @@ class FitPlan(NamedTuple):
             raise ValueError(
                 f"method {checks.shown(method)} needs priors: make the model with priors=True, or with WeightPriors(...)"
             )
-        check_options(model, method, options, FITTERS.get(method), own=("blocks", "precisions", "gradient"))
+        own = ("blocks", "precisions", "gradient", "boxes", "validation", "early_stop")
+        check_options(model, method, options, FITTERS.get(method), own=own)
         for name, least in (("max_iterations", 1), ("num_steps", 1), ("tolerance", 0.0)):
             if name in options:
                 options[name] = checks.number(name, options[name])
@@ -107,7 +109,7 @@ class FitPlan(NamedTuple):
         return cls(method, blocks, select, warm_start, batch_size, options)
 
 
-def fit_model(model: IOParameters, batch: Batch, validation: Batch | None, plan: FitPlan) -> FitHistory:
+def fit_model(model: IOParameters, batch: Batch, validation: HeldOut | None, plan: FitPlan) -> FitHistory:
     """Leaves the model at what the fit has found."""
     told = plan.progress or plan.on_record is not None
     if plan.cluster is not None and (plan.on_disk or told or plan.method not in ("em", "gem")):
@@ -247,7 +249,7 @@ def load_restart(model: IOParameters, parameters: Parameters, restart: int) -> N
 
 
 # ---------------------------------------------------------------- restarts
-def fit_restarts(model: IOParameters, batch: Batch, validation: Batch | None, plan: FitPlan) -> RestartHistory:
+def fit_restarts(model: IOParameters, batch: Batch, validation: HeldOut | None, plan: FitPlan) -> RestartHistory:
     """All restarts as one batch, or as few as fit into memory; the model gets the parameters of the chosen one."""
     networks = restart_networks(model, batch)
     problem = restart_problem(model, batch, networks)
@@ -264,7 +266,8 @@ def fit_restarts(model: IOParameters, batch: Batch, validation: Batch | None, pl
         problems = [restart_problem(model, part, networks) for part in split_rows(batch, plan.batch_size)]
     groups, loud = _groups(plan.blocks, problem), []
     block = torch.repeat_interleave(torch.arange(len(plan.blocks)), torch.tensor([b.num_restarts for b in plan.blocks]))
-    held_out = None if validation is None else restart_problem(model, validation, networks)
+    held_out = None if validation is None else restart_problem(model, with_steps(validation.batch), networks)
+    looks = {"validation": held_out, "early_stop": plan.early_stop}
     history: RestartHistory | None = None
 
     def draw_group(number: int) -> tuple[Parameters, list[RestartBlock]]:
@@ -279,7 +282,7 @@ def fit_restarts(model: IOParameters, batch: Batch, validation: Batch | None, pl
     def begin_group(number: int) -> RestartRun:
         problem.forget()
         parameters, blocks = draw_group(number)
-        common: dict[str, Any] = dict(blocks=blocks, precisions=precisions, **plan.options)
+        common: dict[str, Any] = dict(blocks=blocks, precisions=precisions, **looks, **plan.options)
         if plan.method == "sgd":
             return SGDRun(problems, parameters, boxes=plan.boxes, **common)
         return EMRun(problem, parameters, gradient=plan.method == "gem", **common)
@@ -294,12 +297,12 @@ def fit_restarts(model: IOParameters, batch: Batch, validation: Batch | None, pl
         load_restart(model, result.parameters, result.chosen)
         if not plan.warm_start and model.priors is None:  # else earlier data, or the prior, tell of symbols that these lack
             settle_embeddings(model, batch)
-        history = _history(model, plan.method, problem, result, notes, loud)
+        history = _history(model, plan, problem, result, notes, loud)
         return history.reason
 
     load = functools.partial(load_restart, model)
     if plan.cluster is not None:
-        common = dict(precisions=precisions, gradient=plan.method == "gem", **plan.options)
+        common = dict(precisions=precisions, **looks, gradient=plan.method == "gem", **plan.options)
         conclude(fit_on(plan.cluster, problem, [draw_group(number) for number in range(len(groups))], common))
         return _told(history, loud)
     training = RestartTraining(begin_group, len(groups), load, conclude, model.save, problem.num_steps)
@@ -335,11 +338,11 @@ def _check_possible(problem: RestartProblem, result: Restarts) -> None:
 
 
 def _history(
-    model: IOParameters, method: str, problem: RestartProblem, result: Restarts, notes: list[str], loud: list[str]
+    model: IOParameters, plan: FitPlan, problem: RestartProblem, result: Restarts, notes: list[str], loud: list[str]
 ) -> RestartHistory:
     """The history of the chosen restart; what the user is warned of goes into ``loud``."""
     chosen = result.chosen
-    history = RestartHistory(method, problem.num_steps, restarts=result)
+    history = RestartHistory(plan.method, problem.num_steps, restarts=result)
     trace, objectives = result.trace[:, chosen], result.objectives[:, chosen]
     known = ~trace.isnan()
     if model.priors is not None:  # with the normalisers of the priors, which EM leaves out
@@ -348,13 +351,18 @@ def _history(
             for name, part in model.parts.items() for value in part.parameters()
         )  # fmt: skip
     history.log_likelihoods, history.log_posteriors = trace[known].tolist(), objectives[known].tolist()
-    if method == "sgd":
+    if plan.method == "sgd":
         history.losses = (-trace[known] / problem.num_steps).tolist()
         history.log_likelihoods = [float(result.log_likelihoods[chosen])]
         history.log_posteriors = [float(result.log_posteriors[chosen])]
     history.converged = bool(result.converged[chosen])
     steps = int(result.num_iterations[chosen])
     history.reason = "converged" if history.converged else f"{steps} steps done"
+    scores = enumerate(result.validations[:, chosen].tolist())
+    history.validations = [(iteration, nats) for iteration, nats in scores if not math.isnan(nats)]
+    since = [step for step, _ in history.validations if step > (history.best_iteration or 0)]
+    if not history.converged and len(since) == plan.early_stop:
+        history.reason = "early_stop"
     history.note(notes)
     loud[:] = [note for note in notes if any("likelihood" in why for why in result.dropped.values())]
     if chosen in result.fell:
@@ -370,6 +378,8 @@ def _history(
             f"a variance met its floor of {allowed}: fewer states may fit better, or a lower "
             "covariance_floor where the outputs' own variance is as small"
         )
+    if history.validations and history.best_iteration is None:
+        loud.append(IMPOSSIBLE)
     history.note(loud)
     return history
 

@@ -25,9 +25,7 @@ def units_note(model: IOParameters, batch: Batch, method: str) -> str | None:
         network = model.network(part) if f"{part}_network" in model.parts else None
         if network is None or network.kind not in kinds or not value.is_floating_point():
             continue
-        rows = value.flatten(0, 1)
-        if batch.lengths is not None:
-            rows = rows[(torch.arange(value.shape[1], device=value.device) < batch.lengths.unsqueeze(-1)).flatten()]
+        rows = value[batch.valid]
         if not rows.numel():
             continue
         means, spreads = rows.mean(0), rows.std(0, correction=0)

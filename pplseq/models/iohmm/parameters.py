@@ -286,8 +286,7 @@ class IOParameters(Estimator):
         if self.noise is None or batch is None:
             return
         values, seen = self.observed(batch.x)
-        if batch.lengths is not None:
-            seen = seen & (torch.arange(seen.shape[1], device=seen.device) < batch.lengths.unsqueeze(-1))
+        seen = seen & batch.valid
         values = values[seen]
         if len(values) < 2:
             return

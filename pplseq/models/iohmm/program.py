@@ -21,10 +21,11 @@ from pplseq.infer.fit.held import Slot, holding
 from pplseq.infer.programs.markov import markov
 from pplseq.models.base import Sizes, one_chain
 from pplseq.models.fitted import told_bounds
+from pplseq.models.fitting import held_out_data
 from pplseq.models.hmm.tables import DTYPES
 from pplseq.models.iohmm.data import PARTS, Inputs, IOFormat, Sight, apart
 from pplseq.models.iohmm.embeddings import checked_embeddings
-from pplseq.models.iohmm.fit import METHODS, FitPlan, fit_model, with_steps
+from pplseq.models.iohmm.fit import FITTERS, METHODS, FitPlan, fit_model, with_steps
 from pplseq.models.iohmm.formulas import Formulas
 from pplseq.models.iohmm.networks import GaussianNoise, WeightPriors, masked_log_softmax
 from pplseq.models.iohmm.options import (
@@ -388,11 +389,11 @@ class IOHMM(IOHMMQueries):
     def fit(  # pyright: ignore[reportIncompatibleMethodOverride]
         self, x, lengths=None, *, inputs=None, states=None, method: str | None = None,
         num_restarts: int | RestartBlock | Sequence[RestartBlock | Mapping] = 1, select: str = "likelihood",
-        validation=None, warm_start: bool = False, batch_size: int | None = None, seed: int | None = None,
-        folder: str | Path | None = None, resume: bool = False, max_time: float | None = None,
-        progress: bool = False, on_record: Callable[[dict[str, Any]], None] | None = None, cluster: Any = None,
-        fixed: str | Sequence[str] = (), bounds: Mapping[str, Any] | None = None,
-        trials=None, exposure=None, **options,
+        validation: Any = None, early_stop: int | None = None, warm_start: bool = False,
+        batch_size: int | None = None, seed: int | None = None, folder: str | Path | None = None,
+        resume: bool = False, max_time: float | None = None, progress: bool = False,
+        on_record: Callable[[dict[str, Any]], None] | None = None, cluster: Any = None, fixed: str | Sequence[str] = (),
+        bounds: Mapping[str, Any] | None = None, trials=None, exposure=None, **options,
     ) -> Self:  # fmt: skip
         """Fits the parameters to data; ``history`` says afterwards how it went, ``history.restarts`` of every restart.
 
@@ -407,7 +408,9 @@ class IOHMM(IOHMMQueries):
                 starts with settings of its own. All are fitted as one batch.
             select: which one the model keeps: "likelihood", "validation", "bic" or "smallest_consistent"; see
                 :func:`~pplseq.models.iohmm.restarts.choice.choose_restart`. To choose among sizes see :meth:`fit_sizes`.
-            validation: (x, inputs) or (x, inputs, lengths) held out, for ``select``.
+            validation, early_stop: see :meth:`~pplseq.models.estimator.Estimator.fit`; of "gem" too. Every restart keeps its
+                parameters of the iteration that was best on held-out data, and stops by itself; ``select`` is among these, and
+                ``history`` is of the restart that it chose.
             warm_start: start from the parameters as they are; then there is one start.
             batch_size: sequences of a mini-batch of "sgd", "svi"; None for all.
             seed: makes the fit repeatable; None draws from torch's generator.
@@ -443,23 +446,16 @@ class IOHMM(IOHMMQueries):
         self.to(checks.device(options.pop("device", self.reference.device)))
         plan = FitPlan.of(self, METHODS[0] if method is None else method, num_restarts, select, warm_start, batch_size, options)
         if validation is None and select == "validation":
-            raise ValueError("validation: select='validation' needs validation data, (x, inputs); got None")
+            raise ValueError("validation: select='validation' needs held-out data; got None")
         boxes = self._bounds_by({} if bounds is None else bounds, plan.method)
         plan = plan._replace(folder=folder, resume=resume, max_time=max_time, cluster=cluster, boxes=boxes)
-        plan = plan._replace(progress=checks.flag("progress", progress), on_record=on_record)
+        plan = plan._replace(early_stop=early_stop, progress=checks.flag("progress", progress), on_record=on_record)
         with self._naming(x, bool(warm_start or resume), inputs, states, [trials, exposure]):
             self._sized_by = self._sized_by if warm_start or resume else None
             sizes = {name: value for name, value in (("trials", trials), ("exposure", exposure)) if value is not None}
             batch = with_steps(self._as_batch(x, lengths, states=states, inputs=inputs, **sizes))
             self._sized_by = tuple(sizes) or None
-        held_out = None
-        if validation is not None:
-            if not isinstance(validation, (tuple, list)) or len(validation) not in (2, 3):
-                raise TypeError("validation must be (x, inputs) or (x, inputs, lengths)")
-            if sizes:
-                raise ValueError("validation: held-out data come without trials and exposures of steps; leave it out")
-            other, other_inputs, *other_lengths = validation
-            held_out = with_steps(self._as_batch(other, *other_lengths, inputs=other_inputs))
+            held_out = held_out_data(self, x, plan.method, validation, early_stop, FITTERS)
         parts = {name.removesuffix("_network"): part for name, part in self.parts.items()}
         names = [fixed] if isinstance(fixed, str) else list(fixed)
         if unknown := [name for name in names if name not in parts]:
@@ -470,6 +466,8 @@ class IOHMM(IOHMMQueries):
             raise ValueError(f"bounds: {both[0]!r} is of a part that is held; leave it out, or the part out of fixed=")
         if not resume:
             self._check_set([(name, own) for name in names for own in parts[name].parameters()], self._random_parameters)
+        if held_out is not None and not resume:
+            held_out.check()
         with seeded(seed), holding([(Slot(own), None) for name in names for own in parts[name].parameters()]):
             self.fixed_parameters, self._bounds = frozenset(names), told_bounds(bounds or {})
             self.train(plan.method == "svi")  # where steps draw dropout; those of restarts say themselves when they do

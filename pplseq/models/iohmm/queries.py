@@ -314,8 +314,7 @@ class IOHMMQueries(StateLanguages, IOParameters):
         """The Bayesian information criterion, -2 log p + parameters * log(targets): lower is better."""
         batch = self._as_batch(x, lengths, **known)
         seen = self.observed(batch.x)[1]
-        if batch.lengths is not None:
-            seen = seen & (torch.arange(seen.shape[1], device=seen.device) < batch.lengths.unsqueeze(-1))
+        seen = seen & batch.valid
         return -2 * self.score(x, lengths, **known) + self.num_free_parameters * math.log(max(1, int(seen.sum())))
 
     def sample(

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from pplseq.kernels.kalman import noise_gains, symmetric
-from pplseq.models.lds.statistics import Regression
+from pplseq.models.lds.statistics import Regression, outer_sum
 
 
 def regression_by_step(
@@ -42,13 +42,9 @@ def regression_by_step(
     with_states = (shared - matrix @ covariances).where(seen.unsqueeze(-1), 0.0)
     gains, left = noise_gains(noise, seen, added)
     errors = (gains @ errors.unsqueeze(-1)).squeeze(-1)
-    moment, cross = _outer(regressors, regressors), _outer(errors, regressors)
+    moment, cross = outer_sum(regressors, regressors), outer_sum(errors, regressors)
     if matrices is None:
         moment[:size, :size] += covariances[any_seen].sum(0)
         cross[:, :size] += (gains @ with_states)[any_seen].sum(0)
-    scatter = _outer(errors, errors) + (gains @ around @ gains.mT + left)[any_seen].sum(0)
+    scatter = outer_sum(errors, errors) + (gains @ around @ gains.mT + left)[any_seen].sum(0)
     return Regression(any_seen.sum().to(target), moment, cross, symmetric(scatter))
-
-
-def _outer(left: Tensor, right: Tensor) -> Tensor:
-    return left.flatten(0, -2).T @ right.flatten(0, -2)

@@ -13,7 +13,7 @@ from pplseq.distributions.gaussian_types import GaussianBelief
 from pplseq.infer.fit.em import Batch, Statistics
 from pplseq.kernels.matrix_equations import check_stable
 from pplseq.models.estimator import Estimator
-from pplseq.models.lds.fit import floors, parameter_units, valid_steps
+from pplseq.models.lds.fit import floors, parameter_units
 from pplseq.models.lds.parameters import (
     SCALES,
     Parameters,
@@ -225,7 +225,7 @@ class ConstrainedLDS(LDS):
     @torch.no_grad()
     def initialize(self, batch: Batch, how: str = "") -> None:
         """Weights as they are, offsets of observations at the means, and noises of the data's size."""
-        known = ~batch.x.isnan() & valid_steps(batch).unsqueeze(-1)
+        known = ~batch.x.isnan() & batch.valid.unsqueeze(-1)
         count = known.sum((0, 1)).clamp_min(1)
         mean = batch.x.where(known, 0.0).sum((0, 1)) / count
         spread = (batch.x - mean).where(known, 0.0).square().sum((0, 1)) / count

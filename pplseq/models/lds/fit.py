@@ -64,7 +64,7 @@ def check_enough(batch: Batch, num_states: int) -> None:
         seen, longest, first = x.shape[0] * x.shape[1], x.shape[1], x[:1, :1]
         alike = bool((x[:1] == first).all()) and bool((x == first).all())
     else:
-        valid = valid_steps(batch)
+        valid = batch.valid
         observed = ~x.isnan() & valid.unsqueeze(-1)
         seen, longest = int(observed.any(-1).sum()), int(valid.sum(1).max())
         never = (~observed.any(0).any(0)).nonzero().flatten().tolist()
@@ -87,7 +87,7 @@ def first_parameters(parameters: Parameters, batch: Batch, how: str, diagonal: f
     """Parameters guessed from data, by one of :data:`~pplseq.models.lds.start.STARTS`, of the same kind as those given."""
     x, observed = batch.x.nan_to_num(0.0), ~batch.x.isnan()
     moves, seen = (parameters.extras(kind, x, batch.inputs) for kind in REGRESSIONS)
-    guess = guess_parameters(x, observed, valid_steps(batch), len(parameters.transition), moves, seen, how)
+    guess = guess_parameters(x, observed, batch.valid, len(parameters.transition), moves, seen, how)
     new = parameters
     for kind, noise in (("transition", "state_noise"), ("emission", "emission_noise")):
         covariance = getattr(guess, noise)
@@ -124,7 +124,7 @@ def chain_of(parameters: Parameters, batch: Batch, emission: LinearEmission | No
     return gaussian_chain(
         GaussianBelief(start.mean.expand(x.shape[1], -1), start.covariance),
         Dynamics(parameters.transition, parameters.state_noise, offset),
-        evidence, valid=None if batch.lengths is None else valid_steps(batch).T, seen=seen, check=False,
+        evidence, valid=None if batch.lengths is None else batch.valid.T, seen=seen, check=False,
         emission=emission,
     )  # fmt: skip
 
@@ -133,7 +133,7 @@ def chain_of(parameters: Parameters, batch: Batch, emission: LinearEmission | No
 def e_step(parameters: Parameters, chain: GaussianChain, batch: Batch) -> Statistics:
     """Sums over steps of the three regressions; see :mod:`pplseq.models.lds.statistics`."""
     smoothed, lag_one = chain.smoothed_states(), chain.lag_one_covariances()
-    valid, x = valid_steps(batch), batch.x
+    valid, x = batch.valid, batch.x
     extras = [parameters.extras(kind, x, batch.inputs) for kind in REGRESSIONS]
     weights = [parameters.weights(kind) for kind in REGRESSIONS]
     means, covariances = smoothed.means, smoothed.covariances
@@ -165,7 +165,7 @@ def _by_step(
     parameters: Parameters, smoothed: GaussianStates, lag_one: StepCovariances, batch: Batch, weights, extras
 ) -> list[regressions.Regression]:
     """Of moves and observations, with what is known of single steps."""
-    (means, covariances), valid = (smoothed.means, smoothed.covariances.dense()), valid_steps(batch)
+    (means, covariances), valid = (smoothed.means, smoothed.covariances.dense()), batch.valid
     extras = [part.where(valid.unsqueeze(-1), 0.0) for part in extras]
     lags, none = lag_one.dense(), torch.zeros_like(batch.x).unsqueeze(-1)
     moves = [None if part is None else part[:, 1:] for part in (batch.transitions, batch.state_noises)]
@@ -276,14 +276,6 @@ def _stationary_mode(parameters: Parameters, given: tuple[Tensor, Tensor, Any], 
 
     about |= {name: torch.from_numpy(about[name]).to(count.device) for name in ("free", "shrunk")}
     return regressions.stationary_mode(*given, mean, spread, count, first_mean, **about)
-
-
-def valid_steps(batch: Batch) -> Tensor:
-    """(B, T) bool: steps that are no padding."""
-    shape, device = batch.x.shape[:2], batch.x.device
-    if batch.lengths is None:
-        return torch.ones(shape, dtype=torch.bool, device=device)
-    return torch.arange(shape[1], device=device) < batch.lengths.unsqueeze(-1)
 
 
 # ------------------------------------------------------------------------------------------------ coordinates

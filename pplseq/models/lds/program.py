@@ -418,8 +418,6 @@ class LDS(LoopAnswers):
             )
         if num_restarts != 1 and initialization != "random":
             raise ValueError(f"num_restarts: starts are alike unless initialization='random'; got {num_restarts}")
-        if options.get("step_size") is not None:
-            raise ValueError("step_size: stepwise EM is for models of words; an LDS takes batch EM, 'sgd' or 'lbfgs'")
         self.held, self._replaced = frozenset(held), frozenset(held - asked)
         options |= {"initialization": initialization, "num_restarts": num_restarts, "fixed": sorted(held)}
         try:

@@ -57,7 +57,8 @@ def transition_statistics(means, smoothed, lag_one, valid, weights, extras) -> R
     before, after = (smoothed.total(torch.cat(part, 1)) for part in ([moves, edge], [edge, moves]))
     joint = lag_one.total(moves)
     matrix = weights[:, :size]
-    moment, cross, scatter = _outer(regressors, regressors), _outer(residuals, regressors), _outer(residuals, residuals)
+    moment, cross = outer_sum(regressors, regressors), outer_sum(residuals, regressors)
+    scatter = outer_sum(residuals, residuals)
     moment[:size, :size] += before
     cross[:, :size] += joint - matrix @ before
     scatter += after - matrix @ joint.T - joint @ matrix.T + matrix @ before @ matrix.T
@@ -77,15 +78,15 @@ def emission_statistics(means, smoothed, x, observed, valid, weights, extras, no
     regressors = torch.cat([means, extras], -1).where(seen.unsqueeze(-1), 0.0)
     residuals = (x - regressors @ weights.T).where(observed & seen.unsqueeze(-1), 0.0)
     matrix = weights[:, :size]
-    covariance, moment = smoothed.total(whole), _outer(regressors, regressors)
+    covariance, moment = smoothed.total(whole), outer_sum(regressors, regressors)
     moment[:size, :size] += covariance
     part = seen & ~whole
     in_part = bool(part.any())
     # both are zero at steps that are not seen
     about, left = (residuals[whole], regressors[whole]) if in_part else (residuals, regressors)
-    cross = _outer(about, left)
+    cross = outer_sum(about, left)
     cross[:, :size] -= matrix @ covariance
-    scatter = _outer(about, about) + matrix @ covariance @ matrix.T
+    scatter = outer_sum(about, about) + matrix @ covariance @ matrix.T
     if in_part:
         patterns, which = torch.unique(observed[part], dim=0, return_inverse=True)
         full = torch.diag(noise) if noise.dim() == 1 else noise
@@ -112,7 +113,8 @@ def _gains(noise: Tensor, patterns: Tensor) -> Tensor:
     return torch.diag_embed(seen) + (1 - seen).unsqueeze(-1) * (noise @ inverse)
 
 
-def _outer(left: Tensor, right: Tensor) -> Tensor:
+def outer_sum(left: Tensor, right: Tensor) -> Tensor:
+    """Sums of outer products of rows, over all axes but the last."""
     return left.flatten(0, -2).T @ right.flatten(0, -2)
 
 

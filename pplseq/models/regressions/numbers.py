@@ -32,14 +32,14 @@ class NumberRegressions(RegressedSteps):
 
     steps_are = "numbers"
     regime_of: Tensor
-    lags_weights: Tensor
+    lags_weights: nn.Parameter
     unit: Tensor
-    log_scale: Tensor
+    log_scale: nn.Parameter
     histories: Tensor
     centre: Tensor
     input_units: Tensor
-    inputs_weights: Tensor
-    raw_mean: Tensor
+    inputs_weights: nn.Parameter
+    raw_mean: nn.Parameter
 
     def __init__(
         self, num_regimes: int, order: int, num_inputs: int, lags_of: str, switching: Sequence[str] | str, initial: str,
@@ -103,13 +103,9 @@ class NumberRegressions(RegressedSteps):
         """Parameters by name, differentiable; (R, ...) where they switch, (1, ...) where not."""
         moves = self.moves.values()
         initial = {name: moves.pop(name) for name in ("initial",) if name in moves}
-        found = moves | {"mean": self.mean}
-        if self.num_inputs:
-            found["inputs"] = self.inputs_weights * self.unit / self.input_units
-        if self.order:
-            found["lags"] = self.lags_weights
-        found["variance"] = (self.unit * self.log_scale.exp()).square()
-        return found | initial
+        slots: dict[str, Any] = self._slots
+        found = {name: slots[name].value_of(slots[name].raw) for name in PARTS[1:] if name in slots}
+        return moves | {"mean": self.mean} | found | initial
 
     @torch.no_grad()
     def set_parameters(
@@ -127,36 +123,33 @@ class NumberRegressions(RegressedSteps):
 
     def _write(self, values: dict[str, Tensor]) -> None:
         """Sets what has a unit, given in the units of the data."""
-        if self.order:
-            self.lags_weights.copy_(values["lags"])
-        if self.num_inputs:
-            self.inputs_weights.copy_(values["inputs"] * self.input_units / self.unit)
-        self.log_scale.copy_(values["variance"].log() / 2 - self.unit.log())
+        slots: dict[str, Any] = self._slots
+        for name in PARTS[1:]:
+            if name in slots:
+                slots[name].raw.copy_(slots[name].raw_of(values[name]))
         self.raw_mean.zero_()
         self.raw_mean.copy_((values["mean"] - self.mean) / self.unit)
 
     @property
     def _slots(self) -> dict[str, Slot]:
-        names = {"mean": "raw_mean", "inputs": "inputs_weights", "lags": "lags_weights", "variance": "log_scale"}
-        own = dict(self.named_parameters())
-        names = {name: raw for name, raw in names.items() if raw in own}
-        found = {name: Slot(own[raw], clips=False, of_states=name in self.switching) for name, raw in names.items()}
+        found = {"mean": Slot(self.raw_mean)}
         if not (self.order and self.lags_of == "values" and self.can_centre):  # else a constant depends on lags
             centre = self.centre if self.can_centre else 0.0
-            found["mean"] = found["mean"]._replace(
-                raw_of=lambda mean: (mean - centre) / self.unit, value_of=lambda raw: self.unit * raw + centre
+            found["mean"] = Slot(
+                self.raw_mean, raw_of=lambda mean: (mean - centre) / self.unit, value_of=lambda raw: self.unit * raw + centre
             )
-        found["variance"] = found["variance"]._replace(
-            raw_of=lambda variance: variance.log() / 2 - self.unit.log(), support=(0.0, math.inf),
-            value_of=lambda raw: (2 * (raw + self.unit.log())).exp(),
-        )  # fmt: skip
         if self.num_inputs:
-            found["inputs"] = found["inputs"]._replace(
-                raw_of=lambda inputs: inputs * self.input_units / self.unit,
+            found["inputs"] = Slot(
+                self.inputs_weights, raw_of=lambda inputs: inputs * self.input_units / self.unit,
                 value_of=lambda raw: raw * self.unit / self.input_units,
-            )
+            )  # fmt: skip
         if self.order:
-            found["lags"] = found["lags"]._replace(raw_of=Tensor.clone, value_of=Tensor.clone)
+            found["lags"] = Slot(self.lags_weights, raw_of=Tensor.clone, value_of=Tensor.clone)
+        found["variance"] = Slot(
+            self.log_scale, raw_of=lambda variance: variance.log() / 2 - self.unit.log(), support=(0.0, math.inf),
+            value_of=lambda raw: (self.unit * raw.exp()).square(),
+        )  # fmt: skip
+        found = {name: slot._replace(clips=False, of_states=name in self.switching) for name, slot in found.items()}
         return found | self.moves.slots
 
     _entry_axes: ClassVar[dict[str, Sequence[str]]] = {"mean": (), "inputs": ("inputs",), "lags": ("",), "variance": ()}
@@ -246,7 +239,7 @@ class NumberRegressions(RegressedSteps):
             first += count
         self.log_scale.copy_(scale[: len(self.log_scale)].log())
 
-    def _tables(self) -> list[tuple[Tensor, int]]:
+    def _tables(self) -> list[tuple[nn.Parameter, int]]:
         """Tables of coefficients in the order of regressors, and how many regressors each is about."""
         tables = [(self.raw_mean, 1)]
         tables += [(self.lags_weights, self.order)] if self.order else []

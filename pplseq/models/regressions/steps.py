@@ -189,8 +189,7 @@ class RegressedSteps(RegimeQueries):
     def _explained(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """:meth:`observed`, without the steps behind the ends of rows."""
         x, seen = self.observed(batch.x)
-        if batch.lengths is not None:
-            seen = seen & (torch.arange(x.shape[1], device=x.device) < batch.lengths.unsqueeze(-1))
+        seen = seen & batch.valid
         return x, seen
 
     # ---------------------------------------------------------------- the chain without the program

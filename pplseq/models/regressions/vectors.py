@@ -15,9 +15,9 @@ from pplseq.models.lds.parameters import RegressionPrior, scale_of
 from pplseq.models.lds.statistics import Regression, regression_mode
 from pplseq.models.parts.durations import moves_of
 from pplseq.models.parts.emissions import smallest_variances
+from pplseq.models.regressions.fit import FLOOR
 from pplseq.models.regressions.steps import RegressedSteps
 
-FLOOR = 1e-6  # the smallest variance of a state, of that of the data
 SEGMENTS = 4  # stretches a state that a start gives to it
 
 

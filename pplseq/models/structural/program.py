@@ -511,9 +511,7 @@ class StructuralModel(LDS):
             how: "still": shocks of a tenth of the spread of a step. "shaken": of all of it. "turning": of the slope, the cycle
                 and the autoregression. "likely": the one of these that a few steps of L-BFGS take furthest. "random".
         """
-        known = ~batch.x.isnan()
-        if batch.lengths is not None:  # what stands behind the end of a row is no data
-            known &= (torch.arange(batch.x.shape[1], device=batch.x.device) < batch.lengths.unsqueeze(-1)).unsqueeze(-1)
+        known = ~batch.x.isnan() & batch.valid.unsqueeze(-1)  # what stands behind the end of a row is no data
         seen = batch.x[known]
         spread = float(seen.diff().std()) if len(seen) > 2 else float(seen.std())
         if batch.gaps is not None and bool((batch.gaps > 0).any()):

@@ -91,7 +91,8 @@ class IOHMMSettings(TableSettings, StringSettings, RunSettings):
         trials: of binomial outputs.
         num_restarts: random starts of each size (default: 20; strings: 1000).
         select: what chooses among restarts and sizes (default: validation where there is some, else likelihood; sizes by bic).
-        validation: held-out data of the same kind, to choose by.
+        validation: held-out data of the same kind, to choose iterations, restarts and sizes by.
+        early_stop: a restart stops after so many scores of held-out data in a row without a new best.
         mealy: outputs see the inputs of their step.
         hidden: sizes of hidden layers of the networks, 16,16 (default: none).
         graph: ergodic, left_right, or a file of 0s and 1s: row = from, column = to.
@@ -113,6 +114,7 @@ class IOHMMSettings(TableSettings, StringSettings, RunSettings):
     num_restarts: int | None = setting(None, check=checks.count)
     select: Literal["likelihood", "bic", "validation", "smallest_consistent"] | None = None
     validation: str | None = None
+    early_stop: int | None = setting(None, check=checks.count)
     mealy: bool = setting(False, flag="--mealy/--moore")
     hidden: tuple[int, ...] = setting((), check=checks.count)
     graph: str | None = None

@@ -278,13 +278,11 @@ def _selection(settings: Any, num_sizes: int) -> str:
         )
     if select == "validation" and not held_out:
         raise ValueError("select: validation needs held-out data, --validation")
-    if held_out and select in ("likelihood", "bic"):
-        raise ValueError(f"validation: --select {select} does not look at it; leave one of the two out")
     return select
 
 
 def _fit_options(settings: Any, select: str, validation: Any) -> dict[str, Any]:
-    fit = dict(method=settings.method, select=select, validation=validation, seed=settings.seed)
+    fit = dict(method=settings.method, select=select, validation=validation, early_stop=settings.early_stop, seed=settings.seed)
     fit["num_restarts"] = settings.num_restarts or 20
     if settings.max_iterations:
         fit["num_steps" if settings.method == "sgd" else "max_iterations"] = settings.max_iterations
@@ -332,7 +330,8 @@ def train_table(job: Job) -> dict[str, Any]:
     with job.preparing(f"reading {Path(job.data).name}"):
         columns, table = _columns(job.data, settings)
         x, inputs = columns.data(table)
-        validation = columns.data(columns.read(settings.validation)) if settings.validation else None
+        held_out = columns.data(columns.read(settings.validation)) if settings.validation else None
+        validation = held_out and dict(zip(("x", "inputs"), held_out, strict=True))
     options = _options(columns, table, settings)
     fit = _fit_options(settings, select, validation)
     watch.say(

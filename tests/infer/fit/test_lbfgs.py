@@ -7,13 +7,14 @@ import pytest
 import torch
 
 from pplseq.infer.fit.em import Batch
+from pplseq.infer.fit.fittable import Fittable
 from pplseq.infer.fit.gradients import maximize_by_lbfgs
 
 F64 = torch.float64
 DATA = [Batch(torch.zeros(2, 1)), Batch(torch.zeros(1, 1))]
 
 
-class Valley(torch.nn.Module):
+class Valley(Fittable):
     """Rosenbrock's function as a loss, least at (1, 1); no model where the first coordinate is above ``cliff``."""
 
     def __init__(self, place, cliff=math.inf, beyond=None):
@@ -68,7 +69,7 @@ def test_a_start_without_a_model_is_refused():
 def test_steps_are_taken_in_units_of_the_parameters():
     """So what the parameters are measured in changes nothing."""
 
-    class Bowl(torch.nn.Module):
+    class Bowl(Fittable):
         def __init__(self, units):
             super().__init__()
             self.units = torch.tensor(units, dtype=F64)

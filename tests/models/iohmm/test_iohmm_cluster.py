@@ -28,9 +28,11 @@ def make():
 def test_restarts_of_a_cluster_are_those_of_one_process(here, method):
     x, inputs, lengths = data()
     how = dict(inputs=inputs, method=method, num_restarts=BLOCKS, seed=0, max_iterations=3, tolerance=0.0)
+    how["validation"] = {"x": x[:3], "inputs": inputs[:3], "lengths": lengths[:3]}
     alone, there = make().fit(x, lengths, **how), make().fit(x, lengths, **how, cluster=here)
     ours, theirs = there.history.restarts, alone.history.restarts
     torch.testing.assert_close(ours.trace, theirs.trace, rtol=1e-9, atol=1e-9, equal_nan=True)
+    torch.testing.assert_close(ours.validations, theirs.validations, rtol=1e-9, atol=1e-9, equal_nan=True)
     torch.testing.assert_close(ours.log_likelihoods, theirs.log_likelihoods, rtol=1e-9, atol=1e-9)
     assert ours.chosen == theirs.chosen and ours.block.tolist() == theirs.block.tolist() == [0, 0, 0, 1, 1, 2, 2]
     torch.testing.assert_close(there.state_dict(), alone.state_dict(), rtol=1e-6, atol=1e-8)

@@ -243,13 +243,14 @@ def _labels(model, report, restart, u):
 
 def test_validation_and_sizes():
     x, u = parity_data()
-    held_out = parity_data(rows=30, seed=7)
+    other, v = parity_data(rows=30, seed=7)
+    held_out = {"x": other, "inputs": v}
     options = dict(num_symbols=2, num_outputs=2, initial="transition")
     fit = dict(num_restarts=10, seed=0, max_iterations=100)
     model = IOHMM(2, **options).fit(x, inputs=u, select="validation", validation=held_out, **fit)
     report = model.history.restarts
     assert_close(
-        float(report.scores[report.chosen]), model.score(held_out[0], inputs=held_out[1]), rtol=1e-8, atol=1e-8
+        float(report.scores[report.chosen]), model.score(**held_out), rtol=1e-8, atol=1e-8
     )
     assert float(report.scores[report.kept].max()) == float(report.scores[report.chosen])
     small = IOHMM.fit_sizes([1, 2, 3], x, inputs=u, model=options, select="smallest_consistent", **fit)
@@ -321,7 +322,8 @@ def test_repeatable_and_the_generator_left_alone():
         (dict(batch_size=3), ValueError, "batch_size: mini-batches are for"),
         (dict(lr=0.1), TypeError, "method 'em' has no option 'lr'; it takes max_iterations"),
         (dict(max_iterations=0), ValueError, "max_iterations must be at least 1"),
-        (dict(validation=3, select="validation"), TypeError, "validation must be"),
+        (dict(validation=3, select="validation"), TypeError, "validation: x"),
+        (dict(early_stop=3), ValueError, "early_stop: counts scores of held-out data"),
     ],
 )
 def test_bad_options(options, error, match):
@@ -384,3 +386,31 @@ def test_outputs_in_large_units_are_fitted_as_well():
     assert float((starts > starts.max() - 1).double().mean()) >= 0.5
     fitted[1].initialize(fitted[1]._as_batch([1e-4 * row for row in x], inputs=u))
     assert float(fitted[1].emission_network.weight.detach().abs().max()) < 1e-2
+
+
+@pytest.mark.parametrize(("method", "every"), [("em", 1), ("sgd", 20)])
+def test_every_restart_keeps_what_was_best_on_held_out_data(method, every):
+    """Held-out data lead it, also where only iterations and not restarts are chosen by them."""
+    torch.manual_seed(3)
+    u, w = (torch.randn(5, 12, 1) for _ in range(2))
+    x, v = ((each.squeeze(-1).cumsum(1) > 0) * 1 + (torch.rand(5, 12) < 0.4) for each in (u, w))
+    steps = {"em": {"max_iterations": 60, "tolerance": 0.0}, "sgd": {"num_steps": 400, "lr": 0.05}}[method]
+    model = IOHMM(3, num_inputs=1, num_outputs=3)
+    model.fit(x, inputs=u, validation={"x": v, "inputs": w}, early_stop=2, method=method, num_restarts=3, seed=1, **steps)
+    found, history = model.history.restarts, model.history
+    assert history.reason == "early_stop" and history.validations[-1][0] == history.best_iteration + 2 * every
+    scores = dict(history.validations)
+    assert model.score(v, inputs=w, per_token=True) == pytest.approx(-scores[history.best_iteration], abs=1e-6)
+    looks = ~found.validations.isnan()
+    values, at = found.validations.nan_to_num(torch.inf).min(0)
+    assert len(set(at.tolist())) > 1 and looks.sum(0).tolist() == (at // every + 2).tolist()
+    for restart in range(3):  # each as if it were alone
+        load_restart(model, found.parameters, restart)
+        assert -model.score(v, inputs=w, per_token=True) == pytest.approx(float(values[restart]), abs=1e-6)
+        assert model.score(x, inputs=u) == pytest.approx(float(found.log_likelihoods[restart]), abs=1e-3)
+    if method == "em":  # a fit of as many iterations knows nothing of held-out data
+        best = int(at[found.chosen])
+        plain = IOHMM(3, num_inputs=1, num_outputs=3)
+        plain.fit(x, inputs=u, num_restarts=3, seed=1, max_iterations=best, tolerance=0.0)
+        load_restart(plain, plain.history.restarts.parameters, found.chosen)
+        assert plain.score(v, inputs=w, per_token=True) == pytest.approx(-scores[best], abs=1e-6)

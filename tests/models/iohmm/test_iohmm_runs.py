@@ -9,6 +9,7 @@ from pplseq.models.iohmm.restarts.gradient import SGDRun
 from pplseq.models.iohmm.restarts.history import RestartBlock
 
 BLOCKS = [RestartBlock(3), RestartBlock(2, concentration=0.4, prior=1.5, prior_iterations=4)]
+HELD_OUT = {"x": torch.arange(30).reshape(3, 10) % 7 % 2, "inputs": torch.arange(30).reshape(3, 10) % 3}
 FITS = {
     "em": (dict(num_symbols=3), dict(num_restarts=BLOCKS, max_iterations=8)),
     "em of layers": (dict(num_symbols=3, hidden=(3,)), dict(num_restarts=3, max_iterations=6)),
@@ -16,6 +17,8 @@ FITS = {
         dict(num_symbols=3, outputs="gaussian", mealy=True), dict(method="gem", num_restarts=3, max_iterations=6),
     ),
     "sgd": (dict(num_symbols=3), dict(method="sgd", num_restarts=3, num_steps=9, batch_size=4)),
+    "em, held out": (dict(num_symbols=3), dict(num_restarts=4, max_iterations=12, validation=HELD_OUT, early_stop=3)),
+    "sgd, held out": (dict(num_symbols=3), dict(method="sgd", num_restarts=3, num_steps=90, validation=HELD_OUT, early_stop=1)),
 }  # fmt: skip
 
 
@@ -27,7 +30,7 @@ def data(options):
     return torch.randint(2, (10, 7), generator=generator), u
 
 
-@pytest.mark.parametrize(("name", "after"), [*zip(FITS, [3] * 4, strict=True), ("em", 0)])
+@pytest.mark.parametrize(("name", "after"), [*zip(FITS, [3, 3, 3, 3, 9, 50], strict=True), ("em", 0)])
 def test_interrupted_and_resumed(name, after, tmp_path, monkeypatch):
     options, fit = FITS[name]
     x, u = data(options)
@@ -58,7 +61,7 @@ def test_interrupted_and_resumed(name, after, tmp_path, monkeypatch):
     other.fit(x, inputs=u, seed=99, folder=tmp_path / "run", resume=True, **fit)
     for key, value in other.state_dict().items():
         assert torch.equal(value, whole[key]), key
-    assert other.history.log_likelihoods == expected.log_likelihoods
+    assert other.history.log_likelihoods == expected.log_likelihoods and other.history.validations == expected.validations
     assert torch.equal(other.history.restarts.trace.nan_to_num(1.0), expected.restarts.trace.nan_to_num(1.0))
     best = IOHMM.load(tmp_path / "run" / "best")
     assert best.score(x, inputs=u) == model.score(x, inputs=u)

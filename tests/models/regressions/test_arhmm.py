@@ -187,6 +187,7 @@ def test_known_states_folders_and_draws(tmp_path):
         (lambda m, x: m.set_parameters(transition=[[0.5, 0.4], [0.5, 0.5]]), "transition: every row"),
         (lambda m, x: m.fit(torch.ones(3, 9, 2)), r"columns \[0, 1\] \(from 0\) hold one value only"),
         (lambda m, x: m.fit(x[:1, :4]), "5 weights of every number need more than 2 vectors"),
+        (lambda m, x: m.fit(x, step_size=0.7), "step_size: ARHMM has no stepwise EM"),
         (lambda m, x: ARHMM(2, 2, order=-1), "order"),
         (lambda m, x: ARHMM(2, 2, order=0).score(x.index_fill(2, torch.tensor([0]), torch.nan)), "missing in part"),
     ],

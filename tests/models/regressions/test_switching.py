@@ -244,6 +244,7 @@ def test_it_is_saved_and_draws(tmp_path):
     ("make", "message"),
     [
         (lambda: SwitchingRegression(4, order=8, lags_of="deviations"), "use a smaller order"),
+        (lambda: SwitchingRegression(2).fit(GNP, method="em", step_size=0.7), "step_size: SwitchingRegression has no stepwise"),
         (lambda: SwitchingRegression(2, switching="means"), "Did you mean 'mean'"),
         (lambda: hamilton().score([1.0, 2.0]), "the first 4 numbers are given"),
         (lambda: hamilton().score([*GNP[:9], np.nan]), "fill it, split the row there"),

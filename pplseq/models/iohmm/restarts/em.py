@@ -16,6 +16,7 @@ from torch import Tensor
 from pplseq.distributions.drawing import undrawn
 from pplseq.infer.fit.em import ROUNDING
 from pplseq.kernels.restart_scan import Expectation
+from pplseq.models.iohmm.restarts.held_out import HeldOutScores
 from pplseq.models.iohmm.restarts.history import RestartBlock, RestartRun, Restarts
 from pplseq.models.iohmm.restarts.networks import Penalty
 from pplseq.models.iohmm.restarts.outputs import Parameters
@@ -42,11 +43,13 @@ class EMRun(RestartRun):
         blocks: settings of successive blocks of restarts, for their priors; None for one without.
         precisions: part ("initial", "transition", "emission", "noise") -> precision of a Normal prior of its weights.
         gradient: generalised EM, uphill also where there is a formula.
+        validation, early_stop: see :class:`~pplseq.models.iohmm.restarts.held_out.HeldOutScores`; after every M-step.
     """
 
     def __init__(
         self, problem: RestartProblem, parameters: Parameters, *, max_iterations: int = 100, tolerance: float = 1e-5,
         blocks: list[RestartBlock] | None = None, precisions: Mapping[str, float] | None = None, gradient: bool = False,
+        validation: RestartProblem | None = None, early_stop: int | None = None,
     ):  # fmt: skip
         like = next(iter(parameters["transition"].values()))
         num_restarts = like.shape[-1]
@@ -58,6 +61,7 @@ class EMRun(RestartRun):
         self.max_iterations, self.rounding = max_iterations, ROUNDING.get(like.dtype, ROUNDING[torch.float32])
         self.prior = RestartPriors(blocks, block, like, precisions or {})
         self.nan = torch.full((num_restarts,), math.nan, dtype=like.dtype)
+        self.held_out = HeldOutScores(validation, early_stop, num_restarts)
         self.result = Restarts(
             self.nan.clone(), self.nan.clone(), torch.empty(0), torch.empty(0),
             torch.zeros(num_restarts, dtype=torch.long), torch.zeros(num_restarts, dtype=torch.bool), block,
@@ -89,6 +93,10 @@ class EMRun(RestartRun):
             values[-1][self.active.cpu()] = value.cpu()
         broken = ~torch.isfinite(log_likelihood)
         stop = broken.clone()
+        if iteration:
+            better = self.held_out.look(iteration, self.active, self.parameters)
+            self._keep(better.to(stop.device), broken, log_likelihood, objective, expected)
+            stop = stop | self.held_out.stopped.to(stop.device)[self.active]
         if (before := self.before) is not None:
             gain = objective - before.objective
             fell = gain < -self.rounding * before.objective.abs().clamp_min(1.0)
@@ -104,13 +112,9 @@ class EMRun(RestartRun):
         if iteration == self.max_iterations:
             stop = torch.ones_like(stop)
         if bool(stop.any()):
-            where, there = stop.nonzero().squeeze(-1), self.active[stop]
-            put(result.parameters, there, take(self.parameters, where))
-            there = there.cpu()
-            result.log_likelihoods[there] = log_likelihood[where].cpu()
-            result.log_posteriors[there] = objective[where].cpu()
-            result.num_iterations[there] = iteration
-            result.note_collapses(there, broken[where], log_likelihood[where], expected.emit[..., where])
+            last = stop & (broken | ~self.held_out.has_best.to(stop.device)[self.active])
+            self._keep(last, broken, log_likelihood, objective, expected)
+            result.num_iterations[self.active[stop].cpu()] = iteration
             self.active, going = self.active[~stop], ~stop
             if self.ended:
                 return found
@@ -127,7 +131,19 @@ class EMRun(RestartRun):
             result.floored = sorted({*result.floored, *self.active[floored].tolist()})
         return found
 
+    def _keep(
+        self, kept: Tensor, broken: Tensor, log_likelihood: Tensor, objective: Tensor, expected: Expectation
+    ) -> None:
+        """Writes down what those of the running restarts (a mask) have come to."""
+        where, there = kept.nonzero().squeeze(-1), self.active[kept]
+        put(self.result.parameters, there, take(self.parameters, where))
+        there = there.cpu()
+        self.result.log_likelihoods[there] = log_likelihood[where].cpu()
+        self.result.log_posteriors[there] = objective[where].cpu()
+        self.result.note_collapses(there, broken[where], log_likelihood[where], expected.emit[..., where])
+
     def outcome(self) -> Restarts:
+        self.result.validations = self.held_out.table
         self.result.trace, self.result.objectives = torch.stack(self.trace), torch.stack(self.objectives)
         return self.result
 
@@ -135,7 +151,7 @@ class EMRun(RestartRun):
         names = ("iteration", "parameters", "active", "trace", "objectives")
         before = None if self.before is None else self.before._asdict()
         return {name: getattr(self, name) for name in names} | {
-            "before": before, "result": vars(self.result), "memory": self.problem.memory(),
+            "before": before, "result": vars(self.result), "memory": self.problem.memory(), "held_out": self.held_out.state(),
         }  # fmt: skip
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -146,6 +162,7 @@ class EMRun(RestartRun):
         self.result = Restarts(**state["result"])
         self.result.parameters = moved(self.result.parameters, device)
         self.problem.remember(moved(state["memory"], device))
+        self.held_out.restore(state["held_out"])
 
     def best(self) -> tuple[Parameters, int] | None:
         if self.before is None:
@@ -154,11 +171,13 @@ class EMRun(RestartRun):
 
     def cut(self) -> None:
         if self.before is not None:
-            put(self.result.parameters, self.active, self.before.parameters)
-            there = self.active.cpu()
-            self.result.log_likelihoods[there] = self.before.log_likelihood.cpu()
-            self.result.log_posteriors[there] = self.before.objective.cpu()
-            self.result.num_iterations[there] = self.iteration
+            self.result.num_iterations[self.active.cpu()] = self.iteration
+            last = ~self.held_out.has_best.to(self.active.device)[self.active]
+            there = self.active[last]
+            put(self.result.parameters, there, take(self.before.parameters, last))
+            there, last = there.cpu(), last.cpu()
+            self.result.log_likelihoods[there] = self.before.log_likelihood.cpu()[last]
+            self.result.log_posteriors[there] = self.before.objective.cpu()[last]
         self.active = self.active[:0]
 
 

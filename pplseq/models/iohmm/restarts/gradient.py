@@ -13,9 +13,11 @@ from torch import Tensor
 from pplseq.distributions.drawing import undrawn
 from pplseq.infer.fit import optimizers
 from pplseq.models.iohmm.restarts.em import RestartPriors
+from pplseq.models.iohmm.restarts.held_out import HeldOutScores
 from pplseq.models.iohmm.restarts.history import RestartBlock, RestartRun, Restarts
 from pplseq.models.iohmm.restarts.outputs import Parameters
-from pplseq.models.iohmm.restarts.problem import RestartProblem
+from pplseq.models.iohmm.restarts.problem import RestartProblem, moved, put, take
+from pplseq.runs.fits import LOG_INTERVAL
 
 NEAR = 1e-6  # of a logarithm
 
@@ -30,12 +32,14 @@ class SGDRun(RestartRun):
         lr: Adam's; falls to a tenth over the run.
         precisions, blocks: see :class:`~pplseq.models.iohmm.restarts.em.EMRun`.
         boxes: by "part_network.weight" the (low, high) between which weights stay: each step ends at the nearest there.
+        validation, early_stop: see :class:`~pplseq.models.iohmm.restarts.held_out.HeldOutScores`; every ``LOG_INTERVAL`` steps.
     """
 
     def __init__(
         self, problems: list[RestartProblem], parameters: Parameters, *, num_steps: int = 500, lr: float = 0.05,
         precisions: Mapping[str, float] | None = None, blocks: list[RestartBlock] | None = None,
         boxes: Mapping[str, tuple[Tensor, Tensor]] | None = None,
+        validation: RestartProblem | None = None, early_stop: int | None = None,
     ):  # fmt: skip
         self.problems, self.precisions, self.num_steps = problems, precisions or {}, num_steps
         self.blocks = blocks or [RestartBlock(next(iter(parameters["transition"].values())).shape[-1])]
@@ -48,19 +52,29 @@ class SGDRun(RestartRun):
         self.schedule = torch.optim.lr_scheduler.ExponentialLR(self.optimizer, 0.1 ** (1 / max(num_steps, 1)))
         self.total = sum(problem.num_steps for problem in problems)
         self.iteration, self.order, self.trace = 0, [], []
+        self.restarts = torch.arange(self.flat[0].shape[-1])
+        self.held_out = HeldOutScores(validation, early_stop, len(self.restarts))
+        self.kept = {p: {k: v.clone() for k, v in w.items()} for p, w in self.parameters.items()}
 
     order: list[int]  # mini-batches that are still to come in this pass
     trace: list[Tensor]
 
     @property
     def ended(self) -> bool:
-        return self.iteration >= self.num_steps
+        return self.iteration >= self.num_steps or bool(self.held_out.stopped.all())
 
     def step(self) -> Tensor:
         self.order = self.order or torch.randperm(len(self.problems)).tolist()
         problem = self.problems[self.order.pop()]
         with undrawn(*problem.modules[:1]):
-            return self._climb(problem)
+            found = self._climb(problem)
+            if self.iteration % LOG_INTERVAL == 0 or self.iteration == self.num_steps:
+                self._look()
+        return found
+
+    def _look(self) -> None:
+        better = self.held_out.look(self.iteration, self.restarts, self.parameters)
+        put(self.kept, better.nonzero().squeeze(-1), take(self.parameters, better))
 
     def _climb(self, problem: RestartProblem) -> Tensor:
         log_likelihood, gradient = problem.gradient(self.parameters)
@@ -75,7 +89,7 @@ class SGDRun(RestartRun):
         for name, value in self._above_floors(0.0).items():
             self.parameters["noise"][name].copy_(value)
         self.schedule.step()
-        self.trace.append(log_likelihood.cpu() / share)
+        self.trace.append((log_likelihood.cpu() / share).where(~self.held_out.stopped, torch.nan))
         self.iteration += 1
         return log_likelihood
 
@@ -96,9 +110,13 @@ class SGDRun(RestartRun):
         return (self.parameters, int(self.trace[-1].nan_to_num(-torch.inf).argmax())) if self.trace else None
 
     def cut(self) -> None:
+        if self.iteration % LOG_INTERVAL:
+            self._look()
         self.num_steps = self.iteration
 
     def outcome(self) -> Restarts:
+        best = self.held_out.has_best
+        put(self.parameters, best.nonzero().squeeze(-1), take(self.kept, best))
         num_restarts = self.flat[0].shape[-1]
         expected = [problem.expect(self.parameters) for problem in self.problems]
         log_likelihood = functools.reduce(operator.add, (value.log_prob.sum(0) for value in expected))
@@ -106,8 +124,8 @@ class SGDRun(RestartRun):
         block = torch.repeat_interleave(torch.arange(len(sizes)), sizes)
         likelihoods = torch.stack(self.trace) if self.trace else torch.empty(0, num_restarts)
         result = Restarts(
-            log_likelihood.cpu(), torch.empty(0), likelihoods, likelihoods, torch.full((num_restarts,), self.num_steps),
-            torch.zeros(num_restarts, dtype=torch.bool), block,
+            log_likelihood.cpu(), torch.empty(0), likelihoods, likelihoods, torch.full((num_restarts,), self.iteration),
+            torch.zeros(num_restarts, dtype=torch.bool), block, validations=self.held_out.table,
         )  # fmt: skip
         flat_blocks = [RestartBlock(num_restarts)]  # Dirichlet priors are of EM
         priors = RestartPriors(flat_blocks, torch.zeros_like(block), log_likelihood, self.precisions)
@@ -121,9 +139,10 @@ class SGDRun(RestartRun):
         return result
 
     def state(self) -> dict[str, Any]:
-        names = ("iteration", "order", "trace", "parameters")
+        names = ("iteration", "order", "trace", "parameters", "kept")
         return {name: getattr(self, name) for name in names} | {
             "optimizer": self.optimizer.state_dict(), "schedule": self.schedule.state_dict(),
+            "held_out": self.held_out.state(),
         }  # fmt: skip
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -133,3 +152,5 @@ class SGDRun(RestartRun):
                 self.parameters[part][name].copy_(value)
         self.optimizer.load_state_dict(state["optimizer"])
         self.schedule.load_state_dict(state["schedule"])
+        self.kept = moved(state["kept"], self.flat[0].device)
+        self.held_out.restore(state["held_out"])

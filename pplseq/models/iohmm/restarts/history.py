@@ -12,6 +12,7 @@ from torch import Tensor
 
 from pplseq import checks
 from pplseq.infer.fit.em import FitHistory
+from pplseq.models.iohmm.restarts.held_out import HeldOutScores
 
 EMPTY = 1e-6  # expected visits to a state, over all data, below which it counts as empty
 
@@ -59,7 +60,8 @@ class Restarts:
         num_iterations: (R,) maximisation steps. converged: (R,). block: (R,) which block of settings.
         dropped: restart -> why. empty: restart -> its empty states. floored: restarts where a variance met its floor.
         fell: those whose objective fell. parameters: part -> name -> (..., R). scores: (R,) what the choice went by, higher is
-            better. chosen: the restart whose parameters the model has.
+            better. validations: (N, R) nats per step of held-out data at what iterations 0, 1, ... left, NaN where there was
+            no look. chosen: the restart whose parameters the model has.
     """
 
     log_likelihoods: Tensor
@@ -75,6 +77,7 @@ class Restarts:
     fell: list[int] = field(default_factory=list)
     parameters: dict[str, dict[str, Tensor]] = field(default_factory=dict, repr=False)
     scores: Tensor = field(default_factory=lambda: torch.empty(0))
+    validations: Tensor = field(default_factory=lambda: torch.empty(0, 0))
     chosen: int = -1
 
     def __len__(self) -> int:
@@ -107,6 +110,7 @@ class Restarts:
             there, broken, log_likelihood: (R,). visits: (Z, M, R) expected ones.
         """
         for restart, bad, value in zip(there.tolist(), broken.tolist(), log_likelihood.tolist(), strict=True):
+            self.empty.pop(restart, None)  # of earlier parameters
             if bad:
                 what = "is NaN" if math.isnan(value) else f"is {value}: some sequence has probability zero"
                 self.dropped[restart] = f"its log-likelihood {what}"
@@ -120,17 +124,17 @@ class Restarts:
         """Those of several runs in a row."""
         if len(parts) == 1:
             return parts[0]
-        longest = max(len(part.trace) for part in parts)
-
         def joined(name: str) -> Tensor:
             values = [getattr(part, name) for part in parts]
             if values[0].dim() == 1:
                 return torch.cat(values)
+            longest = max(map(len, values))
             return torch.cat([_lengthened(value, longest) for value in values], 1)
 
         result = cls(
             joined("log_likelihoods"), joined("log_posteriors"), joined("trace"), joined("objectives"),
             joined("num_iterations"), joined("converged"), joined("block"),
+            validations=joined("validations"),
         )  # fmt: skip
         first = 0
         for part in parts:
@@ -152,6 +156,8 @@ def _lengthened(trace: Tensor, length: int) -> Tensor:
 
 class RestartRun:
     """A fit of many restarts as one batch, which may stop between two steps and go on elsewhere."""
+
+    held_out: HeldOutScores
 
     @property
     def ended(self) -> bool:

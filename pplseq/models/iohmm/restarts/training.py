@@ -49,6 +49,7 @@ class RestartTraining(Training):
 
     def step(self) -> Step:
         run = self.run = self.run or self.begin_group(len(self.parts))
+        looks = len(run.held_out.scores)
         best = float(run.step().nan_to_num(-torch.inf).max())
         self.progress.step += 1
         if run.ended:
@@ -57,7 +58,9 @@ class RestartTraining(Training):
             if len(self.parts) == self.num_groups:
                 self.reason = self.conclude(self.parts)
         record = {"kind": "train", "nats_per_token": -best / self.num_steps, "group": len(self.parts)}
-        return Step([record], validate=bool(self.reason))
+        looked = run.held_out.scores[max(looks, 1) :]  # the start itself is not looked at
+        held_out = [{"kind": "validation", "nats_per_token": float(nats.nan_to_num(torch.inf).min())} for nats in looked]
+        return Step([record, *held_out[-1:]], validate=bool(self.reason))
 
     def cut(self) -> None:
         """Ends the fit with what it has: chooses among the restarts so far."""
