@@ -141,7 +141,10 @@ def log_prob(init: Tensor, pair: Tensor, emit: Tensor, lattice: Lattice) -> Tens
 
 
 def _sum_together(init: Tensor, pair: Tensor, emit: Tensor, lattice: Lattice) -> tuple[Tensor, ...]:
-    *_, steps, risky = _forward(init, pair.exp(), emit, lattice)
+    alpha, _, steps, risky = _forward(init, pair.exp(), emit, lattice)
+    least = torch.stack([_least(logs) for logs in (alpha.log(), init, pair, emit - emit.amax(0))]).amin()
+    if float(least) < _deepest(alpha.dtype):
+        return _count_together(init, pair, emit, lattice)[:1]  # what is behind tells whether that which is lost decides
     rows = lattice.by_row(steps)
     _redo(init, pair, emit, lattice, risky, rows)
     return (lattice.unsort(rows),)
@@ -179,6 +182,16 @@ def production(init: Tensor, pair: Tensor, lattice: Lattice) -> Tensor:
     blind = copy.copy(lattice)
     blind.emit_index = torch.zeros(lattice.num_packed, dtype=torch.long, device=pair.device)
     return _forward(init, pair.exp(), torch.zeros_like(init[:, :1]), blind)[0]
+
+
+def _least(logs: Tensor) -> Tensor:
+    """The least logarithm of what is no zero."""
+    return logs.where(logs > -math.inf, 0.0).amin()
+
+
+def _deepest(dtype: torch.dtype) -> float:
+    """Logarithms of factors of which three, of a message, a matrix and an emission, have a product that is no zero."""
+    return math.log(torch.finfo(dtype).tiny) / 3
 
 
 def _reach(dtype: torch.dtype) -> float:

@@ -7,6 +7,7 @@ from support.chain_recursions import F64, LINKS, ByScans, ChainRecursion, matric
 from pplseq.kernels import compiled, long_scan, scan, step_ops
 from pplseq.kernels.chain import call, piece_call
 from pplseq.kernels.parallel import time_scan
+from pplseq.kernels.restart_scan import Lattice, expectation, log_prob
 
 needs_numba = pytest.mark.skipif(not compiled.available(), reason="numba is not installed")
 
@@ -130,3 +131,44 @@ class TestLoopsOverTables(ChainRecursion):
         usual = bool((f.pair >= -30).all() and (f.emit >= -30).all() and (f.pair.logsumexp(-1) < 1e-6).all())
         assert found or not usual, "these rows need no log space"
         return found or {"log_prob": ChainRecursion.expected(f)}
+
+
+@needs_numba
+class TestParameterSets(ChainRecursion):
+    """Of many at once; those of the case are the second of two."""
+
+    links = ("shared", "a matrix a step")
+    differentiable = False
+
+    def answers(self, f):
+        num_steps, num_states = f.emit.shape[0], f.emit.shape[-1]
+        lengths = torch.full((f.rows.numel(),), num_steps) if f.valid is None else f.valid.flatten(1).sum(0)
+        some = lengths > 0
+        value, states = torch.zeros(len(lengths)).to(f.emit), torch.zeros(num_steps, len(lengths), num_states).to(f.emit)
+        found = {"log_prob": value.view(f.rows), "states": states.view(f.emit.shape)}
+        if not bool(some.any()):
+            return found
+        own = torch.arange(int(some.sum()))
+        where = Lattice(lengths[some], own, own.new_zeros(len(own), num_steps) if f.shared else None)
+        pair = f.pair.unsqueeze(-1)
+        if not f.shared:
+            steps = torch.cat([f.emit.new_zeros(1, *f.rows, num_states, num_states), f.pair]).flatten(1, -3)[:, some]
+            pair = where.pack(steps.transpose(0, 1)).permute(1, 2, 0)
+        init = f.init.expand(f.emit.shape[1:]).reshape(-1, num_states)[some].T
+        emit = where.pack(f.emit.flatten(1, -2)[:, some].transpose(0, 1)).T
+        tables = [torch.stack([torch.zeros_like(table), table], -1) for table in (init, pair, emit)]
+        both = expectation(*tables, where)
+        torch.testing.assert_close(log_prob(*tables, where), both.log_prob)
+        value[some] = both.log_prob[:, 1]
+        place = own.new_zeros(where.mask.shape)
+        place[where.mask] = torch.arange(where.num_packed)
+        counts, rows = where.unsort((both.emit[..., 1].T[place] * where.mask.unsqueeze(-1)).transpose(0, 1)), some.nonzero()[:, 0]
+        states[: counts.shape[1], rows] = counts.transpose(0, 1)
+        return found
+
+
+class TestParameterSetsTogether(TestParameterSets):
+    @pytest.fixture(autouse=True)
+    def operations(self):
+        with compiled.twins_only():
+            yield
