@@ -90,6 +90,11 @@ MUTANTS = [
         ("tests/kernels/test_restart_scan.py",),
     ),
     Mutant(
+        "parameter sets: likelihoods never look back", "pplseq/kernels/restart_scan.py",
+        "    if float(least) < _deepest(alpha.dtype):\n", "    if False:\n",
+        ("tests/kernels/test_chain_recursions.py",),
+    ),
+    Mutant(
         "chain loops: messages grow without bounds", "pplseq/kernels/chain/loops.py",
         "        if total < SMALL or total > LARGE:\n            log +=", "        if total < SMALL:\n            log +=",
         ("tests/kernels/test_chain_recursions.py",),

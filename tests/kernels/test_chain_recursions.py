@@ -162,8 +162,8 @@ class TestParameterSets(ChainRecursion):
         value[some] = both.log_prob[:, 1]
         place = own.new_zeros(where.mask.shape)
         place[where.mask] = torch.arange(where.num_packed)
-        counts, rows = where.unsort((both.emit[..., 1].T[place] * where.mask.unsqueeze(-1)).transpose(0, 1)), some.nonzero()[:, 0]
-        states[: counts.shape[1], rows] = counts.transpose(0, 1)
+        counts = (both.emit[..., 1].T[place] * where.mask.unsqueeze(-1)).transpose(0, 1)
+        states[: counts.shape[1], some.nonzero()[:, 0]] = where.unsort(counts).transpose(0, 1)
         return found
 
 
