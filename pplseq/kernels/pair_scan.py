@@ -6,12 +6,14 @@
     init     (B, K)      log p(z_1)
     emit     (T, B, K)   log p(x_t | z_t)
 
-Where states have topics, which stay what they are but at a restart, gate, init and emit are those of C copies of each state,
-(..., C, K), and messages have C rows for every matrix:
-
-    mix      (C, C)      p(topic behind a restart | topic before)
     valid    (T, B) or None     False at padded steps (the message is carried over unchanged)
     restart  (T, B) or None     True where p(z_t | z_{t-1}) = exp(restart_to), (T, B, K)
+
+Where states have topics, which stay what they are but at a restart, gate, init and emit are those of C copies of each state,
+(..., C, K), and messages have C rows for every matrix. A restart cuts a row into segments that depend on each other by nothing
+but where they start; so each topic of a row is a row of its own, and topics are a chain of C states over those rows' steps:
+
+    mix      (C, C)      p(topic behind a restart | topic before)
 
 A step's matrix is exp(gate_i) softmax_j(out_i . into_j) over the states j of the block entered. What depends on the token alone
 (gate, emission) stays out of the K x K matrices, which are made per distinct pair of blocks, in groups that leave the same
@@ -31,7 +33,7 @@ from torch import Tensor
 
 from pplseq.kernels import twice
 from pplseq.kernels.precision import exact_products
-from pplseq.kernels.scan import Forward, forward_twin
+from pplseq.kernels.scan import Forward, chain_log_prob, filtered_twin
 
 CACHED_CELLS = 1 << 18  # numbers that are worked on at once: a megabyte, half of a core's second-level cache
 NARROW = 32  # states a block up to which float32 products are as fast as those of bfloat16 factors
@@ -159,20 +161,19 @@ def pair_gates_reference(out, weight, bias, plan, names, product_dtype=None) -> 
     return torch.log_softmax(scores, -1)[plan.left, :, names]
 
 
-class PairChainLogProb(torch.autograd.Function):
-    """log sum over paths, with topics, C = 1 or more; the backward is forward-backward, and keeps the inner softmax alone."""
+class PairChainSteps(torch.autograd.Function):
+    """log p(x_t | x_<t) (T, B, C), whose gradient is taken to be the same at all steps of a segment, and messages (T, B, C, K),
+    of topics on their own, C = 1 or more; the backward is forward-backward, and keeps the inner softmax alone."""
 
     @staticmethod
-    def forward(ctx, out, into, gate_log, init, emit, restart_to, mix, plan, filled, valid, restart, product_dtype):
-        num_steps, num_rows = emit.shape[:2]
+    def forward(ctx, out, into, gate_log, init, emit, restart_to, plan, filled, valid, restart, product_dtype):
+        num_steps = len(emit)
         pairs = _inner_softmax(out.to(product_dtype), into.to(product_dtype), plan, filled, emit.dtype)
-        top = emit.amax((-2, -1)).clamp_min(torch.finfo(emit.dtype).min)
-        likely = (emit - top[..., None, None]).exp_()
-        init_top = init.amax((-2, -1)).clamp_min(torch.finfo(emit.dtype).min)
+        likely, top = _scaled(emit)
+        message, init_top = _scaled(init)
         begin = None if restart is None else restart_to.exp()
         gate = gate_log.exp()
-        messages, totals = emit.new_empty(emit.shape), emit.new_empty(num_steps, num_rows)
-        message = (init - init_top[..., None, None]).exp_()
+        messages, totals = torch.empty_like(likely), torch.empty_like(top)
         with exact_products():
             for t in range(num_steps):
                 score = message
@@ -180,37 +181,33 @@ class PairChainLogProb(torch.autograd.Function):
                     pair = pairs.index_select(0, plan.pair_of[t - 1])  # [to, from]
                     score = torch.bmm(pair, (message * gate[t - 1]).transpose(1, 2)).transpose(1, 2)
                     if restart is not None and begin is not None:
-                        afresh = begin[t].unsqueeze(-2)
-                        if mix is not None:
-                            afresh = (message.sum(-1) @ mix).unsqueeze(-1) * afresh
-                        score = torch.where(restart[t][:, None, None], afresh, score)
+                        score = torch.where(restart[t][:, None, None], begin[t].unsqueeze(-2), score)
                 score = score * likely[t]
-                total = score.sum((-2, -1))
-                new = score / total[:, None, None]
+                total = score.sum(-1)
+                new = score / total.unsqueeze(-1)
                 if valid is not None:
                     new = torch.where(valid[t][:, None, None], new, message)
-                    total = total.where(valid[t], 1.0)
+                    total = total.where(valid[t].unsqueeze(-1), 1.0)
                 message = torch.mul(new, 1.0, out=messages[t])
                 totals[t] = total
         steps = totals.log() + top
         steps[0] += init_top
         if valid is not None:
-            steps = steps.where(valid, 0.0)
-        given = out, into, gate_log, init, emit, restart_to, mix
+            steps = steps.where(valid.unsqueeze(-1), 0.0)
+        given = out, into, gate_log, init, emit, restart_to
         ctx.save_for_backward(*given, filled, gate, pairs, likely, messages, totals, valid, restart, begin)
         ctx.plan, ctx.product_dtype = plan, product_dtype
-        log_prob = steps.sum(0, dtype=torch.float64).to(emit.dtype)
-        ctx.mark_non_differentiable(messages, steps)
-        return log_prob, messages, steps
+        ctx.mark_non_differentiable(messages)
+        return steps, messages
 
     @staticmethod
     def backward(ctx, *grads):
-        weight, given = grads[0], ctx.saved_tensors[:7]
-        filled, gate, pairs, likely, messages, totals, valid, restart, begin = ctx.saved_tensors[7:]
+        weight, given = grads[0], ctx.saved_tensors[:6]
+        filled, gate, pairs, likely, messages, totals, valid, restart, begin = ctx.saved_tensors[6:]
         if torch.is_grad_enabled():
             args = (*given, ctx.plan, filled, valid, restart, ctx.product_dtype)
             return twice.gradients(lambda *a: _twin(*a)[0], args, weight)
-        out, into, mix = *given[:2], given[6]
+        out, into = given[:2]
         plan, num_steps = ctx.plan, len(likely)
         beta = torch.ones_like(likely[0])
         behind = torch.empty_like(likely)  # e_t beta_t / c_t: what lies behind the move into step t
@@ -219,7 +216,7 @@ class PairChainLogProb(torch.autograd.Function):
         with exact_products():
             for t in range(num_steps - 1, -1, -1):
                 torch.mul(messages[t], beta, out=single[t])
-                torch.mul(likely[t], beta, out=behind[t]).div_(totals[t][:, None, None])
+                torch.mul(likely[t], beta, out=behind[t]).div_(totals[t].unsqueeze(-1))
                 if valid is not None:
                     single[t] *= valid[t][:, None, None]
                     behind[t] *= valid[t][:, None, None]
@@ -228,13 +225,10 @@ class PairChainLogProb(torch.autograd.Function):
                 pair = pairs.index_select(0, plan.pair_of[t - 1])
                 row = torch.bmm(behind[t], pair, out=rows[t - 1])
                 new = row * gate[t - 1]
-                if restart is not None and begin is not None:
-                    # a message that ends here: all of its mass goes on as restart_to
-                    total = (begin[t].unsqueeze(-2) * behind[t]).sum(-1, keepdim=True)
-                    total = total if mix is None else mix @ total
-                    new = torch.where(restart[t][:, None, None], total.expand_as(new), new)
+                if restart is not None:  # a segment ends here
+                    new = torch.where(restart[t][:, None, None], 1.0, new)
                 beta = new if valid is None else torch.where(valid[t][:, None, None], new, beta)
-        weight, ends = weight[:, None, None], None if restart is None else restart[1:, :, None, None]
+        weight, ends = weight.unsqueeze(-1), None if restart is None else restart[1:, :, None, None]
         single *= weight
         # by token, with a last row of zeros: p(z_{t-1} | x_1..x_{t-1}) p(block | z_{t-1}), and what lies behind
         tokens = [gate.new_empty(gate.shape[0] * gate.shape[1] + 1, gate[0, 0].numel()) for _ in range(2)]
@@ -242,20 +236,24 @@ class PairChainLogProb(torch.autograd.Function):
             value[-1] = 0.0
         left, right = (value[:-1].view(gate.shape) for value in tokens)
         torch.mul(messages[:-1], gate, out=left)
-        torch.mul(behind[1:], weight, out=right)
-        grad_gate = (left * rows).mul_(weight)
-        to_restart = to_mix = None
+        torch.mul(behind[1:], weight[1:], out=right)
+        grad_gate = (left * rows).mul_(weight[1:])
+        to_restart = None
         if ends is not None and begin is not None:
             to_restart = torch.cat([torch.zeros_like(begin[:1]), (single[1:] * ends).sum(-2)])  # the first step: from `init`
-            if mix is not None:
-                entered = (begin[1:].unsqueeze(-2) * right * ends).sum(-1)  # (T-1, B, C)
-                to_mix = torch.einsum("tbi,tbj->ij", messages[:-1].sum(-1), entered)
             right.masked_fill_(ends, 0.0)
             grad_gate.masked_fill_(ends, 0.0)
         through = grad_gate.sum(-2).flatten(0, 1)
         tokens.append(torch.cat([through, through.new_zeros(1, through.shape[1])]))
         grad_out, grad_into = _of_features(out, into, pairs, plan, tokens, ctx.product_dtype)
-        return grad_out, grad_into, grad_gate, single[0].clone(), single, to_restart, to_mix, *(None,) * 5
+        return grad_out, grad_into, grad_gate, single[0].clone(), single, to_restart, *(None,) * 5
+
+
+def _scaled(logs: Tensor) -> tuple[Tensor, Tensor]:
+    """Their exponentials over the largest of the last axis, and its logarithm; ones where all are -inf."""
+    top = logs.amax(-1)
+    possible = top > -math.inf
+    return torch.where(possible.unsqueeze(-1), logs - top.where(possible, 0.0).unsqueeze(-1), 0.0).exp_(), top
 
 
 def _inner_softmax(out: Tensor, into: Tensor, plan: PairPlan, filled: Tensor | None, dtype: torch.dtype) -> Tensor:
@@ -351,24 +349,40 @@ def pair_chain_log_prob(
     Args:
         filled: (P, K) False at padded slots of the block entered, or None. product_dtype: of the products of features.
 
-    With topics the states of its messages are (T, B, C K). Cost: 2 P K^2 D flops forward for the P distinct pairs, twice that
-    backward, whatever C, and C K^2 a token; P K^2 numbers kept.
+    With topics, of which mix is told, the states of its messages are (T, B, C K).
+
+    Cost: 2 P K^2 D flops forward for the P distinct pairs, twice that backward, whatever C, and C K^2 a token; P K^2 numbers
+    kept.
     """
     init = init.expand(emit.shape[1:])
-    if emit.dim() == 3:  # no topics
-        gate, init, emit = (value.unsqueeze(-2) for value in (gate, init, emit))
-    args = (out, into, gate, init, emit, restart_to, mix, plan, filled, valid, restart, product_dtype or out.dtype)
-    log_prob, messages, steps = twice.apply(PairChainLogProb, _twin, *args)
-    messages = messages.flatten(-2)
-    top = emit.detach().amax((-2, -1)).clamp_min(torch.finfo(emit.dtype).min)
-    scaled = steps - top
-    if valid is not None:
-        scaled = scaled.where(valid, 0.0)
-    scaled = scaled[1:]
-    trusted = (scaled > math.log(TRUSTED[emit.dtype])).all() & log_prob.isfinite().all()
-    if not twice.transformed() and not bool(trusted):
-        return None
-    return Forward(log_prob, messages, steps, in_logs=False)
+    given = [value.unsqueeze(-2) for value in (gate, init, emit)] if mix is None else [gate, init, emit]
+    args = (out, into, *given, restart_to, plan, filled, valid, restart, product_dtype or out.dtype)
+    steps, messages = twice.apply(PairChainSteps, _twin, *args)
+    if mix is None:
+        log_prob = steps.sum(0, dtype=torch.float64).to(emit.dtype).squeeze(-1)
+        forward = Forward(log_prob, messages.squeeze(-2), steps.detach().squeeze(-1), in_logs=False)
+    else:
+        forward = over_topics(steps, messages, mix, valid, restart, in_logs=False)
+    if not twice.transformed():
+        top = given[2].detach().amax(-1)
+        sound = (steps.detach() - top > math.log(TRUSTED[emit.dtype])) | (top == -math.inf)
+        sound = sound if valid is None else sound | ~valid.unsqueeze(-1)
+        if not bool(sound[1:].all() & forward.log_prob.isfinite().all()):
+            return None
+    return forward
+
+
+def over_topics(
+    steps: Tensor, messages: Tensor, mix: Tensor, valid: Tensor | None, restart: Tensor | None, in_logs: bool
+) -> Forward:
+    """The chain of topics, which at a restart move by mix (C, C), over log p(x_t | x_<t) (T, B, C) and messages (T, B, C, K) of
+    each on its own; the states of its messages are (T, B, C K)."""
+    stay = torch.zeros_like(mix).fill_diagonal_(1.0).log().expand(*steps[1:].shape, -1)
+    moves = stay if restart is None else torch.where(restart[1:, :, None, None], mix.log(), stay)
+    topics = chain_log_prob(steps.new_zeros(len(mix)), moves, steps, valid)
+    shares = topics.filtered.detach().unsqueeze(-1)
+    messages = (shares + messages if in_logs else shares.exp() * messages).flatten(-2)
+    return Forward(topics.log_prob, messages, topics.step_log_prob, in_logs)
 
 
 def pair_matrices_reference(out, into, gate, plan: PairPlan, filled=None, product_dtype=None) -> Tensor:
@@ -380,24 +394,12 @@ def pair_matrices_reference(out, into, gate, plan: PairPlan, filled=None, produc
     return torch.log_softmax(scores, -1)[plan.pair_of] + gate.unsqueeze(-1)
 
 
-def topic_matrices_reference(matrices: Tensor, restart: Tensor | None, restart_to, mix: Tensor | None) -> Tensor:
-    """(T-1, B, C K, C K) log p(c_t, z_t | c_{t-1}, z_{t-1}), [from, to], of (T-1, B, C, K, K) matrices of each topic."""
-    count, width = matrices.shape[-3:-1]
-    same = torch.eye(count, dtype=torch.bool, device=matrices.device)[:, None, :, None]
-    wide = matrices.unsqueeze(-2).expand(*matrices.shape[:-1], count, width)
-    wide = torch.where(same, wide, -math.inf)  # (T-1, B, C, K, C, K)
-    if restart is not None:
-        afresh = restart_to[1:, :, None, None, None, :]
-        if mix is not None:
-            afresh = afresh + mix.log()[:, None, :, None]
-        wide = torch.where(restart[1:, :, None, None, None, None], afresh, wide)
-    return wide.flatten(-2).flatten(-3, -2)
-
-
-def _twin(out, into, gate, init, emit, restart_to, mix, plan, filled, valid, restart, product_dtype):
-    """The slow twin of :class:`PairChainLogProb`, in log space."""
+def _twin(out, into, gate, init, emit, restart_to, plan, filled, valid, restart, product_dtype):
+    """The slow twin of :class:`PairChainSteps`, in log space."""
     one = gate.new_zeros(*gate.shape[:2], gate.shape[-1])
     matrices = pair_matrices_reference(out, into, one, plan, filled, product_dtype).unsqueeze(2) + gate.unsqueeze(-1)
-    matrices = topic_matrices_reference(matrices, restart, restart_to, mix)
-    log_prob, messages, steps = forward_twin(init.flatten(-2), matrices, emit.flatten(-2), valid, False, None, None)
-    return log_prob, messages.exp().view(emit.shape), steps
+    if restart is not None:
+        matrices = torch.where(restart[1:, :, None, None, None], restart_to[1:, :, None, None, :], matrices)
+    valid = None if valid is None else valid.unsqueeze(-1).expand(emit.shape[:-1])
+    messages, steps = filtered_twin(init, matrices, emit, valid, False)
+    return steps, messages.detach().exp()

@@ -13,7 +13,6 @@ from pplseq.kernels.pair_scan import (
     pair_gates_reference,
     pair_matrices_reference,
     plan_pairs,
-    topic_matrices_reference,
 )
 
 F64 = torch.float64
@@ -74,6 +73,17 @@ def test_the_scan(ragged, restarted, steps, blocks, width):
     same(got, wanted, [*leaves, *([restart_to] if restarted else [])])
 
 
+def topic_matrices(matrices, restart, restart_to, mix):
+    """(T-1, B, C K, C K) log p(c_t, z_t | c_{t-1}, z_{t-1}), [from, to], of (T-1, B, C, K, K) matrices of each topic."""
+    count, width = matrices.shape[-3:-1]
+    same = torch.eye(count, dtype=torch.bool)[:, None, :, None]
+    wide = torch.where(same, matrices.unsqueeze(-2).expand(*matrices.shape[:-1], count, width), -math.inf)  # (..., C, K, C, K)
+    if restart is not None:
+        afresh = restart_to[1:, :, None, None, None, :] + mix.log()[:, None, :, None]
+        wide = torch.where(restart[1:, :, None, None, None, None], afresh, wide)
+    return wide.flatten(-2).flatten(-3, -2)
+
+
 @pytest.mark.parametrize("topics", [1, 3])
 @pytest.mark.parametrize("ragged", [False, True])
 @pytest.mark.parametrize("mixed", [False, True])
@@ -82,7 +92,7 @@ def test_topics(topics, ragged, mixed):
     (out, into, *_), left, entered, pair_of = factors()
     gate, emit = torch.randn(T - 1, B, topics, K, dtype=F64), torch.randn(T, B, topics, K, dtype=F64)
     init, restart_to = torch.randn(B, topics, K, dtype=F64), torch.randn(T, B, K, dtype=F64)
-    mix = torch.rand(topics, topics, dtype=F64).softmax(-1) if mixed else None
+    mix = torch.rand(topics, topics, dtype=F64).softmax(-1) if mixed else torch.eye(topics, dtype=F64)
     valid = torch.arange(T).unsqueeze(-1) < LENGTHS if ragged else None
     restart = torch.rand(T, B) < 0.4 if mixed else None
     leaves = [value.requires_grad_() for value in (out, into, gate, init, emit, *([restart_to, mix] if mixed else []))]
@@ -90,11 +100,38 @@ def test_topics(topics, ragged, mixed):
     for there in (valid, None if restart is None else ~restart):
         used = used if there is None else used & there[1:]
     plan = plan_pairs(left, entered, pair_of, used)
-    options = {"restart_to": restart_to, "mix": mix} if mixed else {}
-    got = pair_chain_log_prob(out, into, gate, init, emit, plan, valid=valid, restart=restart, **options)
+    options = {"restart_to": restart_to} if mixed else {}
+    got = pair_chain_log_prob(out, into, gate, init, emit, plan, valid=valid, restart=restart, mix=mix, **options)
     one = pair_matrices_reference(out, into, gate.new_zeros(T - 1, B, K), plan).unsqueeze(2) + gate.unsqueeze(-1)
-    matrices = topic_matrices_reference(one, restart, restart_to, mix)
+    matrices = topic_matrices(one, restart, restart_to, mix)
     same(got, scan.chain_log_prob(init.flatten(1), matrices, emit.flatten(2), valid), leaves)
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_a_topic_that_comes_back_from_nothing(restarted):
+    """Within a sentence nothing mixes topics: one that is 1e-80 of another may be the only one that explains what follows."""
+    torch.manual_seed(1)
+    (out, into, *_), left, entered, pair_of = factors(steps=12, dtype=torch.float32)
+    gate, emit = torch.randn(11, B, 3, K), torch.randn(12, B, 3, K)
+    emit[1:6, :, 0] += 40.0
+    emit[6:, :, 1] += 45.0
+    emit[3, 0, 2] = -math.inf  # a topic that cannot be
+    init, mix = torch.randn(B, 3, K), torch.eye(3)
+    restart = torch.arange(12)[:, None].expand(12, B) == 9 if restarted else None
+    restart_to = torch.randn(12, B, K) if restarted else None
+    leaves = [value.requires_grad_() for value in (out, into, gate, init, emit)]
+    used = None if restart is None else ~restart[1:]
+    plan = plan_pairs(left, entered, pair_of, used)
+    got = pair_chain_log_prob(out, into, gate, init, emit, plan, restart=restart, restart_to=restart_to, mix=mix)
+    exact = [value.detach().double().requires_grad_() for value in leaves]
+    one = pair_matrices_reference(*exact[:2], exact[2].new_zeros(11, B, K), plan).unsqueeze(2) + exact[2].unsqueeze(-1)
+    matrices = topic_matrices(one, restart, None if restart is None else restart_to.double(), mix.double())
+    wanted = scan.chain_log_prob(exact[3].flatten(1), matrices, exact[4].flatten(2))
+    close(got.log_prob, wanted.log_prob.float(), rtol=1e-5, atol=1e-4)
+    close(got.filtered.exp(), wanted.filtered.exp().float(), rtol=1e-4, atol=1e-5)
+    slopes = (torch.autograd.grad(value.log_prob.sum(), given) for value, given in ((got, leaves), (wanted, exact)))
+    for found, slope in zip(*slopes, strict=True):
+        close(found, slope.float(), rtol=1e-3, atol=1e-4)
 
 
 def test_uneven_blocks():

@@ -15,9 +15,8 @@ import torch
 from torch import Tensor
 
 from pplseq.kernels import twice
-from pplseq.kernels.pair_scan import PairPlan, pair_matrices_reference
+from pplseq.kernels.pair_scan import PairPlan, over_topics, pair_matrices_reference
 from pplseq.kernels.scan import Forward, filtered_twin
-from pplseq.kernels.scan import chain_log_prob as dense_log_prob
 from pplseq.kernels.triton import chain, pairs
 from pplseq.kernels.triton.launch import serve
 
@@ -174,11 +173,7 @@ def topic_log_prob(
         rows(restart_to), product_dtype,
     )  # fmt: skip
     steps, messages = (value.unflatten(1, (-1, num_topics)) for value in (steps, messages))
-    stay = torch.zeros_like(mix).fill_diagonal_(1.0).log().expand(*steps[1:].shape, -1)
-    moves = stay if restart is None else torch.where(restart[1:, :, None, None], mix.log(), stay)
-    topics = dense_log_prob(steps.new_zeros(num_topics), moves, steps, valid)
-    messages = (topics.filtered.detach().unsqueeze(-1) + messages).flatten(2)
-    return Forward(topics.log_prob, messages, topics.step_log_prob)
+    return over_topics(steps, messages, mix, valid, restart, in_logs=True)
 
 
 def reference(out, into, gate, init, emit, begin, found: Pairs, filled, valid, restart, product_dtype):
