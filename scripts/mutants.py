@@ -90,6 +90,16 @@ MUTANTS = [
         ("tests/kernels/test_restart_scan.py",),
     ),
     Mutant(
+        "topics: what lies behind the end of a segment is part of it", "pplseq/kernels/pair_scan.py",
+        "new = torch.where(restart[t][:, None, None], 1.0, new)", "new = new",
+        ("tests/kernels/test_pair_scan.py",),
+    ),
+    Mutant(
+        "topics: scaled by the largest of all", "pplseq/kernels/pair_scan.py",
+        "    top = logs.amax(-1)\n", "    top = logs.amax((-2, -1)).unsqueeze(-1).expand(logs.shape[:-1])\n",
+        ("tests/kernels/test_pair_scan.py",),
+    ),
+    Mutant(
         "parameter sets: likelihoods never look back", "pplseq/kernels/restart_scan.py",
         "    if float(least) < _deepest(alpha.dtype):\n", "    if False:\n",
         ("tests/kernels/test_chain_recursions.py",),
