@@ -34,6 +34,7 @@ from torch import Tensor
 from pplseq.kernels import twice
 from pplseq.kernels.precision import exact_products
 from pplseq.kernels.scan import Forward, chain_log_prob, filtered_twin
+from pplseq.threads import once
 
 CACHED_CELLS = 1 << 18  # numbers that are worked on at once: a megabyte, half of a core's second-level cache
 NARROW = 32  # states a block up to which float32 products are as fast as those of bfloat16 factors
@@ -362,7 +363,7 @@ def pair_chain_log_prob(
         log_prob = steps.sum(0, dtype=torch.float64).to(emit.dtype).squeeze(-1)
         forward = Forward(log_prob, messages.squeeze(-2), steps.detach().squeeze(-1), in_logs=False)
     else:
-        forward = over_topics(steps, messages, mix, valid, restart, in_logs=False)
+        forward = TopicForward(steps, messages, mix, valid, restart, in_logs=False)
     if not twice.transformed():
         top = given[2].detach().amax(-1)
         sound = (steps.detach() - top > math.log(TRUSTED[emit.dtype])) | (top == -math.inf)
@@ -372,17 +373,23 @@ def pair_chain_log_prob(
     return forward
 
 
-def over_topics(
-    steps: Tensor, messages: Tensor, mix: Tensor, valid: Tensor | None, restart: Tensor | None, in_logs: bool
-) -> Forward:
+class TopicForward(Forward):
     """The chain of topics, which at a restart move by mix (C, C), over log p(x_t | x_<t) (T, B, C) and messages (T, B, C, K) of
     each on its own; the states of its messages are (T, B, C K)."""
-    stay = torch.zeros_like(mix).fill_diagonal_(1.0).log().expand(*steps[1:].shape, -1)
-    moves = stay if restart is None else torch.where(restart[1:, :, None, None], mix.log(), stay)
-    topics = chain_log_prob(steps.new_zeros(len(mix)), moves, steps, valid)
-    shares = topics.filtered.detach().unsqueeze(-1)
-    messages = (shares + messages if in_logs else shares.exp() * messages).flatten(-2)
-    return Forward(topics.log_prob, messages, topics.step_log_prob, in_logs)
+
+    def __init__(
+        self, steps: Tensor, messages: Tensor, mix: Tensor, valid: Tensor | None, restart: Tensor | None, in_logs: bool
+    ):  # fmt: skip
+        stay = torch.zeros_like(mix).fill_diagonal_(1.0).log().expand(*steps[1:].shape, -1)
+        moves = stay if restart is None else torch.where(restart[1:, :, None, None], mix.log(), stay)
+        topics = chain_log_prob(steps.new_zeros(len(mix)), moves, steps, valid)
+        self.log_prob, self.step_log_prob, self.in_logs, self.kept = topics.log_prob, topics.step_log_prob, True, None
+        self.topics, self.own = topics, (messages, in_logs)
+
+    @once
+    def messages(self) -> Tensor:  # logarithms, as a topic may be less than any number of the others and come back
+        messages, in_logs = self.own
+        return (self.topics.filtered.detach().unsqueeze(-1) + (messages if in_logs else messages.log())).flatten(-2)
 
 
 def pair_matrices_reference(out, into, gate, plan: PairPlan, filled=None, product_dtype=None) -> Tensor:

@@ -185,3 +185,21 @@ def test_what_does_not_go_with_topics_is_named(options, message):
 def test_a_model_without_topics_says_so():
     with pytest.raises(ValueError, match="topics: the model has one topic"):
         made(num_topics=1).topics(X)
+
+
+def test_a_topic_comes_back_across_segments_in_single_precision():
+    torch.manual_seed(0)
+    options = dict(hidden_size=4, reset_id=4, transition="hierarchical", num_topics=2, init_scale=1.0)
+    model = VLHMM(6, num_words=5, blocks=torch.tensor([0, 1, 0, 1, 2]), **options).eval()
+    with torch.no_grad():
+        model.topic_words.zero_()
+        model.topic_words[0], model.topic_words[2] = torch.tensor([15.0, -15.0]), torch.tensor([-15.0, 15.0])
+    x = torch.tensor([[0] * 6 + [2] * 12])
+    belief, total = None, 0.0
+    with torch.no_grad():
+        for begin, end in ((0, 6), (6, 9), (9, 18)):
+            chain = model.posterior(x[:, begin:end], start=belief)
+            belief, total = chain.filtered(), total + float(chain.log_prob())
+        whole = float(model.log_prob(x))
+        exact = float(model.double().log_prob(x))
+    assert exact > -204 and total == pytest.approx(exact, rel=1e-5) and whole == pytest.approx(exact, rel=1e-5)

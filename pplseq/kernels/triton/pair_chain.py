@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from pplseq.kernels import twice
-from pplseq.kernels.pair_scan import PairPlan, over_topics, pair_matrices_reference
+from pplseq.kernels.pair_scan import PairPlan, TopicForward, pair_matrices_reference
 from pplseq.kernels.scan import Forward, filtered_twin
 from pplseq.kernels.triton import chain, pairs
 from pplseq.kernels.triton.launch import serve
@@ -173,7 +173,7 @@ def topic_log_prob(
         rows(restart_to), product_dtype,
     )  # fmt: skip
     steps, messages = (value.unflatten(1, (-1, num_topics)) for value in (steps, messages))
-    return over_topics(steps, messages, mix, valid, restart, in_logs=True)
+    return TopicForward(steps, messages, mix, valid, restart, in_logs=True)
 
 
 def reference(out, into, gate, init, emit, begin, found: Pairs, filled, valid, restart, product_dtype):
