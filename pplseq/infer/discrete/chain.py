@@ -235,7 +235,7 @@ class Chain(PathExpectations):
     @query
     def filtered_states(self) -> StateMarginals:
         """p(z_t | x_1..x_t), (*B, T, K)."""
-        probs, valid = self._possible().filtered.exp(), self.factors.valid
+        probs, valid = self._possible().filtered.exp(), self.valid  # not that of factors, which may be a matrix a step
         return self._by_state(probs if valid is None else probs * valid.unsqueeze(-1))
 
     def _by_state(self, probs: Tensor) -> StateMarginals:
