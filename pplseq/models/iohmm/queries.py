@@ -60,8 +60,8 @@ class Outputs(NamedTuple):
         def chosen(a: Tensor, b: Tensor) -> Tensor:
             return a.where(rows.reshape(-1, *[1] * (a.dim() - 1)), b)
 
-        both = self.covariances is not None and others.covariances is not None
-        covariances = chosen(self.covariances, others.covariances) if both else None
+        ours, theirs = self.covariances, others.covariances
+        covariances = None if ours is None or theirs is None else chosen(ours, theirs)
         return Outputs(chosen(self.states, others.states), chosen(self.outputs, others.outputs), covariances)
 
 
