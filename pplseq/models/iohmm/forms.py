@@ -74,9 +74,12 @@ def in_pairs(
         # vectors of outputs, a row each, are of one sequence or of several one behind the other: so is a column beside them
         shape = tuple(getattr(x, "shape", ()))
         steps = shape[0] if num_features not in (None, 1) and shape[1:] == (num_features,) else None
+        forms = [(value, sizes[part], part_name(part)) for part, value in parts.items()]
+        # a column is what the other parts are, which tell
+        telling = [form for form in forms if not (tuple(getattr(form[0], "shape", ()))[1:] == (1,) and form[1] in (None, 1))]
         are_alone = [
-            tuple(getattr(value, "shape", ())) == (steps, 1) or is_alone(value, sizes[part], part_name(part), lengths)
-            for part, value in parts.items()
+            tuple(getattr(value, "shape", ())) == (steps, 1) or is_alone(value, size, name, lengths)
+            for value, size, name in telling or forms
         ]
     else:
         are_alone = [alone and x is not None and is_alone(x, num_features, "x", lengths)]

@@ -54,6 +54,16 @@ class Outputs(NamedTuple):
         covariances = None if self.covariances is None else change(self.covariances)
         return Outputs(change(self.states), change(self.outputs), covariances)
 
+    def where(self, rows: Tensor, others: Outputs) -> Outputs:
+        """These of the rows (B,) that are marked, those of the others."""
+
+        def chosen(a: Tensor, b: Tensor) -> Tensor:
+            return a.where(rows.reshape(-1, *[1] * (a.dim() - 1)), b)
+
+        ours, theirs = self.covariances, others.covariances
+        covariances = None if ours is None or theirs is None else chosen(ours, theirs)
+        return Outputs(chosen(self.states, others.states), chosen(self.outputs, others.outputs), covariances)
+
 
 class IOHMMQueries(StateLanguages, IOParameters):
     """What an input-output HMM tells, beside what every estimator does; data come as ``IOFormat.batch`` says."""
@@ -189,12 +199,11 @@ class IOHMMQueries(StateLanguages, IOParameters):
             (B, Z) states, and (B, V) words, nats; of bits and vectors means (B, D), of vectors covariances (B, D, D).
         """
         self._check_fitted()
-        form, nothing_yet = self.format, isinstance(x, (list, tuple)) and all(np.shape(row) == (0,) for row in x)
-        batch = Batch(form.missing(len(x), 0)) if nothing_yet else self._as_batch(x, lengths, inputs=inputs, **sizes)
+        form, batch = self.format, self._nothing_yet(x) or self._as_batch(x, lengths, inputs=inputs, **sizes)
         rows, steps = batch.x.shape[:2]
         here = (torch.arange(rows), torch.full((rows,), steps) if batch.lengths is None else batch.lengths)
         known = form.check_inputs(self._future(next_inputs, rows, 1, one_step=True, past=x), (rows, 1), None)
-        past = {} if nothing_yet else form.check_inputs(batch.inputs, (rows, steps), batch.lengths)
+        past = {} if not steps else form.check_inputs(batch.inputs, (rows, steps), batch.lengths)
         known: Any = self._sized_ahead(known, rows, 1, "next", trials=next_trials, exposure=next_exposure)
         if SIZES in known:
             past |= {SIZES: torch.ones_like(batch.x) if (own := sizes_of(batch.inputs)) is None else own}
@@ -215,7 +224,7 @@ class IOHMMQueries(StateLanguages, IOParameters):
         """What comes in the next K steps, for inputs that are to come: p(x_{T+k} | x_1..x_T, u_1..u_{T+k}), k = 1..K.
 
         Args:
-            x, lengths, inputs: the past.
+            x, lengths, inputs: the past; rows may be empty.
             num_steps: K; may be left out where ``future_inputs`` tell.
             future_inputs: of K steps: vectors (B, K, U) or symbols (B, K), or (K, U) or (K,) for all sequences, or a
                 mapping from parts to such; None where the model takes no inputs.
@@ -225,22 +234,43 @@ class IOHMMQueries(StateLanguages, IOParameters):
             As :meth:`predict_next`, with an axis of steps, (B, K, ...); all rows end K steps after them. Of Gaussian outputs
             that are not fed back it has ``intervals(level)``, exactly.
         """
-        batch, chain = self._posterior(x, lengths, inputs=inputs, **sizes)
-        rows, belief = len(batch.x), chain.filtered()
+        self._check_fitted()
+        batch, chain = self._nothing_yet(x), cast(Any, None)
+        if batch is None:
+            batch, chain = self._posterior(x, lengths, inputs=inputs, **sizes)
+        rows, steps = batch.x.shape[:2]
+        last = (torch.full((rows,), steps) if batch.lengths is None else batch.lengths).to(batch.x.device)
         inputs = self._future(self._of_steps_ahead(future_inputs, x, lengths, num_steps), rows, num_steps, past=x)
         known = self.format.check_inputs(inputs, None, None)
         num_steps = next(iter(known.values())).shape[1]
         inputs = self._sized_ahead(inputs, rows, num_steps, "future", trials=future_trials, exposure=future_exposure)
-        if self.feedback:
-            last = torch.full((rows,), batch.x.shape[1]) if batch.lengths is None else batch.lengths
-            previous = batch.x[torch.arange(rows), (last - 1).clamp_min(0)]
-            found = self._as_next(self._simulate(inputs, belief, previous, num_samples))
-            return self._labelled(found, x, lengths, found.state_log_probs.shape[1], self.output_names, future_inputs)
         unseen = self.format.missing(rows, num_steps)
-        states = self.posterior(unseen, start=belief, inputs=inputs).filtered_states().probs
-        found = self._as_next(self._expected(states, unseen, inputs))
-        found = with_quantiles(found, self._emission_at(unseen, inputs), self.noise, states.shape)
-        return self._labelled(found, x, lengths, num_steps, self.output_names, future_inputs)
+
+        def expected(start: Belief | None = None, previous: Tensor | None = None) -> Outputs:
+            if self.feedback:
+                return self._simulate(inputs, start, previous, num_samples)
+            states = self.posterior(unseen, start=start, inputs=inputs).filtered_states().probs
+            return self._expected(states, unseen, inputs)
+
+        begins = last == 0
+        if bool(begins.all()):
+            found = expected()
+        else:
+            if bool(begins.any()):
+                chain = self.posterior(batch.x, last.clamp_min(1), **batch.known)
+            belief = chain.filtered()
+            found = expected(belief, batch.x[torch.arange(rows), (last - 1).clamp_min(0)] if self.feedback else None)
+            if bool(begins.any()):  # of these the belief is of a step that they do not have
+                found = expected().where(begins, found)
+        ahead = self._as_next(found)
+        if not self.feedback:
+            ahead = with_quantiles(ahead, self._emission_at(unseen, inputs), self.noise, found.states.shape)
+        return self._labelled(ahead, x, lengths, num_steps, self.output_names, future_inputs)
+
+    def _nothing_yet(self, x) -> Batch | None:
+        """Rows of which none has any step."""
+        empty = isinstance(x, (list, tuple)) and len(x) > 0 and all(np.shape(row) == (0,) for row in x)
+        return Batch(self.format.missing(len(x), 0)) if empty else None
 
     def _sized_ahead(self, inputs: Inputs, rows: int, num_steps: int, when: str, **given: Any) -> Inputs:
         """Inputs of steps to come with their trials and exposures."""

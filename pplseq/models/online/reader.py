@@ -251,16 +251,18 @@ class Chains:
 
     def step(self, x: Any, known: Mapping[str, Any]) -> Reading:
         self.model._check_names(known)
-        known = {name: [self._of_step(name, value)] for name, value in known.items()}
+        known = {name: self._of_step(name, value) for name, value in known.items()}
         return self._read(self._row(x), known, self._gaps(known))
 
     def _of_step(self, name: str, value: Any) -> Any:
-        """What is known of a step as a row of one step."""
+        """What is known of a step as rows of one step; of inputs by part those of each."""
         if name == "states":
             value = numbers_of_states(value, self.model.state_names)
-        if name == "inputs" and not (isinstance(value, Mapping) and set(value) <= {*getattr(self.model, "sources", ())}):
+        if name == "inputs" and isinstance(value, Mapping) and set(value) <= {*getattr(self.model, "sources", ())}:
+            return {part: [as_row(own)] for part, own in value.items()}
+        if name == "inputs":
             value = inputs_in_order(value, self.model.input_column_names)
-        return as_row(value)
+        return [as_row(value)]
 
     def _read(self, row: Any, known: Mapping[str, Any], gaps: Tensor | None) -> Reading:
         chain = self._chain(row, known, gaps)
@@ -296,7 +298,7 @@ class Chains:
         before, row, known = self.last
         last = {
             "belief": _written(before["start"], before.get("previous")), "row": _as_json(torch.as_tensor(row)),
-            "known": {name: _as_json(value[0]) for name, value in known.items()},
+            "known": {name: _rows_as_json(value) for name, value in known.items()},
         }  # fmt: skip
         if "gaps" in before:
             last["gaps"] = _as_json(before["gaps"])
@@ -306,7 +308,7 @@ class Chains:
         last, end = kept.get("last"), self._belief_of(kept["belief"])
         if last is not None:
             self.belief, self.previous = self._belief_of(last["belief"])
-            known = {name: [_as_tensor(value)] for name, value in last["known"].items()}
+            known = {name: _as_rows(value) for name, value in last["known"].items()}
             self.model._check_names(known)
             gaps = last.get("gaps")
             self._read(_as_tensor(last["row"]), known, None if gaps is None else _as_tensor(gaps))
@@ -339,6 +341,17 @@ def _as_tensor(part: Mapping[str, Any]) -> Any:
     if part["dtype"] not in TYPES:
         return np.array(part["value"], dtype=np.int64 if part["dtype"][1] in "mM" else None).astype(part["dtype"])
     return torch.tensor(part["value"], dtype=TYPES[part["dtype"]])
+
+
+def _rows_as_json(rows: Any) -> dict[str, Any]:
+    """What is known of a step, of each part where there are several."""
+    if isinstance(rows, Mapping):
+        return {"parts": {part: _as_json(own[0]) for part, own in rows.items()}}
+    return _as_json(rows[0])
+
+
+def _as_rows(part: Mapping[str, Any]) -> Any:
+    return {name: [_as_tensor(own)] for name, own in part["parts"].items()} if "parts" in part else [_as_tensor(part)]
 
 
 def _written(belief: Any, previous: Tensor | None) -> Any:

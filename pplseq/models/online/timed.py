@@ -17,7 +17,7 @@ class TimedChains(Chains):
     """A chain of one step at a time, into which the state moves over the time since the step before."""
 
     def _of_step(self, name: str, value: Any) -> Any:
-        return times_of([value], None)[0] if name == "times" else super()._of_step(name, value)
+        return times_of([value], None) if name == "times" else super()._of_step(name, value)
 
     def _gaps(self, known: Mapping[str, Any]) -> Tensor | None:
         if self.belief is None:

@@ -1,5 +1,7 @@
 """Properties of the input-output HMM on random ones: any spread of weights, zeros, missing targets, one state."""
 
+import numpy as np
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -118,3 +120,52 @@ def test_names_of_states_do_not_matter(case, random):
                 value.copy_(value.index_select(dim, order))
     close(other.log_prob(x, lengths, inputs=inputs), model.log_prob(x, lengths, inputs=inputs))
     close(other.smooth(x, lengths, inputs=inputs).probs, model.smooth(x, lengths, inputs=inputs).probs[..., order])
+
+
+def in_parts(**options):
+    torch.manual_seed(3)
+    inputs = {"num_inputs": {"transition": 2}, "num_symbols": {"emission": 3}}
+    model = IOHMM(2, **inputs, mealy=True, outputs="categorical", num_outputs=3, **options)
+    model.initialize()
+    model.is_fitted = True
+    return model
+
+
+def test_online_takes_inputs_by_part(tmp_path):
+    model, x = in_parts(), [1, 0, 2]
+    inputs = {"transition": np.random.default_rng(0).normal(size=(3, 2)), "emission": np.array([2, 0, 1])}
+    ahead = {"transition": np.ones((2, 2)), "emission": np.array([1, 2])}
+    reader = model.online()
+    expected = model.open_loop({part: value[None] for part, value in ahead.items()}).outputs
+    torch.testing.assert_close(reader.forecast(future_inputs=ahead).word_log_probs.exp(), expected)
+    for t in range(3):
+        reader.step(x[t], inputs={part: value[t] for part, value in inputs.items()})
+    assert abs(reader.log_prob - model.score(x, inputs=inputs)) < 1e-12
+    expected = model.forecast(x, inputs=inputs, future_inputs=ahead).word_log_probs
+    torch.testing.assert_close(reader.forecast(future_inputs=ahead).word_log_probs, expected)
+    again = model.online(reader.save(tmp_path / "reader.json"))
+    torch.testing.assert_close(again.forecast(future_inputs=ahead).word_log_probs, expected)
+
+
+@pytest.mark.parametrize("feedback", [False, "transition"])
+def test_rows_without_steps_are_forecast_from_their_start(feedback):
+    model = in_parts(feedback=feedback)
+    inputs = {"transition": torch.randn(2, 2, 2).double(), "emission": torch.tensor([[0, 1], [2, 2]])}
+    ahead = {"transition": torch.ones(1, 2).double(), "emission": torch.tensor([1])}
+    known = {"lengths": torch.tensor([2, 0]), "inputs": inputs}
+    found = model.forecast(torch.tensor([[0, 1], [0, 0]]), future_inputs=ahead, num_samples=3, **known)
+    following = {part: value[0] for part, value in ahead.items()}
+    exact = model.predict_next(torch.tensor([[0, 1], [0, 0]]), next_inputs=following, **known)
+    torch.testing.assert_close(found.word_log_probs[:, 0], exact.word_log_probs)
+
+
+@pytest.mark.parametrize("lengths", [None, [1, 1, 1]])
+def test_a_column_is_what_the_inputs_beside_it_are(lengths):
+    inputs = {"num_inputs": {"emission": 1}, "num_symbols": {"transition": 3}}
+    model = IOHMM(2, **inputs, mealy=True, outputs="categorical", num_outputs=3)
+    model.is_fitted = True
+    x, symbols, column = np.array([0, 2, 1]), np.array([0, 1, 2]), np.array([[0.3], [-1.0], [2.0]])
+    rows = [[0, 1, 2]] if lengths is None else [[0], [1], [2]]
+    apart = {"transition": [symbols[row] for row in rows], "emission": [column[row] for row in rows]}
+    expected = model.log_prob([x[row] for row in rows], inputs=apart)
+    torch.testing.assert_close(model.log_prob(x, lengths, inputs={"transition": symbols, "emission": column}), expected)
