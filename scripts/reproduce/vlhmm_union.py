@@ -4,11 +4,12 @@
 
 The state of the union is (which model, its topic, state in it). The text begins in model k with probability w_k; within a
 sentence a state goes on as its model has it; where <eos> resets the state, the model stays with probability s and is drawn from
-w otherwise, and the topic stays or is drawn anew, with the mean of the models' probabilities: all start from the same topics
-of the text, so that one topic is the same in all. So this is an HMM of as many states as the models have together, and the
-likelihood of a whole text, one sequence of all its sentences, is exact: what the models say of the words of a sentence,
-weighed by how probable each is behind the words before. s is the best on validation with even weights, of `STAYS`; then w, of
-a grid. Beside it stands what the union comes to where no model is kept (s = 0). Writes results/vlhmm_union_LABEL.json.
+w otherwise, and the topic stays with probability r or is drawn anew, by the mean of the models' probabilities: all start from
+the same topics of the text, so that one topic is the same in all. (Where lines were shuffled in training, no model learned r.)
+So this is an HMM of as many states as the models have together, and the likelihood of a whole text, one sequence of all its
+sentences, is exact: what the models say of the words of a sentence, weighed by how probable each is behind the words before.
+s and r are the best on validation with even weights, of `STAYS`; then w, of a grid. Beside it stands what the union comes to
+where no model is kept (s = 0), and where r is what was learned. Writes results/vlhmm_union_LABEL.json.
 """
 
 from __future__ import annotations
@@ -143,17 +144,20 @@ def main() -> None:
     parts = 10 if len(options.runs) < 4 else 4
     every = [w / parts for w in simplex(parts, len(options.runs))]
 
-    def valid(weights: np.ndarray, stay: float) -> float:
-        return -of_union(stacked["valid"], ends["valid"], weights, stay, *moves).mean()
+    def valid(weights: np.ndarray, stay: float, kept: float) -> float:
+        return -of_union(stacked["valid"], ends["valid"], weights, stay, moves[0], kept).mean()
 
     even = np.full(len(options.runs), 1 / len(options.runs))
-    stay = min(STAYS, key=lambda s: valid(even, s))
-    weights = min(every, key=lambda w: valid(w, stay))
+    keeps = (moves[1], *STAYS[1:]) if models[0].num_topics > 1 else (1.0,)
+    stay, kept = min(itertools.product(STAYS, keeps), key=lambda both: valid(even, both[0], both[1]))
+    weights = min(every, key=lambda w: valid(w, stay, kept))
     states = sum(model.num_states for model in models)
-    results = {"runs": alone, "states": states, "weights": weights.tolist(), "stay": stay, "topic_kept": round(moves[1], 4)}
-    results["valid_of_even_weights_without_stay"] = round(float(np.exp(valid(even, 0.0))), 3)
+    results = {"runs": alone, "states": states, "weights": weights.tolist(), "stay": stay, "topic_kept": round(kept, 4)}
+    others = {"without_stay": (0.0, kept), "with_the_topic_kept_that_was_learned": (stay, moves[1])}
+    for name, both in others.items():
+        results[f"valid_of_even_weights_{name}"] = round(float(np.exp(valid(even, *both))), 3)
     five_gram = KneserNey(5).fit(corpus.train)
-    ours = {name: of_union(stacked[name], ends[name], weights, stay, *moves) for name in stacked}
+    ours = {name: of_union(stacked[name], ends[name], weights, stay, moves[0], kept) for name in stacked}
     theirs = {name: five_gram.log_prob(texts[name]) for name in texts}
     share = min(np.linspace(0, 1, 101), key=lambda w: mixture(ours["valid"], theirs["valid"], w))
     results["5-gram_weight"] = round(float(share), 2)
