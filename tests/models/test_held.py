@@ -150,6 +150,18 @@ def test_frozen_by_hand(name, method):
         assert model.num_free_parameters == held
 
 
+@pytest.mark.parametrize("method", ["em", "lbfgs"])
+@pytest.mark.parametrize("fixed", [["mean"], {"mean": [True, False]}])
+def test_constants_that_are_held_stay_where_lags_move(fixed, method):
+    x = NUMBERS + np.roll(NUMBERS, 1) / 2 + 20
+    model = SwitchingRegression(2, order=1).fit(x, seed=0, num_steps=3)
+    model.set_parameters(mean=[11.0, 17.0], lags=[[0.1], [-0.2]])
+    model.fit(x, warm_start=True, method=method, fixed=fixed)
+    held = slice(None) if isinstance(fixed, list) else slice(1)
+    assert torch.allclose(model.mean[held], torch.tensor([11.0, 17.0]).double()[held], rtol=1e-12)
+    assert abs(model.estimates()["lags"][0, 0] - 0.1) > 0.05
+
+
 def test_a_support_that_moves_is_held():
     x = np.where(REGIME, 10.0, 1.0) * (1 + RNG.pareto(3, 120))
     with pytest.raises(ValueError, match="the support of Pareto ends at its scale"):

@@ -174,6 +174,15 @@ class NumberRegressions(RegressedSteps):
         if not all(map(torch.equal, before, (self.unit, self.centre, self.input_units))):
             self._write(values)  # else they would be what they are but for rounding
 
+    @torch.no_grad()
+    def _take_units(self, batch: Batch, warm: bool, holds: Mapping[str, Any]) -> None:
+        """Of constants that are held, numbers as they are: those of centred ones depend on lags, which a fit moves."""
+        held = "mean" in holds or not self.raw_mean.requires_grad
+        if held and self.order and self.lags_of == "values" and self.can_centre:
+            values = {name: value.detach().clone() for name, value in self.estimates().items()}
+            self.centre.zero_()
+            self._write(values)
+
     def _ends(self, batches: Sequence[Batch]) -> Ends:
         """The smallest logarithm of a scale, in the units of the data; see :func:`~pplseq.infer.fit.gradients.ends_of`."""
         low = torch.full_like(self.log_scale, math.log(FLOOR) / 2)
