@@ -108,7 +108,7 @@ def make_batches(
     text: Text,
     protocol: str = "carried",
     *,
-    shuffle: str | None = None,
+    shuffle: str = "line",
     batch_size: int = 16,
     segment_length: int = 32,
     batch_tokens: int = 512,
@@ -120,11 +120,11 @@ def make_batches(
         text: to learn from.
         protocol: "carried": ``batch_size`` streams cut into segments of ``segment_length`` tokens, the belief carried from one
             to the next; "sentence": whole lines, ``batch_tokens`` tokens at a time.
-        shuffle: what is put in a new order each epoch: "line" (the default), "article" (carried) or "none".
+        shuffle: what is put in a new order each epoch: "line", "article" (carried) or "none".
         seed: of the orders.
     """
     checks.choice("protocol", protocol, PROTOCOLS)
-    shuffle = checks.choice("shuffle", shuffle or "line", SHUFFLES)
+    checks.choice("shuffle", shuffle, SHUFFLES)
     if protocol == "sentence":
         return SentenceBatches(text, batch_tokens, shuffle=shuffle != "none", seed=seed)
     return StreamBatches(text, batch_size, segment_length, shuffle=None if shuffle == "none" else shuffle, seed=seed)

@@ -9,8 +9,6 @@ import pytest
 import torch
 
 from pplseq import VLHMM
-from pplseq.data.text import Text
-from pplseq.models.texts import make_batches
 from pplseq.models.vlhmm.topics import WINDOW, window_topics
 
 F64 = torch.float64
@@ -205,15 +203,3 @@ def test_a_topic_comes_back_across_segments_in_single_precision():
         whole = float(model.log_prob(x))
         exact = float(model.double().log_prob(x))
     assert exact > -204 and total == pytest.approx(exact, rel=1e-5) and whole == pytest.approx(exact, rel=1e-5)
-
-
-def test_a_text_of_topics_keeps_its_order(monkeypatch):
-    """Behind shuffled lines no topic lasts, and none would be learned to."""
-    taken = []
-    batches = "pplseq.models.vlhmm.fit.make_batches"
-    monkeypatch.setattr(batches, lambda *a, **options: taken.append(options["shuffle"]) or make_batches(*a, **options))
-    lines, options = [["a", "b"], ["c", "d", "a"]] * 12, dict(num_blocks=2, epochs=1, batch_size=4, segment_length=8, seed=0)
-    articles = Text.from_lines(lines, article_starts=[0, 6, 24])
-    for text, num_topics, more in ((lines, 2, {}), (articles, 2, {}), (lines, 1, {}), (lines, 2, {"shuffle": "line"})):
-        VLHMM(8, hidden_size=4, transition="hierarchical", num_topics=num_topics).fit(text, **options, **more)
-    assert taken == ["none", "article", None, "line"]

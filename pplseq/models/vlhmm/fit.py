@@ -71,7 +71,7 @@ def fit(
     exchange_passes: int = 0,
     reset: bool = True,
     protocol: str | None = None,
-    shuffle: str | None = None,
+    shuffle: str = "line",
     start: str = "random",
     batch_size: int | None = None,
     segment_length: int = 32,
@@ -101,8 +101,8 @@ def fit(
         block_sizes: states of a block: "even", or "frequency", more for blocks of frequent words.
         reset: after ``<eos>`` the state starts afresh, in training and evaluation; for a model without words.
         protocol, shuffle, batch_size, segment_length, batch_tokens: see :func:`~pplseq.models.texts.make_batches`; without a
-            protocol it is "carried" for text whose lines end in ``<eos>``, else "sentence". Topics last over lines, which are
-            not shuffled then: by default articles are, or nothing in a text without. batch_size and lr: see :func:`batching`.
+            protocol it is "carried" for text whose lines end in ``<eos>``, else "sentence". batch_size and lr: see
+            :func:`batching`.
         start: of the parameters: "random", as the model's ``initialization`` says, or "counts", class bigrams of the text
             (:func:`~pplseq.models.vlhmm.counts.start_from_counts`; with hierarchical transitions).
         on_record: called with every record of the metrics.
@@ -147,8 +147,6 @@ def fit(
     if not fresh and model.num_words != len(vocabulary):
         raise ValueError(f"x has a vocabulary of {len(vocabulary)} words, but the model has {model.num_words}")
     protocol = protocol or ("carried" if vocabulary.eos_id is not None else "sentence")
-    if shuffle is None and model.num_topics > 1 and protocol == "carried":
-        shuffle = "article" if train_text.num_articles < train_text.num_lines else "none"
     if seed is None and folder is not None:
         seed = 0
     batch_size, rate = batching(train_text.num_tokens, protocol, batch_size, segment_length, lr)
@@ -175,7 +173,7 @@ def fit(
         watch = watch or (stack.enter_context(contextlib.closing(TrainingBar())) if progress else Watch())
         if place is not None and together.writes:
             check_same_text(place, train_text, resume, of)
-        about = {"protocol": protocol, "shuffle": shuffle or "line", "batch_size": batch_size, "segment_length": segment_length}
+        about = {"protocol": protocol, "shuffle": shuffle, "batch_size": batch_size, "segment_length": segment_length}
         by_config = ["topic_kept"] if model.config["topic_persistence"] is not None else []  # which a model without words lacks
         about |= {"batch_tokens": batch_tokens, "lr": schedule.lr}
         about |= {"frozen": [name for name in frozen(model) if name not in by_config]}

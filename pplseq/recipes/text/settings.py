@@ -60,15 +60,14 @@ class Batches:
 
     Args:
         protocol: streams with the belief carried over, or sentences.
-        shuffle: what is permuted each epoch (default: line; with topics, which last over lines, article, or none where the text
-            has none).
+        shuffle: what is permuted each epoch.
         batch_size: streams B (carried).
         segment_length: tokens T of each stream in a step (carried).
         batch_tokens: tokens of a step (sentence).
     """
 
     protocol: Literal["carried", "sentence"] = "carried"
-    shuffle: Literal["line", "article", "none"] | None = None
+    shuffle: Literal["line", "article", "none"] = "line"
     batch_size: int = setting(16, check=checks.count)
     segment_length: int = setting(32, check=checks.count)
     batch_tokens: int = setting(512, check=checks.count)
