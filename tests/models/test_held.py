@@ -162,6 +162,15 @@ def test_constants_that_are_held_stay_where_lags_move(fixed, method):
     assert abs(model.estimates()["lags"][0, 0] - 0.1) > 0.05
 
 
+@pytest.mark.parametrize("method", ["em", "lbfgs", "sgd"])
+def test_a_move_of_regimes_is_held_whatever_stands_where_none_is(method):
+    model = SemiMarkovHMM(3, emission="poisson", max_duration=4).fit(COUNTS, seed=0, method="lbfgs", num_steps=2)
+    before = model.estimates()["transition"][1, 2].item()
+    model.fit(COUNTS, warm_start=True, method=method, fixed={"transition": [[False] * 3, [False, False, True], [False] * 3]})
+    assert model.estimates()["transition"][1, 2].item() == pytest.approx(before, rel=1e-9)
+    assert model.num_free_parameters == 16
+
+
 def test_a_support_that_moves_is_held():
     x = np.where(REGIME, 10.0, 1.0) * (1 + RNG.pareto(3, 120))
     with pytest.raises(ValueError, match="the support of Pareto ends at its scale"):

@@ -154,6 +154,11 @@ def maximize_by_lbfgs(
     parameters = points.leaves
     wall = math.nan  # the loss where there is no model, once that of the start is known
 
+    @torch.no_grad()
+    def loss_here() -> float:
+        every = [model.log_joint(b.x, b.lengths, **b.known, share=b.num_tokens / history.num_tokens) for b in batches]
+        return -float(sum(every)) / history.num_tokens
+
     def evaluate() -> float:
         total = 0.0
         put()
@@ -199,7 +204,11 @@ def maximize_by_lbfgs(
         )  # fmt: skip
 
     ends, optimizer, along_gradient, is_kept = ends_of(model, batches), anew(), False, False
-    inside = {name: raw.detach().clone() for name, raw in moved.items()}
+    with torch.no_grad():
+        settle(moved.values())
+    start = inside = {name: raw.detach().clone() for name, raw in moved.items()}
+    confined = any((own := entries_of(raw)) is not None and own.bounded for raw in moved.values())
+    at_start = loss_here() if (confined or ends) and not beyond(moved, ends) else math.inf
     with ExitStack() as kept:
         for _ in range(num_steps):
             with undrawn(model):
@@ -225,6 +234,10 @@ def maximize_by_lbfgs(
                 optimizer = anew()
         else:
             history.reason = f"num_steps = {num_steps} done without convergence"
+    if (confined or is_kept) and math.isfinite(at_start) and not loss_here() <= at_start:  # the search began further inside
+        with torch.no_grad():
+            for name, raw in moved.items():
+                raw.copy_(start[name])
     history.note(collapsed(moved, ends))
     for note in history.notes:
         warnings.warn(note, RuntimeWarning, stacklevel=3)

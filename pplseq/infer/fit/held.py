@@ -53,6 +53,9 @@ class Slot(NamedTuple):
     def held_at(self, mask: Tensor) -> Entries:
         """The entries of a mask, held at the numbers that they have."""
         low, high = torch.full_like(self.raw, -torch.inf), torch.full_like(self.raw, 0.0 if self.rows else torch.inf)
+        if self.rows and self.allowed is not None:  # what says nothing has no share of a row
+            never = ~self.allowed.expand(mask.shape)
+            high, mask = high.masked_fill(never, -torch.inf), mask | never
         return Entries(low, high, self.rows, mask).at(self.raw)
 
     def between(self, name: str, low: Tensor, high: Tensor) -> Entries:
@@ -224,7 +227,9 @@ class Entries(NamedTuple):
 
     def at(self, raw: Tensor) -> Entries:
         """The same, with what is held at the numbers of a parameter."""
-        value = raw.detach().log_softmax(-1) if self.rows else raw.detach()
+        value = raw.detach()
+        if self.rows:
+            value = value.masked_fill(self.high == -torch.inf, -torch.inf).log_softmax(-1)
         return self._replace(low=torch.where(self.mask, value, self.low), high=torch.where(self.mask, value, self.high))
 
     def within(self, name: str, other: Entries) -> Entries:

@@ -11,11 +11,12 @@ from torch import Tensor
 
 from pplseq.infer.fit.held import ORDERS, Entries, Together, entries_of
 
+HALVINGS = 60  # of what is added to logits of rows
 INSIDE = 0.02  # of the way from one bound to the other, where a search begins that would not leave a bound
 
 
 class Points:
-    """Numbers without bounds that stand for parameters: these in their units, or angles that lead between their bounds.
+    """Numbers without bounds that stand for parameters: these in their units, or what leads between their bounds.
 
     Args:
         parameters: by name. units: of some of them, how much each number varies.
@@ -23,8 +24,8 @@ class Points:
     Attributes:
         leaves: what an optimizer moves; parameters themselves where nothing stands for them.
 
-    Source of the functions: F. James and M. Roos (1975), Minuit, Computer Physics Communications 10, section on limits; rows of
-    probabilities share out what is left in turn.
+    Source of the functions: F. James and M. Roos (1975), Minuit, Computer Physics Communications 10, section on limits, but
+    for rows of probabilities.
     """
 
     def __init__(self, parameters: Mapping[Any, Tensor], units: Mapping[Any, Tensor] | None = None):
@@ -84,8 +85,8 @@ def _angles(raw: Tensor, entries: Entries, unit: Tensor) -> Tensor:
     """What :func:`_value` makes numbers of a parameter of, but for what lies at a bound, which is taken a little inside."""
     raw = entries.put(raw)
     if entries.rows:
-        probs, near = raw.exp(), INSIDE / raw.shape[-1]
-        return torch.stack(_rows(entries, lambda k, low, width: _angle((probs[..., k] - low) / width, near))[1], -1)
+        low, width = _box(entries, raw)
+        return ((_inside(raw.exp(), low, width) - low) / width).nan_to_num(0.5).logit(1e-12)
     low, high = entries.low.to(raw), entries.high.to(raw)
     both = low.isfinite() & high.isfinite()
     beyond = torch.where(low.isfinite(), raw - low, high - raw).nan_to_num(0.0, 0.0, 0.0) / unit
@@ -95,15 +96,22 @@ def _angles(raw: Tensor, entries: Entries, unit: Tensor) -> Tensor:
     return torch.where(both, _angle(share.where(both, 0.5), INSIDE), torch.where(anywhere, raw / unit, one))
 
 
+def _inside(probs: Tensor, low: Tensor, width: Tensor) -> Tensor:
+    """Rows, those of which one lies at a bound a little nearer to the middle."""
+    middle = low + width * ((1 - low.sum(-1, keepdim=True)) / width.sum(-1, keepdim=True)).nan_to_num(0.0)
+    at = ((width > 0) & ((probs - low).minimum(low + width - probs) < INSIDE / probs.shape[-1] * width)).any(-1, keepdim=True)
+    return torch.where(at, probs + INSIDE * (middle - probs), probs)
+
+
 def _angle(share: Tensor, near: float) -> Tensor:
     return (2 * share.nan_to_num(0.5).clamp(near, 1 - near) - 1).asin()
 
 
 def _value(angles: Tensor, entries: Entries, unit: Tensor) -> Tensor:
-    """Numbers within bounds: any angles lead to some, and a bound is reached at a finite one, where the function is flat."""
+    """Numbers within bounds: any angles lead to some, and a bound is reached at a finite one, where the function is flat; those
+    of rows at infinite logits, as probabilities of 0 are."""
     if entries.rows:
-        probs, _ = _rows(entries, lambda k, low, width: angles[..., k])
-        values = torch.stack(probs, -1)
+        values = _shared_out(angles, *_box(entries, angles))
         return values.clamp_min(torch.finfo(values.dtype).tiny).log().masked_fill(entries.high == -torch.inf, -torch.inf)
     low, high = entries.low.to(angles), entries.high.to(angles)
     has_low, has_high = low.isfinite(), high.isfinite()
@@ -114,16 +122,22 @@ def _value(angles: Tensor, entries: Entries, unit: Tensor) -> Tensor:
     return torch.where(has_low & has_high, both, one)
 
 
-def _rows(entries: Entries, angle: Callable[[int, Tensor, Tensor], Tensor]) -> tuple[list[Tensor], list[Tensor]]:
-    """Probabilities that share out, in turn, what those before have left, and their angles, which are asked for by place, the
-    least that a place may take and how much more."""
-    low, high = entries.low.exp(), entries.high.exp()
-    least, most = (end.flip(-1).cumsum(-1).flip(-1) for end in (low, high))  # of a place and those behind it
-    left, probs, angles = torch.ones_like(low[..., 0]), [], []
-    for k in range(low.shape[-1] - 1):
-        start = low[..., k].maximum(left - most[..., k + 1])
-        width = (high[..., k].minimum(left - least[..., k + 1]) - start).clamp_min(0.0)
-        angles.append(angle(k, start, width))
-        probs.append(start + width * (angles[-1].sin() + 1) / 2)
-        left = left - probs[-1]
-    return [*probs, left], [*angles, torch.zeros_like(left)]
+def _box(entries: Entries, like: Tensor) -> tuple[Tensor, Tensor]:
+    """The least probabilities of rows, and how much more they may be."""
+    low, high = entries.low.to(like).exp(), entries.high.to(like).exp()
+    return low, (high - low).clamp_min(0.0)
+
+
+def _shared_out(logits: Tensor, low: Tensor, width: Tensor) -> Tensor:
+    """Rows low + width * sigmoid(logits + one number a row) that sum to 1: without a kink, wherever several are at bounds."""
+    with torch.no_grad():
+        most = logits.abs().amax(-1, keepdim=True) + 40.0
+        less, more = -most, most
+        for _ in range(HALVINGS):
+            level = (less + more) / 2
+            above = (low + width * (logits + level).sigmoid()).sum(-1, keepdim=True) > 1
+            less, more = torch.where(above, less, level), torch.where(above, level, more)
+        level, shares = (less + more) / 2, (logits + (less + more) / 2).sigmoid()
+        slope = (width * shares * (1 - shares)).sum(-1, keepdim=True).clamp_min(torch.finfo(width.dtype).tiny)
+    excess = (low + width * (logits + level).sigmoid()).sum(-1, keepdim=True) - 1
+    return low + width * (logits + level - (excess - excess.detach()) / slope).sigmoid()
