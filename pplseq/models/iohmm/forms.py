@@ -71,16 +71,14 @@ def in_pairs(
     if x is not None and (np.ndim(x[0]) > 0 if isinstance(x, (list, tuple)) and len(x) else np.ndim(x) > 2):
         are_alone = [False]  # outputs are sequences, or padded rows
     elif parts:
-        # vectors of outputs, a row each, are of one sequence or of several one behind the other: so is a column beside them
-        shape = tuple(getattr(x, "shape", ()))
-        steps = shape[0] if num_features not in (None, 1) and shape[1:] == (num_features,) else None
         forms = [(value, sizes[part], part_name(part)) for part, value in parts.items()]
-        # a column is what the other parts are, which tell
-        telling = [form for form in forms if not (tuple(getattr(form[0], "shape", ()))[1:] == (1,) and form[1] in (None, 1))]
-        are_alone = [
-            tuple(getattr(value, "shape", ())) == (steps, 1) or is_alone(value, size, name, lengths)
-            for value, size, name in telling or forms
-        ]
+        # a column (N, 1) is what other parts are, which tell; or what outputs are, which are vectors, a row each
+        telling = [form for form in forms if not (_shape(form[0])[1:] == (1,) and form[1] in (None, 1))]
+        beside = num_features not in (None, 1) and _shape(x)[1:] == (num_features,)
+        if not telling and beside and all(_shape(value)[:1] == _shape(x)[:1] for value, *_ in forms):
+            are_alone = [True]
+        else:
+            are_alone = [is_alone(*form, lengths) for form in telling or forms]
     else:
         are_alone = [alone and x is not None and is_alone(x, num_features, "x", lengths)]
     if all(are_alone):
@@ -94,6 +92,11 @@ def in_pairs(
             states, _ = in_form(_flat(states, None), lengths, num_features=None, name="states")
         lengths = ends
     return x, parts if isinstance(inputs, Mapping) else parts.get(""), states, lengths
+
+
+def _shape(value: Any) -> tuple[int, ...]:
+    """Of an array or tensor; of anything else ()."""
+    return tuple(getattr(value, "shape", ()))
 
 
 def without_frames(value: Any, size: int | None, name: str) -> Any:
