@@ -22,6 +22,7 @@ from pplseq.infer.fit.points import Points
 from pplseq.threads import alone
 
 NEAR = 0.05  # of a logarithm: what L-BFGS keeps from an end
+ROUNDED = 1e-5  # of a logarithm: how far an M-step in single precision may miss an end
 GUIDES = {"normal": AutoNormal, "delta": AutoDelta}
 
 
@@ -261,8 +262,10 @@ def ends_of(model: Any, batches: Sequence[Batch]) -> Ends:
 
 
 def beyond(moved: Mapping[str, Tensor], ends: Ends) -> bool:
-    """Whether a number that is not held is smaller or larger than it may be."""
-    outside = (((moved[name] < low) | (moved[name] > high)) & _free(moved[name]) for name, (low, high) in ends.items())
+    """Whether a number that is not held is smaller or larger than it may be, by more than rounding, as of an M-step's."""
+    outside = (
+        ((moved[name] < low - ROUNDED) | (moved[name] > high + ROUNDED)) & _free(moved[name]) for name, (low, high) in ends.items()
+    )
     return any(bool(part.any()) for part in outside)
 
 

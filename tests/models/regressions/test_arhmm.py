@@ -153,6 +153,15 @@ def test_em_and_gradients_find_the_same_maximum_in_any_units():
     close(one.covariances / 1e8, two.covariances, rtol=1e-3, atol=1e-3)
 
 
+@pytest.mark.filterwarnings("ignore:.*collapsed")
+def test_gradients_from_where_states_collapsed_end_no_lower():
+    x = np.random.default_rng(1).normal(size=(14, 2)).cumsum(0) * [1, 50]
+    model = ARHMM(3, 2).fit(x, seed=1)
+    assert any("collapsed" in note for note in model.history.notes)
+    before = model.score(x)
+    assert model.fit(x, method="lbfgs", warm_start=True).score(x) > before - 1e-9
+
+
 def test_statistics_have_the_gradient_of_the_likelihood():
     """Fisher's identity."""
     model, x, known = made()
