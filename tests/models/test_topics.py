@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from pplseq import VLHMM
-from pplseq.models.vlhmm.topics import WINDOW, window_topics
+from pplseq.models.vlhmm.topics import KEPT, WINDOW, KeptTopics, window_topics
 
 F64 = torch.float64
 BLOCKS = torch.tensor([0, 1, 1, 1, 2, 2, 2, 2, 1])
@@ -142,6 +142,40 @@ def test_dropout_trains_and_folders_keep_topics(tmp_path):
     (answer,) = map(json.loads, told.stdout.splitlines())
     assert sum(topic["prob"] for topic in answer["topics"]) == pytest.approx(1.0)
     assert [len(topic["words"]) for topic in answer["topics"]] == [2, 2]
+
+
+def test_how_long_topics_are_kept_is_the_likeliest_for_sentences_in_their_order():
+    rng = np.random.default_rng(0)
+    tokens = np.where(rng.random(600) < 0.2, 0, rng.integers(1, 3, 600) + 2 * (np.arange(600) // 50 % 4))
+    model = made()
+    keep = KeptTopics(model, tokens)
+
+    def likelihood(log_odds: float) -> float:
+        with torch.no_grad():
+            model.topic_kept.fill_(log_odds)
+            return sum(float(log_prob(dense(model), torch.from_numpy(np.concatenate(run)))) for run in keep.runs)
+
+    keep()
+    found = float(model.topic_kept.detach())
+    assert len(keep.runs) > 1 and sum(map(len, itertools.chain(*keep.runs))) > 500
+    assert found == max([*KEPT.tolist()[::8], found - 0.125, found, found + 0.125], key=likelihood)
+
+
+def test_batches_of_shuffled_lines_say_nothing_of_how_long_topics_are_kept():
+    lines = ["the cat sees the dog", "a dog sleeps", "stocks fell sharply", "the market fell again"] * 30
+    found = {}
+    for shuffle, kept in itertools.product(("line", "none"), (0.1, 0.9)):
+        torch.manual_seed(0)
+        model = VLHMM(num_states=8, hidden_size=8, transition="hierarchical", num_topics=2)
+        model.fit(lines, num_blocks=4, epochs=1, batch_size=4, segment_length=8, seed=0, shuffle=shuffle)
+        with torch.no_grad():
+            model.topic_kept.fill_(math.log(kept / (1 - kept)))
+        model.fit(lines, epochs=1, batch_size=4, segment_length=8, seed=0, shuffle=shuffle, warm_start=True)
+        found[shuffle, kept] = model.state_dict()
+        assert (float(model.topic_kept.detach()) in KEPT.float().tolist()) == (shuffle == "line")
+    one, other = found["line", 0.1], found["line", 0.9]
+    assert all(torch.equal(one[name], other[name]) for name in one)
+    assert not torch.equal(found["none", 0.1]["topic_words"], found["none", 0.9]["topic_words"])
 
 
 def test_windows_tell_topics_apart():

@@ -33,7 +33,7 @@ from pplseq.models.fitting import digest_of_text
 from pplseq.models.storage import MODEL, read_model
 from pplseq.models.texts import as_texts, check_same_text, introduction, make_batches, validator
 from pplseq.models.vlhmm.counts import check_start, start_from_counts
-from pplseq.models.vlhmm.topics import start_topics
+from pplseq.models.vlhmm.topics import KeptTopics, start_topics
 from pplseq.runs import processes
 from pplseq.runs.checkpoint import is_held_here, only_one_run
 from pplseq.runs.cost import check_fits, vlhmm_cost
@@ -217,6 +217,22 @@ def fit(
             model.to(device)
         watch.say(introduction(f"{model.name}: {model.config['num_states']:,} states", model, train_text, of))
         best: dict[str, Tensor] = {}
+        measure, ordered = validator(model, valid_text, protocol), None
+        if model.num_topics > 1 and (protocol == "sentence" or shuffle == "line"):
+            model._learns_lines_apart = True
+            stack.callback(setattr, model, "_learns_lines_apart", False)
+            if model.reset_id is not None and model.topic_kept.requires_grad and "topic_kept" not in holds:
+                ordered = KeptTopics(model, train_text.tokens)
+
+        def score() -> Mapping[str, Any]:
+            if ordered is not None:
+                ordered()
+            return measure() if measure is not None else {}
+
+        def save(to: Path) -> None:
+            if ordered is not None:
+                ordered()
+            model.save(to)
 
         def record(found: dict[str, Any]) -> None:
             if place is None and found.get("best"):
@@ -229,7 +245,7 @@ def fit(
         try:
             model.is_fitted = True
             model.history = train(
-                model, batches, evaluate=validator(model, valid_text, protocol), settings=schedule, folder=place,
+                model, batches, evaluate=None if measure is None else score, settings=schedule, folder=place, save=save,
                 resume=resume, began=began, about=about, on_step=watch.step, on_record=record,
             )  # fmt: skip
         finally:
@@ -237,6 +253,8 @@ def fit(
                 best = read_model(place / "best").state_dict()
             if best:
                 model.load_state_dict(best)
+            elif ordered is not None:
+                ordered()
             model.eval()
 
 

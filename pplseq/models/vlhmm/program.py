@@ -180,6 +180,7 @@ class VLHMM(Constrainable):
         self.register_buffer("block_of_word", blocks)
         self._indices: dict[torch.device, tuple[BlockLayout, WordGroups]] = {}
         self._cached_specs: tuple | None = None
+        self._learns_lines_apart = False  # whether it is in a training on lines that do not follow each other
         self.draw_parameters()
 
     def _check_size(self) -> None:
@@ -338,7 +339,8 @@ class VLHMM(Constrainable):
         return EmbeddingTransition(layout, initial, out, into, **options), emission
 
     def _topic_specs(self, layout: BlockLayout, words: WordGroups, initial: Tensor, kept: dict, scores: list[Tensor]):
-        wide, keeps, prior = TopicLayout(layout, self.num_topics), self.topic_kept.sigmoid(), self.topic_prior.log_softmax(-1)
+        wide, prior = TopicLayout(layout, self.num_topics), self.topic_prior.log_softmax(-1)
+        keeps = self.topic_kept.sigmoid() * float(not (self._is_learning and self._learns_lines_apart))
         emission = TopicEmission(wide, self.block_of_word, *topic_norms(words, scores, self.topic_words))
         same = torch.eye(self.num_topics, device=prior.device, dtype=prior.dtype)
         transition = TopicTransition(

@@ -1,7 +1,11 @@
-"""Where the topics of a VLHMM start: at a mixture of unigrams over windows of its text.
+"""Where the topics of a VLHMM start, at a mixture of unigrams over windows of its text; and for how long one is kept.
 
 Topics that start alike stay alike. Windows are clusters of words' counts by EM, annealed; what a topic lifts of a word is
 log p(word | topic) / p(word).
+
+Training on lines in a new order tells what topics are better than one on lines as they stand, whose neighbours in a batch are
+alike, but nothing of how long they last: there a topic is drawn anew in each sentence, and p(kept) is the likeliest for
+sentences in their order, given what topics are.
 
 Source: K. Nigam and others (2000), Text classification from labeled and unlabeled documents using EM, Machine Learning 39, of
 the mixture; annealing: N. Ueda and R. Nakano (1998), Deterministic annealing EM algorithm, Neural Networks 11.
@@ -9,12 +13,14 @@ the mixture; annealing: N. Ueda and R. Nakano (1998), Deterministic annealing EM
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from pplseq import checks
 from pplseq.data.text import Text
 
 WINDOW = 400  # words
@@ -23,6 +29,9 @@ ROUNDS, WARMING = 40, 0.02  # iterations of EM, and by how much the k-th one's p
 FEWEST, MOST = 3, 0.5  # windows that a word occurs in, and the largest share of them, to tell topics apart
 SMOOTHED = 100.0, 2000.0  # words of the whole text's distribution that each topic begins with, in EM and for what it lifts
 LARGEST_LIFT = 1.5  # nats
+RUNS, MOST_WORDS = 8, 1 << 16  # of sentences in their order, spread over a text, that tell how long topics are kept
+KEPT = torch.linspace(-4.0, 8.0, 97, dtype=torch.float64)  # log odds that are tried
+BATCH = 1024  # words whose topics are asked at once
 
 
 def start_topics(model: Any, text: Text) -> None:
@@ -72,3 +81,59 @@ def window_topics(tokens: np.ndarray, num_words: int, num_topics: int) -> tuple[
     lifts = ((mass / mass.sum(0)).log() - overall.log().unsqueeze(-1)).clamp(-LARGEST_LIFT, LARGEST_LIFT)
     shares = posterior.mean(0).clamp_min(1e-3)
     return lifts, shares / shares.sum()
+
+
+class KeptTopics:
+    """Sets how probable it is that a topic is kept behind a sentence, as the sentences of a text in their order say.
+
+    Args:
+        model: a :class:`~pplseq.models.vlhmm.program.VLHMM` with several topics and a word that ends a sentence.
+        tokens: (N,) the text.
+
+    Cost: of a call, to score 2^16 words; nothing where the parameters are those of the call before.
+    """
+
+    def __init__(self, model: Any, tokens: np.ndarray):
+        self.model, self.before, self.runs = model, None, list[list[np.ndarray]]()
+        ends = np.flatnonzero(tokens == model.reset_id) + 1
+        sentences = np.split(tokens, ends)[: len(ends)]
+        share = max(1, len(sentences) // RUNS)
+        for first in range(0, share * (len(sentences) // share), share):
+            words = np.cumsum([len(sentence) for sentence in sentences[first : first + share]])
+            self.runs.append(sentences[first : first + int((words <= MOST_WORDS // RUNS).sum())])
+
+    @torch.no_grad()
+    def __call__(self) -> None:
+        model = self.model
+        if (now := [parameter._version for parameter in model.parameters()]) == self.before:
+            return
+        prior, kept = model.topic_prior.double().softmax(-1).cpu(), KEPT.sigmoid().unsqueeze(-1)
+        log_likelihood, moved = torch.zeros_like(KEPT), False
+        for run in self.runs:
+            belief = prior
+            for told in topics_of(model, run) / prior:  # p(sentence | topic) but for a factor
+                joint = belief * told
+                total = joint.sum(-1, keepdim=True)
+                log_likelihood = log_likelihood + total.squeeze(-1).log()
+                belief, moved = kept * (joint / total) + (1 - kept) * prior, True
+        if moved and bool(log_likelihood.isfinite().all()):
+            model.topic_kept.fill_(KEPT[log_likelihood.argmax()])
+        self.before = [parameter._version for parameter in model.parameters()]
+
+
+def topics_of(model: Any, sentences: Sequence[np.ndarray]) -> Tensor:
+    """p(topic | a sentence alone), (N, C) on the CPU."""
+    order = sorted(range(len(sentences)), key=lambda n: len(sentences[n]))
+    found, device = torch.empty(len(order), model.num_topics, dtype=torch.float64), model.topic_prior.device
+    with torch.no_grad(), checks.trusted(), checks.whole_text():
+        while order:
+            longest = len(sentences[order[-1]])
+            rows, order = order[-max(1, BATCH // longest) :], order[: -max(1, BATCH // longest)]
+            lengths = torch.tensor([len(sentences[n]) for n in rows])
+            x = torch.zeros(len(rows), longest, dtype=torch.long)
+            for row, n in enumerate(rows):
+                x[row, : lengths[row]] = torch.from_numpy(sentences[n].astype(np.int64))
+            states = model.posterior(x.to(device), lengths=lengths.to(device)).filtered_states().probs
+            last = states[torch.arange(len(rows)), lengths - 1]
+            found[rows] = last.unflatten(-1, (model.num_topics, -1)).sum(-1, dtype=torch.float64).cpu()
+    return found
