@@ -263,10 +263,11 @@ def ends_of(model: Any, batches: Sequence[Batch]) -> Ends:
 
 def beyond(moved: Mapping[str, Tensor], ends: Ends) -> bool:
     """Whether a number that is not held is smaller or larger than it may be, by more than rounding, as of an M-step's."""
-    outside = (
-        ((moved[name] < low - ROUNDED) | (moved[name] > high + ROUNDED)) & _free(moved[name]) for name, (low, high) in ends.items()
-    )
-    return any(bool(part.any()) for part in outside)
+    for name, (low, high) in ends.items():
+        raw = moved[name]
+        if bool((((raw < low - ROUNDED) | (raw > high + ROUNDED)) & _free(raw)).any()):
+            return True
+    return False
 
 
 def _free(raw: Tensor) -> Tensor:

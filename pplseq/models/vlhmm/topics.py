@@ -105,7 +105,7 @@ class KeptTopics:
     @torch.no_grad()
     def __call__(self) -> None:
         model = self.model
-        if (now := [parameter._version for parameter in model.parameters()]) == self.before:
+        if [parameter._version for parameter in model.parameters()] == self.before:
             return
         prior, kept = model.topic_prior.double().softmax(-1).cpu(), KEPT.sigmoid().unsqueeze(-1)
         log_likelihood, moved = torch.zeros_like(KEPT), False
