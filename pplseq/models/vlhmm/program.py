@@ -64,7 +64,8 @@ class VLHMM(Constrainable):
             ``reset_id`` (whose block is its own) it is kept with ``topic_persistence`` or drawn anew; words and next blocks
             have a number more a topic. One HMM of C Z states whose steps cost little more than those of Z; hierarchical
             transitions. See :mod:`pplseq.distributions.topics`.
-        topic_persistence: p(the topic is kept) that is held; None: learned.
+        topic_persistence: p(the topic is kept) that is held; None: learned, from lines in their order also where training
+            shuffles them.
         topic_decay: weight decay, in training, of what topics add to scores.
 
     Raises:
