@@ -25,6 +25,7 @@ import math
 from collections.abc import Callable
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -34,10 +35,8 @@ from pplseq.threads import once
 
 FEW = 12  # entries of the pair table up to which sums over steps go entry by entry, as matrix products
 STEP_CELLS = 1 << 17  # numbers in one step's matrices up to which restarts go together on a CPU: what its cache holds
-# What calling a loop for a parameter set costs: an operation of the scan, or so many of its multiplications, of which making an
-# entry of the loop's tables takes as many as so many steps. Of so many times fewer sets than steps a loop is faster anyway.
-OVERHEAD, ENTRY, FEW_SETS = 1 << 14, 4, 16
-MANY_STATES = 12  # from which on, with few entries, a step is a matrix product with all of them
+MOST_STEPS = 1 << 20  # of sets that go through a loop together, of each of which there are two numbers
+APART = 3000  # steps from which sets go one by one under one matrix, which a loop then keeps at hand
 
 
 Tables = tuple[Tensor, Tensor, Tensor]
@@ -132,12 +131,12 @@ def expectation(init: Tensor, pair: Tensor, emit: Tensor, lattice: Lattice) -> E
 
     Cost: R times the number of steps times Z^2.
     """
-    return Expectation(*_by_whichever("smooth", _count_one, _count_together, (init, pair, emit), lattice))
+    return Expectation(*_by_whichever("smooth", _count_together, (init, pair, emit), lattice))
 
 
 def log_prob(init: Tensor, pair: Tensor, emit: Tensor, lattice: Lattice) -> Tensor:
     """(B, R) log-likelihoods alone; arguments as for :func:`expectation`."""
-    return _by_whichever("likelihood", _sum_one, _sum_together, (init, pair, emit), lattice)[0]
+    return _by_whichever("likelihood", _sum_together, (init, pair, emit), lattice)[0]
 
 
 def _sum_together(init: Tensor, pair: Tensor, emit: Tensor, lattice: Lattice) -> tuple[Tensor, ...]:
@@ -198,32 +197,14 @@ def _reach(dtype: torch.dtype) -> float:
     return math.sqrt(torch.finfo(dtype).tiny)  # 1e-154 in float64
 
 
-class _Steps:
-    """message -> message @ matrix of each row's entry, (Z, n, R)."""
-
-    def __init__(self, matrices: Tensor, lattice: Lattice):
-        self.matrices, self.entry, self.stacked = matrices, lattice.pair_index, None
-        self.num_states, _, self.num_entries, _ = matrices.shape
-        if self.entry is not None and self.num_entries <= FEW and self.num_states >= MANY_STATES:
-            self.stacked = matrices.permute(3, 0, 2, 1).flatten(-2)  # (R, Z, L Z)
-
-    def __call__(self, message: Tensor, part: slice) -> Tensor:
-        if self.stacked is not None and self.entry is not None:
-            product = torch.matmul(message.permute(2, 1, 0), self.stacked)
-            product = product.reshape(len(product), -1, self.num_states)
-            entry = self.entry[part]
-            own = torch.arange(len(entry), device=entry.device) * self.num_entries + entry
-            return product.index_select(1, own).permute(2, 1, 0)
-        if self.entry is None:
-            own = self.matrices[:, :, part]
-        elif self.num_entries == 1:
-            own = self.matrices
-        else:
-            own = self.matrices.index_select(2, self.entry[part])
-        result = message[0] * own[0]
-        for z in range(1, self.num_states):
-            result.addcmul_(message[z], own[z])
-        return result
+def _stepped(message: Tensor, matrices: Tensor, lattice: Lattice, part: slice) -> Tensor:
+    """message @ matrix of each row's entry, (Z, n, R)."""
+    if matrices.shape[2] > 1:
+        matrices = matrices[:, :, part] if lattice.pair_index is None else matrices.index_select(2, lattice.pair_index[part])
+    result = message[0] * matrices[0]
+    for z in range(1, len(message)):
+        result.addcmul_(message[z], matrices[z])
+    return result
 
 
 def _forward(init, matrices, emit, lattice):
@@ -233,13 +214,12 @@ def _forward(init, matrices, emit, lattice):
     weight = (emit - top).exp_()
     if lattice.emit_index is not None:
         weight, top = weight.index_select(1, lattice.emit_index), top.index_select(0, lattice.emit_index)
-    advance = _Steps(matrices, lattice)
     alpha, norm = torch.empty_like(weight), torch.empty_like(top)
     tiny = torch.finfo(weight.dtype).tiny
     message = init.exp().index_select(1, lattice.init_index)
     for t, part in enumerate(lattice.slices):
         if t:
-            message = advance(message[:, : lattice.sizes[t]], part)
+            message = _stepped(message[:, : lattice.sizes[t]], matrices, lattice, part)
         joint = torch.mul(message, weight[:, part], out=alpha[:, part])
         mass = torch.sum(joint, 0, out=norm[part]).clamp_min_(tiny)
         message = joint.div_(mass)
@@ -257,14 +237,14 @@ def _rows_of(steps: Tensor, lattice: Lattice) -> Tensor:
 
 def _backward(matrices, alpha, weight, lattice):
     """Posteriors (Z, N, R), emission times future over mass (Z, N, R), and rows whose future outweighs the past (B, R)."""
-    retreat = _Steps(matrices.transpose(0, 1), lattice)
+    matrices = matrices.transpose(0, 1)
     beta, future = torch.ones_like(alpha), torch.empty_like(weight)
     for t in range(len(lattice.sizes) - 1, -1, -1):
         part = lattice.slices[t]
         message = torch.mul(weight[:, part], beta[:, part], out=future[:, part])
         if t:
             first = lattice.slices[t - 1].start
-            beta[:, first : first + lattice.sizes[t]] = retreat(message, part)
+            beta[:, first : first + lattice.sizes[t]] = _stepped(message, matrices, lattice, part)
     outweighed = ~(beta.amax(0) <= 1 / _reach(beta.dtype))
     return beta.mul_(alpha), future, _rows_of(outweighed, lattice)
 
@@ -349,50 +329,71 @@ def _redo(init, pair, emit, lattice, risky, log_prob, total=None) -> None:
                 counts[..., sets] += more
 
 
-# ---------------------------------------------------------------- a parameter set after the other, by the loops over rows
-def _by_whichever(loop: str, one: Callable, together: Callable, tables: Tables, lattice: Lattice) -> tuple[Tensor, ...]:
-    """What ``one`` finds of each parameter set, a column of the tables, by a loop over rows, where this is the faster way; of
-    those that it leaves, or of all, what ``together`` finds."""
+# ---------------------------------------------------------------- by the loops over rows
+def _by_whichever(loop: str, together: Callable, tables: Tables, lattice: Lattice) -> tuple[Tensor, ...]:
+    """What a loop over the rows of parameter sets finds; and of sets that it leaves, or of all as long as compiling it does not
+    pay, what ``together`` does."""
     num_states, _, num_entries, num_sets = tables[1].shape
-    num_rows, num_steps, found = lattice.sizes[0], len(lattice.sizes), {}
-    spared = num_sets * (lattice.num_packed - ENTRY * num_entries) * num_states**2 / OVERHEAD
-    if (num_sets * FEW_SETS <= num_steps or num_sets <= num_steps + spared) and call.applies(num_states, *tables):
-        if call.pays(loop, (num_rows * num_sets, num_steps), num_states):
-            found = {r: one(*(table[..., r] for table in tables), lattice) for r in range(num_sets)}
-    left = [r for r in range(num_sets) if found.get(r) is None]
-    if not left:
-        return tuple(torch.stack(values, -1) for values in zip(*found.values(), strict=True))
-    some = tables if len(left) == num_sets else tuple(table[..., left] for table in tables)
-    parts = [together(*part, lattice) for part in _batches(*some, lattice)]  # pyright: ignore[reportCallIssue]
-    rest = tuple(torch.cat(values, -1) for values in zip(*parts, strict=True)) if len(parts) > 1 else parts[0]
-    if len(left) == num_sets:
-        return rest
-    for k, r in enumerate(left):
-        found[r] = tuple(value[..., k] for value in rest)
-    return tuple(torch.stack(values, -1) for values in zip(*found.values(), strict=True))
+    groups, left, found = [], list(range(num_sets)), list[tuple[Tensor, ...]]()
+    # (of any number of states: where steps have matrices of their own, products of matrices gain nothing)
+    if call.applies(1, *tables) and call.pays(loop, (lattice.sizes[0] * num_sets, len(lattice.sizes)), num_states):
+        size = 1 if num_entries == 1 and lattice.num_packed >= APART else max(1, MOST_STEPS // lattice.mask.numel())
+        groups, left = [left[first : first + size] for first in range(0, num_sets, size)], []
+    order = list[int]()
+    while groups:
+        sets = groups.pop()
+        if (values := _by_loop(loop, _sets(tables, sets), lattice)) is not None:
+            found, order = [*found, values], order + sets
+        elif len(sets) > 1:
+            groups += [[r] for r in sets]
+        else:
+            left += sets
+    if left:
+        parts = _batches(*_sets(tables, left), lattice)
+        found += [together(*part, lattice) for part in parts]  # pyright: ignore[reportCallIssue]
+    if len(found) == 1:
+        return found[0]
+    place = np.argsort(order + left)
+    return tuple(torch.cat(values, -1)[..., place] for values in zip(*found, strict=True))
 
 
-def _given(init: Tensor, pair: Tensor, emit: Tensor, lattice: Lattice) -> tuple[call.Chain, call.Emissions, call.Rows] | None:
-    """What the loops take; None where digits may be lost."""
-    starts = init.T if init.shape[1] == 1 else init.T[lattice.init_index]
-    chain, emissions = call.chain_of(starts, pair.permute(2, 0, 1)), call.emissions_of(emit.T)
+def _sets(tables: Tables, which: list[int]) -> Tables:
+    if len(which) == tables[1].shape[-1]:
+        return tables
+    init, pair, emit = (table[..., which] for table in tables)
+    return init, pair, emit
+
+
+def _by_loop(loop: str, tables: Tables, lattice: Lattice) -> tuple[Tensor, ...] | None:
+    """Rows of all parameter sets, one behind the other, each with entries of its own set; None where digits may be lost."""
+    init, pair, emit = tables
+    num_starts, num_sets, num_rows = *init.shape[1:], lattice.sizes[0]
+    starts = init.permute(2, 1, 0)  # (R, I, Z)
+    starts = starts.expand(-1, num_rows, -1) if num_starts == 1 else starts[:, lattice.init_index]
+    if num_starts == num_sets == 1:
+        starts = starts[:, :1]
+    chain = call.chain_of(starts.flatten(0, 1), pair.permute(3, 2, 0, 1).flatten(0, 1))
+    emissions = call.emissions_of(emit.permute(2, 1, 0).flatten(0, 1))
     if chain is None or emissions is None:
         return None
-    return chain, emissions, lattice.rows if pair.shape[-1] > 1 else lattice.rows._replace(moves=None)
-
-
-def _sum_one(init: Tensor, pair: Tensor, emit: Tensor, lattice: Lattice) -> tuple[Tensor] | None:
-    given = _given(init, pair, emit, lattice)
-    found = None if given is None else call.log_prob(*given)
-    return None if found is None else (lattice.unsort(torch.from_numpy(found)),)
-
-
-def _count_one(init: Tensor, pair: Tensor, emit: Tensor, lattice: Lattice) -> tuple[Tensor, ...] | None:
-    given = _given(init, pair, emit, lattice)
-    found = None if given is None else call.smooth(*given, visits=True, posterior=False)
+    rows, led = lattice.rows, lattice.rows.moves
+    if num_sets > 1 and led is not None:
+        own, size = np.arange(num_sets)[:, None, None], (num_sets * num_rows, -1)
+        numbers = (rows.numbers + own * emit.shape[1]).reshape(size)
+        moves = (led + own * pair.shape[2]).reshape(size)
+        rows = call.Rows(numbers, np.tile(rows.lengths, num_sets), moves)
+    elif pair.shape[2] == 1:
+        rows = rows._replace(moves=None)
+    if loop == "likelihood":
+        sums = call.log_prob(chain, emissions, rows)
+        return None if sums is None else (lattice.unsort(torch.from_numpy(sums).view(num_sets, -1).T),)
+    found = call.smooth(chain, emissions, rows, visits=True, posterior=False)
     if found is None:
         return None
-    rows, starts, pairs, visits = map(torch.from_numpy, (found.log_prob, found.starts, found.pairs, found.visits))
-    if init.shape[1] > 1:
-        starts = torch.zeros_like(init.T).index_add_(0, lattice.init_index, starts)
-    return lattice.unsort(rows), starts.T, pairs.permute(1, 2, 0), visits.T
+    every = (torch.from_numpy(part) for part in (found.log_prob, found.starts, found.pairs, found.visits))
+    log_prob, first, pairs, visits = (part.unflatten(0, (num_sets, -1)) for part in every)
+    if num_starts > 1:
+        first = torch.zeros_like(init.permute(2, 1, 0)).index_add_(1, lattice.init_index, first)
+    elif num_sets > 1:
+        first = first.sum(1, keepdim=True)
+    return lattice.unsort(log_prob.T), first.permute(2, 1, 0), pairs.permute(2, 3, 1, 0), visits.permute(2, 1, 0)
