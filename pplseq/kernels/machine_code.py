@@ -14,9 +14,10 @@ import os
 import pickle
 import sys
 import threading
+import time
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
@@ -25,6 +26,7 @@ import numba
 import numpy as np
 from numba.core.caching import NullCache, _Cache
 from numba.core.compiler import CompileResult
+from numba.core.compiler_lock import global_compiler_lock
 from numba.core.registry import cpu_target
 from numba.core.serialize import dumps
 
@@ -33,6 +35,7 @@ from pplseq.threads import once
 
 PLAIN = (bool, int, float, str, bytes, type(None))
 PATIENCE = 2.0  # seconds of compiling without a word
+TURN, LONGEST = 0.05, 120.0  # seconds between looks at what another process makes, and for which it is waited for
 MESSAGE = "compiling loops for this machine, once; `pplseq warm-up` compiles all of them beforehand"
 DIGEST = 16  # bytes before the code itself, which end a process when they are wrong
 
@@ -95,6 +98,26 @@ class Kept(_Cache):
     def _file_name(self, signature) -> str:
         return f"{self.prefix}-{_digest(signature)}.code"
 
+    @contextmanager
+    def alone(self, sig) -> Iterator[None]:
+        """Inside, no other process makes the code for these arguments: what one has begun is waited for, but not for ever."""
+        name, folder = self._file_name(sig), _writable(tuple(self.folders())) if self._is_enabled else None
+        began = time.monotonic()
+        with ExitStack() as held:
+            while folder is not None and not any((each / name).exists() for each in self.folders()):
+                try:
+                    held.enter_context(files.locked(folder / f"{name}.lock", "busy"))
+                    break
+                except OSError:  # it cannot be written to after all
+                    break
+                except ValueError:
+                    if (waited := time.monotonic() - began) > LONGEST:
+                        break
+                    if waited > PATIENCE:
+                        _say_waiting()
+                    time.sleep(TURN)
+            yield
+
     def load_overload(self, sig, target_context):  # pyright: ignore[reportIncompatibleMethodOverride]
         """The compiled function, or None."""
         target_context.refresh()
@@ -141,7 +164,15 @@ def _digest(*made_from) -> str:
 def keep(dispatcher, options: dict[str, Any], folders: Callable[[], list[Path]]):
     """The compiled function, whose code is kept in the first of these folders that can be written to, and looked for in all."""
     assert isinstance(dispatcher._cache, NullCache)
-    dispatcher._cache = Kept(dispatcher.py_func, options, folders)
+    dispatcher._cache, make = Kept(dispatcher.py_func, options, folders), dispatcher.compile
+
+    @functools.wraps(make)
+    def compile(sig):
+        # numba's own lock first: a thread that has it may need this loop's code for that of another one
+        with global_compiler_lock, dispatcher._cache.alone(sig):
+            return make(sig)
+
+    dispatcher.compile = compile
     return dispatcher
 
 

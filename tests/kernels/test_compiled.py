@@ -5,12 +5,14 @@ import logging
 import os
 import subprocess
 import sys
+import threading
 from collections import namedtuple
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from pplseq import files
 from pplseq.kernels import compiled
 
 numba = pytest.importorskip("numba")
@@ -131,6 +133,27 @@ def test_code_is_that_of_what_it_calls_and_reads():
     assert versions("x + 1", 3) == versions("x + 1", 3)
     assert versions("x + 1", 3) != versions("x + 2", 3)
     assert versions("x + 1", 3) != versions("x + 1", 4)
+
+
+def test_what_another_process_compiles_is_waited_for(fresh):
+    """And is not made twice."""
+    def loop():
+        return compiled.jit(entry=True)(total)
+
+    assert loop()(np.ones(3)) == 3.0
+    (file,) = fresh.glob("*.code")
+    content = file.read_bytes()
+    file.unlink()
+    later, found = loop(), []
+    with files.locked(fresh / f"{file.name}.lock"):
+        asker = threading.Thread(target=lambda: found.append(later(np.ones(4))))
+        asker.start()
+        asker.join(0.3)
+        assert asker.is_alive() and not found
+        file.write_bytes(content)
+    asker.join(60)
+    assert found == [4.0] and sum(later.stats.cache_hits.values()) == 1 and not later.stats.cache_misses
+    assert {path.suffix for path in fresh.iterdir()} == {".code"}
 
 
 def test_where_nothing_can_be_kept_it_is_said_once(fresh, tmp_path, monkeypatch):
