@@ -148,19 +148,42 @@ class TopicTransition(HierarchicalTransition):
         entered = scores[torch.arange(len(block), device=block.device), block].unsqueeze(-2)
         return inner, entered + self.block_lifts[block].unsqueeze(-1) - norms
 
-    def belief_step(self, belief: Belief, block: Tensor, previous_word: Tensor | None = None) -> Tensor:
-        """See :meth:`~pplseq.distributions.block.BlockTransition.belief_step`: over base states where it is of one block."""
+    def of_one_block(self, belief: Belief) -> Tensor | None:
+        """Global ids (B, K) of the base states of a belief's blocks, (B, C, K) being its own; None where it is over others."""
         layout, ids, count = self.layout, belief.ids, self.layout.num_topics
         if ids is None or ids.shape[-1] % count:
-            return super().belief_step(belief, block, previous_word)
+            return None
         topics, base = (part.view(len(ids), count, -1) for part in layout.of_global(ids))
         if not checks.WHOLE.get():  # else it is what a text behind which nothing was missing has left
             every = torch.arange(count, device=ids.device).view(-1, 1)
             if not bool((topics == every).all()) or not bool((base == base[:, :1]).all()):
-                return super().belief_step(belief, block, previous_word)
-        leaving = self._base_outside(base[:, 0])
+                return None
+        return base[:, 0]
+
+    def step_to_all(self, belief: Belief, base: Tensor) -> Tensor:
+        """(B, N) log p(z_t) one step behind a belief over the states of one block, from what :meth:`of_one_block` says."""
+        layout, rows = self.layout, len(base)
+        message, leaving = belief.log_probs.view(rows, layout.num_topics, -1), self._base_outside(base)
+        every = torch.arange(layout.num_blocks, device=base.device)
+        scores, norms = self.next_blocks(leaving)  # (B, M, K), (B, C, K)
+        inner = torch.einsum("bkd,mjd->bkmj", leaving, layout.base.of_blocks(self.into, every)).log_softmax(-1)
+        inner = (inner + scores.mT.unsqueeze(-1)).flatten(-2)
+        step = log_matmul(message - norms, inner).view(rows, layout.num_topics, layout.num_blocks, -1)
+        step = step.transpose(1, 2) + self.block_lifts.unsqueeze(-1)
+        if self.end_block is not None:
+            afresh = (torch.logsumexp(message, -1).exp() @ self.mix).log().view(rows, 1, -1, 1)
+            ended = layout.block_of_global(belief.ids[:, :1, None, None]) == self.end_block  # pyright: ignore
+            step = torch.where(ended, afresh + layout.base.of_blocks(self.base_initial, every).unsqueeze(1), step)
+        return step.flatten(1)
+
+    def belief_step(self, belief: Belief, block: Tensor, previous_word: Tensor | None = None) -> Tensor:
+        """See :meth:`~pplseq.distributions.block.BlockTransition.belief_step`: over base states where it is of one block."""
+        layout, ids, base = self.layout, belief.ids, self.of_one_block(belief)
+        if ids is None or base is None:
+            return super().belief_step(belief, block, previous_word)
+        leaving = self._base_outside(base)
         inner, gates = self.base_rows(leaving, block)
-        message = belief.log_probs.view(topics.shape)
+        message = belief.log_probs.view(len(ids), layout.num_topics, -1)
         if launch.serve(message, inner):  # a GPU is not asked which entries are small
             step = logsumexp((message + gates).unsqueeze(-1) + inner.unsqueeze(-3), -2)
         else:

@@ -162,12 +162,7 @@ def map_figure(
         y = top + i * cell
         row = [f"<title>{escape(titles[i])}</title>"]
         row.append(f'<rect class="row" x="0" y="{y:.2f}" width="{left + side + right:.1f}" height="{cell:.2f}"/>')
-        for level in np.unique(levels[i][levels[i] > 0]):
-            shape = "".join(
-                f"M{left + start * cell:.2f} {y:.2f}h{(stop - start) * cell:.2f}v{cell:.2f}H{left + start * cell:.2f}z"
-                for start, stop in _runs(levels[i] == level)
-            )
-            row.append(f'<path class="heat" fill-opacity="{level / HEAT_LEVELS:.3g}" d="{shape}"/>')
+        row += _heat(levels[i], left + cell * np.arange(count + 1), y, cell)
         bar = shares[i] / largest * (right - 30)
         bar_place = f'x="{left + side + 6:.1f}" y="{y + cell * 0.15:.2f}" width="{bar:.1f}" height="{cell * 0.7:.2f}"'
         row.append(f'<rect class="bar" {bar_place}/>')
@@ -184,6 +179,45 @@ def map_figure(
     parts.append(f'<text class="label" x="{left + side + 6:.1f}" y="{top - 6}">use ≤ {largest:.1%}</text>')
     parts.append(_heat_legend(left, top + side + 10, 240.0))
     return svg_figure(left + max(side + right, 260.0), top + side + 36, "Transitions between groups of states", parts)
+
+
+def _heat(levels: np.ndarray, edges: np.ndarray, y: float, height: float) -> list[str]:
+    """A row of cells, between edges, by their levels."""
+    return [
+        '<path class="heat" fill-opacity="{:.3g}" d="{}"/>'.format(level / HEAT_LEVELS, "".join(
+            f"M{edges[start]:.2f} {y:.2f}h{edges[stop] - edges[start]:.2f}v{height:.2f}H{edges[start]:.2f}z"
+            for start, stop in _runs(levels == level)
+        ))
+        for level in np.unique(levels[levels > 0])
+    ]  # fmt: skip
+
+
+def topics_figure(probs: np.ndarray, sizes: np.ndarray, names: Sequence[str], titles: Sequence[str]) -> str:
+    """Topics (rows) along a text, with each one's share of it as a bar. Opacity is the root of the probability.
+
+    Args:
+        probs: (N, C) of the topics of sentences. sizes: (N,) words of each.
+        names, titles: C of each; a title is shown when the pointer is over its row.
+    """
+    left, top, right, height, width = 132.0, 18.0, 74.0, 15.0, 816.0
+    side, shares = width - left - right, sizes @ probs / sizes.sum()
+    edges = left + side * np.concatenate([[0], np.cumsum(sizes)]) / sizes.sum()
+    levels = np.rint(np.sqrt(np.clip(probs.T, 0, 1)) * HEAT_LEVELS).astype(int)
+    parts = [f'<rect class="field" x="{left:g}" y="{top:g}" width="{side:.1f}" height="{height * len(names):.1f}"/>']
+    for i, (name, title, share) in enumerate(zip(names, titles, shares, strict=True)):
+        y = top + i * height
+        row = [f"<title>{escape(title)}</title>"]
+        row.append(f'<rect class="row" x="0" y="{y:.2f}" width="{width:g}" height="{height:g}"/>')
+        row += _heat(levels[i], edges, y, height)
+        place = f'x="{left + side + 6:.1f}" y="{y + height * 0.15:.2f}" height="{height * 0.7:.2f}"'
+        row.append(f'<rect class="bar" {place} width="{share / max(shares) * (right - 30):.1f}"/>')
+        text = f'<text class="name" style="font-size:11px" x="{left - 5}" y="{y + height * 0.75:.1f}" text-anchor="end">'
+        parts.append(f"<g>{''.join(row)}{text}{escape(shortened(name, 20))}</text></g>")
+    parts.append(f'<text class="label" x="{left:g}" y="{top - 6}">the text, from its start to its end</text>')
+    parts.append(f'<text class="label" x="{left + side + 6:.1f}" y="{top - 6}">use ≤ {max(shares):.1%}</text>')
+    base = top + height * len(names)
+    parts.append(_heat_legend(left, base + 10, 240.0))
+    return svg_figure(width, base + 36, "Topics along the text", parts)
 
 
 def _heat_legend(left: float, top: float, width: float) -> str:

@@ -7,11 +7,11 @@ from pathlib import PurePath
 
 import numpy as np
 
-from pplseq.report.drawing import MAX_MAP_GROUPS, curve_figure, histogram_figure, map_figure
+from pplseq.report.drawing import MAX_MAP_GROUPS, curve_figure, histogram_figure, map_figure, topics_figure
 from pplseq.report.markup import escape, figure, folded, number, page, percent, swatch, table, token, word, words
 from pplseq.report.run import measures_table, written
 from pplseq.report.strip import sentence_strip, strip_caption
-from pplseq.report.summary import Report
+from pplseq.report.summary import Report, Topics
 
 
 def render_page(report: Report) -> str:
@@ -22,6 +22,7 @@ def render_page(report: Report) -> str:
         *_test(report),
         ("Learning", _learning(report)),
         ("Sentences", _sentences(report)),
+        *([] if report.topics is None else [("Topics", _topics(report.topics))]),
         ("States", _states(report)),
         (
             "Blocks" if blocks else "Transitions between states",
@@ -197,6 +198,20 @@ def _states(report: Report) -> str:
     )
     head = ("State", "Use", "Words", "In the text", "Next block" if blocks else "Next state")
     return table(head, rows, "kklll", caption, name="states")
+
+
+def _topics(topics: Topics) -> str:
+    order = np.argsort(-topics.shares, kind="stable")
+    names = [", ".join(topics.words[c][:3]) for c in order]
+    titles = [f"{percent(float(topics.shares[c]))} of the words: {', '.join(topics.words[c])}" for c in order]
+    drawn = topics_figure(topics.probs[:, order], topics.sizes, names, titles)
+    caption = (
+        "<b>Topics along the text:</b> p(topic of a sentence), given all words of the text. At the right, each one’s share of "
+        f"the words. Behind a sentence a topic is kept with probability {topics.kept:.3g}."
+    )
+    rows = [(percent(float(topics.shares[c])), " ".join(token(text) for text in topics.words[c])) for c in order]
+    lifted = "<b>The words that each topic lifts most</b> over what topics do on the whole, by nats."
+    return figure(drawn, caption) + table(("Use", "Words"), rows, "rl", lifted)
 
 
 def _transitions(report: Report) -> str:

@@ -46,6 +46,7 @@ class Report:
         sentences: the posteriors shown; `chosen` if the reader did not ask for them.
         notes: what is missing, and why.
         view: scores of test text beside a rival's, and sentences that the model wrote; None for neither.
+        topics: along the text, of a model that has some.
     """
 
     model_name: str
@@ -72,6 +73,27 @@ class Report:
     chosen: bool
     notes: list[str] = field(default_factory=list)
     view: RunView | None = None
+    topics: Topics | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Topics:
+    """Topics of a model along a text.
+
+    Attributes:
+        words: C lists, those that each topic lifts most. probs: (N, C) p(topic of a sentence | the whole text).
+        sizes: (N,) words of each sentence. kept: p(a topic is kept behind a sentence).
+    """
+
+    words: list[list[str]]
+    probs: np.ndarray
+    sizes: np.ndarray
+    kept: float
+
+    @property
+    def shares(self) -> np.ndarray:
+        """(C,) of the words."""
+        return self.sizes @ self.probs / self.sizes.sum()
 
 
 def summarise(
@@ -140,6 +162,11 @@ def summarise(
         # The words of unused blocks have no counts in a sample: the vocabulary's order then ranks them.
         group_summaries = describe_groups(chain, groups, transitions, usage, counts, vocabulary)
         states = describe_states(chain, groups, usage, text, vocabulary, num_states)
+        topics = None
+        if getattr(model, "num_topics", 1) > 1 and resets:
+            from pplseq.models.vlhmm.topics import topics_along
+
+            topics = Topics(model.lifted_words(8), *topics_along(model, text.tokens), float(model.topic_kept.sigmoid()))
     return Report(
         model_name=model.name,
         num_states=model.num_states,
@@ -165,6 +192,7 @@ def summarise(
         chosen=not split,
         notes=notes,
         view=view,
+        topics=topics,
     )
 
 

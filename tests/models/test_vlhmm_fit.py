@@ -16,6 +16,7 @@ from pplseq.models.texts import as_texts
 from pplseq.models.vlhmm.fit import LAYOUT, batching
 from pplseq.runs.checkpoint import TRAINING
 from pplseq.runs.evaluation import score_text
+from pplseq.runs.status import run_status, unfinished
 
 SENTENCES = ["the cat sees a dog", "a dog sees the cat", "the dog barks", "a cat sleeps", ""] * 8
 SMALL = dict(num_states=8, hidden_size=8)
@@ -127,6 +128,7 @@ def test_a_run_goes_on_to_the_same_numbers(tmp_path):
     options = dict(seed=3, validation=SENTENCES[:5], **(QUICK | dict(epochs=4)))
     whole = VLHMM(**SMALL).fit(SENTENCES, folder=tmp_path / "whole", **options)
     VLHMM(**SMALL).fit(SENTENCES, folder=tmp_path / "parts", **(options | dict(epochs=2)))
+    assert run_status(tmp_path / "parts")["status"] == "finished" and unfinished(tmp_path / "parts") is None
     with pytest.raises(ValueError, match="already holds a run; resume it"):
         VLHMM(**SMALL).fit(SENTENCES, folder=tmp_path / "parts", **options)
     parts = VLHMM(**SMALL).fit(SENTENCES, folder=tmp_path / "parts", resume=True, **options)

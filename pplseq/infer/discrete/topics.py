@@ -6,7 +6,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from pplseq.distributions.state import Belief
 from pplseq.distributions.topics import TopicLayout, TopicTransition
+from pplseq.infer.discrete.gap_sums import GAP_CELLS
 from pplseq.infer.discrete.hierarchical import HierarchicalChain
 from pplseq.kernels import scan
 from pplseq.kernels.pair_scan import pair_chain_log_prob, plan_pairs
@@ -78,6 +80,14 @@ class TopicChain(HierarchicalChain):
     def _base_of(self, features: Tensor, blocks: Tensor | None) -> Tensor:
         base = self.layout.base
         return features.view(base.num_blocks, base.width, -1) if blocks is None else base.of_blocks(features, blocks)
+
+    def _predict_rows(self, belief: Belief, previous_word: Tensor | None) -> Tensor:
+        base = self.transition.of_one_block(belief) if self.layout.complete else None
+        if base is None:
+            return super()._predict_rows(belief, previous_word)
+        at_once = max(1, GAP_CELLS // (base.shape[-1] * self.layout.base.num_kept))
+        rows = torch.arange(len(base), device=base.device).split(at_once)
+        return torch.cat([self.transition.step_to_all(belief.map(lambda part: part[some]), base[some]) for some in rows])  # noqa: B023
 
     def _state_probs(self) -> Tensor:
         """The gradient of log p(x) in the emissions' logarithms."""

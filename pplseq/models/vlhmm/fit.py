@@ -40,6 +40,7 @@ from pplseq.runs.cost import check_fits, vlhmm_cost
 from pplseq.runs.loop import check_resumed, check_same_run, digest
 from pplseq.runs.progress import TrainingBar, Watch
 from pplseq.runs.settings import TrainSettings
+from pplseq.runs.status import run_status, say_status
 from pplseq.runs.training import train
 
 BLOCKS = ("brown", "uniform", "none")
@@ -474,3 +475,6 @@ def _run_folder(folder: str | Path | None, resume: bool) -> Iterator[Path | None
         if not resume and not by_command:  # which knows whether it is of the same settings
             (place / "clusters.paths").unlink(missing_ok=True)  # of a run that failed before its first step
         yield place
+        said = run_status(place)
+        if not by_command and said["status"] == "running":  # as the loop leaves it where there is more to do around it
+            say_status(place, "finished", said["reason"], said["step"], said["seconds"], said["num_records"])

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from pplseq import checks
 from pplseq.data.text import Text
+from pplseq.kernels.scan import chain_log_prob
 
 WINDOW = 400  # words
 MOST_WINDOWS = 1 << 13  # of a long text, spread over it
@@ -119,6 +120,24 @@ class KeptTopics:
         if moved and bool(log_likelihood.isfinite().all()):
             model.topic_kept.fill_(KEPT[log_likelihood.argmax()])
         self.before = [parameter._version for parameter in model.parameters()]
+
+
+def topics_along(model: Any, tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """p(topic of a sentence | all of a text), (N, C), and how many words each sentence has, (N,).
+
+    Args:
+        model: of several topics, and a word that ends sentences. tokens: of the text, whose last sentence may have no end.
+    """
+    ends = np.flatnonzero(tokens[:-1] == model.reset_id) + 1
+    sentences = np.split(tokens, ends)
+    with torch.no_grad():
+        prior, kept = model.topic_prior.double().softmax(-1).cpu(), float(model.topic_kept.sigmoid())
+    told = (topics_of(model, sentences) / prior).log().unsqueeze(1).requires_grad_()
+    moves = (kept * torch.eye(len(prior), dtype=torch.float64) + (1 - kept) * prior).log()
+    with torch.enable_grad():
+        total = chain_log_prob(prior.log(), moves.expand(len(told) - 1, 1, -1, -1), told).log_prob.sum()
+        (probs,) = torch.autograd.grad(total, told)
+    return probs.squeeze(1).numpy(), np.array([len(sentence) for sentence in sentences])
 
 
 def topics_of(model: Any, sentences: Sequence[np.ndarray]) -> Tensor:
