@@ -19,9 +19,10 @@ LONG = ("jobs", "regimes", "kinds_of_data", "own_program", "text", "iohmm", "con
 # what a reader waits for, a test need not
 QUICKER = [
     ("max_time=20", "max_time=1"), ("range(300)", "range(3)"), ("24 * 7 * 3", "24 * 5"), ("50, 60))", "50, 20))"),
-    ("size=59", "size=19"), ("size=60)", "size=20)"), ("num_restarts=4", "num_restarts=1"), ('"num_restarts": 4', '"num_restarts": 1'),
-    ('fit_options={"seed": 0}', 'fit_options={"seed": 0, "max_iterations": 2}'), ("fit(typed)", "fit(typed, num_steps=2)"),
-    ("fit(found.without())", "fit(found.without(), num_steps=2)"), ("said, seed=0)", "said, seed=0, num_steps=2)"),
+    ("size=59", "size=19"), ("size=60)", "size=20)"), ("num_restarts=4", "num_restarts=1"),
+    ('"num_restarts": 4', '"num_restarts": 1'), ('{"seed": 0}', '{"seed": 0, "max_iterations": 2}'),
+    ("fit(typed)", "fit(typed, num_steps=2)"), ("fit(found.without())", "fit(found.without(), num_steps=2)"),
+    ("said, seed=0)", "said, seed=0, num_steps=2)"),
     ("StreamingHMM(2, num_words=4).fit(x, seed=0)", "StreamingHMM(2, num_words=4).fit(x, seed=0, num_steps=2)"),
     *((end, f'{end[:-1]}, num_steps=2, initialization="still")') for end in ("(drift, times=times)", "(passengers[:108])")),
 ]  # fmt: skip
