@@ -8,6 +8,8 @@ from pathlib import Path
 
 # threads that spin while they wait bring a machine with busy cores nearly to a halt; must stand before torch is imported
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+# a softmax of a few numbers is handed to every thread that there is, at ten times its cost; tests of threads ask for theirs
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 # the loops themselves, from the first call on: what is tested does not depend on what ran before
 os.environ.setdefault("PPLSEQ_LOOPS", "always")
 

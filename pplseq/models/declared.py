@@ -48,6 +48,11 @@ def within(tensors: Mapping[str, Tensor]) -> Iterator[None]:
 
 
 class _Within(TorchDispatchMode):
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        # to hide this mode from its compiler torch would import it: most of a second of the first folder that a process loads
+        return False
+
     def __init__(self, tensors: Mapping[str, Tensor]):
         super().__init__()
         self.shapes = {(name.rpartition(".")[2], tuple(value.shape)) for name, value in tensors.items()}

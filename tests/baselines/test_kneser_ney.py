@@ -74,9 +74,9 @@ class SlowKneserNey:
 
 @pytest.fixture(scope="module")
 def lines():
-    generated, _ = generated_language(seed=7, num_sentences=500, num_words=200)
+    generated, _ = generated_language(seed=7, num_sentences=240, num_words=100)
     rare = [[f"rare{i}", "<unk>"] for i in range(20)]  # gives counts of one
-    return [*generated[:400], [], *rare, []], [*generated[400:], [], ["<unk>", "rare3", "<unk>"]]
+    return [*generated[:200], [], *rare, []], [*generated[200:], [], ["<unk>", "rare3", "<unk>"]]
 
 
 @pytest.fixture(scope="module")
@@ -86,7 +86,7 @@ def texts(lines):
     return Text.from_lines(train, vocabulary, name="train"), Text.from_lines(test, vocabulary, name="test")
 
 
-@pytest.mark.parametrize("order", [1, 2, 4])
+@pytest.mark.parametrize("order", [1, 4])
 def test_equals_the_slow_twin(lines, texts, order):
     slow = SlowKneserNey(lines[0], texts[0].vocabulary, order)
     fast = KneserNey(order).fit(texts[0])

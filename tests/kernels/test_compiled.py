@@ -196,16 +196,18 @@ def test_a_function_of_no_file_is_compiled_all_the_same(fresh):
 def test_a_first_answer_compiles_nothing(tmp_path):
     """Of what a newcomer tries: the twins answer, no code appears, and torch's own compiler stays unloaded."""
     code = """
-import numpy, torch
+import numpy, torch, pplseq
 import pplseq.kernels.path_scan, pplseq.kernels.scan
 from pplseq import HMM, LDS
 x = torch.from_numpy(numpy.random.default_rng(0).normal(size=(1, 60, 2)))
 for model in (HMM(2, num_features=2), LDS(2, num_features=2)):
     model.fit(x, max_iterations=5).fit(x, method="lbfgs", num_steps=2).fit(x, method="sgd", num_steps=2)
     model.score(x), model.decode(x), model.smooth(x)
+    pplseq.load(model.save(FOLDER)).score(x)
 import sys
 print({"numba", "torch._dynamo"} & {*sys.modules})
 """
+    code = code.replace("FOLDER", repr(str(tmp_path / "model")))
     found = in_another_process(code, PPLSEQ_LOOPS="auto", NUMBA_CACHE_DIR=str(tmp_path))
     assert found.endswith("set()\n"), found and not list(tmp_path.rglob("*.code"))
 

@@ -390,7 +390,7 @@ def test_a_fit_ends_with_what_was_best_on_held_out_data(name):
     model, records = case.model(), []
     known = case.part(rows)
     held_out = {"x": x[rows], **known} if known else x[rows]
-    fit = {"method": "sgd", "num_steps": 30} if case.fit.get("method") == "sgd" else case.fit
+    fit = {"method": "sgd", "num_steps": 21} if case.fit.get("method") == "sgd" else case.fit
     model.fit(x, **case.known, **fit, seed=0, on_record=records.append, validation=held_out)
     values = [record["nats_per_token"] for record in records if record["kind"] == "validation"]
     assert len(values) > 1 and model.score(x[rows], **known, per_token=True) == pytest.approx(-min(values))

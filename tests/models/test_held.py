@@ -166,7 +166,8 @@ def test_constants_that_are_held_stay_where_lags_move(fixed, method):
 def test_a_move_of_regimes_is_held_whatever_stands_where_none_is(method):
     model = SemiMarkovHMM(3, emission="poisson", max_duration=4).fit(COUNTS, seed=0, method="lbfgs", num_steps=2)
     before = model.estimates()["transition"][1, 2].item()
-    model.fit(COUNTS, warm_start=True, method=method, fixed={"transition": [[False] * 3, [False, False, True], [False] * 3]})
+    fixed = {"transition": [[False] * 3, [False, False, True], [False] * 3]}
+    model.fit(COUNTS, warm_start=True, method=method, fixed=fixed, **({"num_steps": 20} if method == "sgd" else {}))
     assert model.estimates()["transition"][1, 2].item() == pytest.approx(before, rel=1e-9)
     assert model.num_free_parameters == 16
 

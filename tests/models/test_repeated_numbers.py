@@ -40,7 +40,7 @@ def test_scales_have_the_floor_of_em(name, method):
     make, share = MODELS[name]
     x = np.exp(X) if name == "logarithms" else X[:, None] if name == "autoregressive" else X
     model = make()
-    model.fit(x, method=method, seed=0, **({"num_steps": 100, "lr": 0.1, "num_restarts": 2} if method == "sgd" else {}))
+    model.fit(x, method=method, seed=0, **({"num_steps": 100, "lr": 0.1} if method == "sgd" else {}))
     assert smallest(model) > 0.9 * share * X.var() / (2 if name == "laplace" else 1)
     assert model.score(x) < (100 if share == 1e-3 else 400)
 
@@ -177,7 +177,8 @@ def test_scales_of_driven_outputs_have_floors(family):
     floor = 1e-2 * x.std()
     if family in ("Cauchy", "student_t"):
         floor = min(floor, 1e-2 * 1.4826 * np.median(np.abs(x - np.median(x))))
-    for unit, method in ((1.0, "em"), (1.0, "sgd"), (1e9, "em")):
+    by_gradients = [(1.0, "sgd")] if family in ("normal", "Cauchy") else []
+    for unit, method in ((1.0, "em"), (1e9, "em"), *by_gradients):
         with pytest.warns(RuntimeWarning, match="met its floor"):
             assert float(outputs_by(family, unit * x, 2, method).min()) == pytest.approx(unit * floor, rel=0.05)
 

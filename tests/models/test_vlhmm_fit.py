@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import shutil
 import signal
 
 import numpy as np
@@ -26,6 +27,23 @@ QUICK = dict(num_blocks=4, epochs=2, batch_size=4, segment_length=8)
 @pytest.fixture(scope="module")
 def corpus():
     return load_corpus("builtin:generated")
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """A run, and one of an older version, whose checkpoint does not tell its layout."""
+    run = tmp_path_factory.mktemp("runs") / "run"
+    VLHMM(**SMALL).fit(SENTENCES, folder=run, **QUICK)
+    older = shutil.copytree(run, run.with_name("older"))
+    header, tensors, *_ = TRAINING.read(older / "last")
+    about = {name: value for name, value in header["about"].items() if name not in (*LAYOUT, "seed", "validation")}
+    model = pplseq.load(older, checkpoint="last")
+    TRAINING.write(older / "last", {"about": about, "state": header["state"]}, tensors=tensors, more=model.save)
+    return run, older
+
+
+def contents(folder):
+    return {path.relative_to(folder): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
 
 
 # ------------------------------------------------------------------------------------------------ what it learns from
@@ -162,16 +180,9 @@ def test_a_run_goes_on_to_the_same_numbers(tmp_path):
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("older", [False, True])
-def test_a_run_is_resumed_with_the_same_model_and_layout(tmp_path, options, of_model, message, older):
+def test_a_run_is_resumed_with_the_same_model_and_layout(runs, tmp_path, options, of_model, message, older):
     """Before anything is written. Runs that do not tell their layout are held to what their checkpoint shows of it."""
-    folder = tmp_path / "run"
-    VLHMM(**SMALL).fit(SENTENCES, folder=folder, **QUICK)
-    if older:
-        header, tensors, *_ = TRAINING.read(folder / "last")
-        about = {name: value for name, value in header["about"].items() if name not in (*LAYOUT, "seed", "validation")}
-        model = pplseq.load(folder, checkpoint="last")
-        TRAINING.write(folder / "last", {"about": about, "state": header["state"]}, tensors=tensors, more=model.save)
-    before = {path: path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+    folder = shutil.copytree(runs[older], tmp_path / "run")
     (name,) = options or of_model
     if older and name in ("blocks", "eos_block", "exchange_passes", "seed", "validation"):
         if options != dict(blocks="none"):
@@ -179,10 +190,16 @@ def test_a_run_is_resumed_with_the_same_model_and_layout(tmp_path, options, of_m
         name, message = "num_blocks", "it was 4, is 1"
     with pytest.raises(ValueError, match=f"^{name}: the run in .* is of another {name}.*{message}"):
         VLHMM(**SMALL | of_model).fit(SENTENCES, folder=folder, resume=True, **QUICK | options)
-    assert {path: path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()} == before
-    longer = VLHMM(**SMALL).fit(SENTENCES, folder=folder, resume=True, patience=1, **QUICK | dict(epochs=3))
-    whole = VLHMM(**SMALL).fit(SENTENCES, seed=0, patience=1, **QUICK | dict(epochs=3))
-    assert all(torch.equal(longer.state_dict()[name], value) for name, value in whole.state_dict().items())
+    assert contents(folder) == contents(runs[older])
+
+
+@pytest.mark.parametrize("older", [False, True])
+def test_a_run_goes_on_with_other_epochs_and_patience(runs, tmp_path, older):
+    longer, whole = QUICK | dict(epochs=3, patience=1), VLHMM(**SMALL)
+    folder = shutil.copytree(runs[older], tmp_path / "run")
+    found = VLHMM(**SMALL).fit(SENTENCES, folder=folder, resume=True, **longer)
+    whole.fit(SENTENCES, seed=0, **longer)
+    assert all(torch.equal(found.state_dict()[name], value) for name, value in whole.state_dict().items())
 
 
 def test_a_run_is_resumed_with_the_blocks_of_its_own(tmp_path):

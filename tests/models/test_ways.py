@@ -144,7 +144,7 @@ def test_gradients(name, form):
         same(none if a.grad is None else a.grad, none if b.grad is None else b.grad, 1e7, what)
 
 
-@pytest.mark.parametrize("form", [form for form in FORMS if form not in ("one row", "one step")])
+@pytest.mark.parametrize("form", ["whole", "gap and lengths"])
 @pytest.mark.parametrize("name", [name for name, case in ALL.items() if case.fit == EM])
 def test_em(name, form):
     _, model, other, x, lengths, known = both(name, form)
@@ -154,3 +154,19 @@ def test_em(name, form):
     same(model.history.log_likelihoods, other.history.log_likelihoods, 1e9, "log likelihoods")
     with compiled.twins_only():  # by the plain way for both: parameters that are the same
         same(plain(model).score(x, lengths, **known), other.score(x, lengths, **known), 1e9, "score")
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_rows_in_threads(name, monkeypatch):
+    """However many cores there are, and however little there is to do."""
+    monkeypatch.setattr(compiled, "WORTH_A_THREAD", 1)
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        test_answers(name, "lengths")
+        if "log_joint" in ALL[name].verbs:
+            test_gradients(name, "lengths")
+        if ALL[name].fit == EM:
+            test_em(name, "lengths")
+    finally:
+        torch.set_num_threads(before)

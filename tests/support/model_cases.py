@@ -105,7 +105,7 @@ class Case:
         return {name: value[rows, steps] for name, value in self.known.items()}
 
 
-LONG = {"fit": {"epochs": 10, "lr": 0.05}}
+LONG = {"fit": {"epochs": 5, "lr": 0.05}}
 EM = {"method": "em", "max_iterations": 3}
 
 DISCRETE = {

@@ -89,9 +89,9 @@ def test_sgd_meets_em(kind):
 def test_variational_fit(kind, guide):
     model = MODELS[kind](priors=True)
     x, *_ = model.sample(15, 20, seed=0)
-    fitted = MODELS[kind](priors=True).fit(x, method="svi", guide=guide, num_steps=40, batch_size=10, seed=0)
+    fitted = MODELS[kind](priors=True).fit(x, method="svi", guide=guide, num_steps=24, batch_size=10, seed=0)
     history = fitted.history
-    assert np.mean(history.losses[-20:]) < np.mean(history.losses[:10])
+    assert np.mean(history.losses[-8:]) < np.mean(history.losses[:8])
     with pyro.get_param_store().scope():
         assert set(history.guide.median()) == set(fitted.sites())
     started = MODELS[kind](priors=True)
@@ -107,10 +107,10 @@ def test_nuts_draws_from_the_posterior():
     )
     x, *_ = truth.sample(40, 6, seed=0)
     model = HMM(2, 3, priors=priors).fit(x, seed=1)
-    model.fit(x, method="nuts", warm_start=True, num_samples=20, warmup_steps=10, max_tree_depth=3, seed=0)
+    model.fit(x, method="nuts", warm_start=True, num_samples=12, warmup_steps=6, max_tree_depth=3, seed=0)
     samples = model.history.samples
     assert {k: tuple(v.shape) for k, v in samples.items()} == {
-        "initial": (20, 2), "transition": (20, 2, 2), "emission": (20, 2, 3),
+        "initial": (12, 2), "transition": (12, 2, 2), "emission": (12, 2, 3),
     }  # fmt: skip
     mean = samples["emission"].mean(0)
     mean = mean[mean[:, 0].argsort(descending=True)]  # states have no order of their own

@@ -256,7 +256,7 @@ def test_a_variance_floor():
 def test_generalised_em_goes_up_to_about_where_em_goes(case):
     one = problem(**case)
     start = draw_parameters(one, [RestartBlock(2)])
-    found = EMRun(one, start, gradient=True, max_iterations=15, tolerance=0.0).run()
+    found = EMRun(one, start, gradient=True, max_iterations=8, tolerance=0.0).run()
     gains = found.trace[1:] - found.trace[:-1]
     assert float(gains[~gains.isnan()].min()) > -1e-9
     exact = EMRun(one, start, max_iterations=3, tolerance=0.0).run()

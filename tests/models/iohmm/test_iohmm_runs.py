@@ -18,7 +18,7 @@ FITS = {
     ),
     "sgd": (dict(num_symbols=3), dict(method="sgd", num_restarts=3, num_steps=9, batch_size=4)),
     "em, held out": (dict(num_symbols=3), dict(num_restarts=4, max_iterations=12, validation=HELD_OUT, early_stop=3)),
-    "sgd, held out": (dict(num_symbols=3), dict(method="sgd", num_restarts=3, num_steps=90, validation=HELD_OUT, early_stop=1)),
+    "sgd, held out": (dict(num_symbols=3), dict(method="sgd", num_restarts=3, num_steps=45, validation=HELD_OUT, early_stop=1)),
 }  # fmt: skip
 
 
@@ -30,7 +30,7 @@ def data(options):
     return torch.randint(2, (10, 7), generator=generator), u
 
 
-@pytest.mark.parametrize(("name", "after"), [*zip(FITS, [3, 3, 3, 3, 9, 50], strict=True), ("em", 0)])
+@pytest.mark.parametrize(("name", "after"), [*zip(FITS, [3, 3, 3, 3, 9, 25], strict=True), ("em", 0)])
 def test_interrupted_and_resumed(name, after, tmp_path, monkeypatch):
     options, fit = FITS[name]
     x, u = data(options)

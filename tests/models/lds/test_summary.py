@@ -84,7 +84,7 @@ def test_eigenvalues_of_the_transition(matrix, expected):
 @pytest.mark.parametrize("offsets", ["none", "both"])
 def test_what_a_fit_kept_is_said_to_be_fixed_and_not_unidentified(offsets):
     rng = np.random.default_rng(0)
-    x = [0.3 * rng.normal(size=(30, 1)).cumsum(0) + rng.normal(size=(30, 1))]
+    x = [0.3 * rng.normal(size=(15, 1)).cumsum(0) + rng.normal(size=(15, 1))]
     kept = ["transition", "emission"]
     values = dict(transition=[[1.0, 1.0], [0.0, 0.8]], emission=[[1.0, 0.0]])
     model = LDS(2, 1, offsets=offsets).set_parameters(**values)
@@ -103,7 +103,7 @@ def test_what_a_fit_kept_is_said_to_be_fixed_and_not_unidentified(offsets):
 
 def test_errors_beside_fixed_parameters_are_those_where_they_are_known():
     rng = np.random.default_rng(1)
-    x = [0.5 * rng.normal(size=(100, 1)).cumsum(0) + rng.normal(size=(100, 1))]
+    x = [0.5 * rng.normal(size=(40, 1)).cumsum(0) + rng.normal(size=(40, 1))]
     model = LDS(1, 1, offsets="none", initial="diffuse").set_parameters(transition=[[1.0]], emission=[[1.0]])
     found = model.fit(x, fixed=["transition", "emission"], method="lbfgs").summary(x)
     patterns = dict(transition=[[1.0]], emission=[[1.0]])

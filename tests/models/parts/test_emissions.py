@@ -396,7 +396,7 @@ OUTPUTS = {
 
 @pytest.mark.parametrize("mealy", [True, False])
 @pytest.mark.parametrize("name", OUTPUTS)
-def test_every_family_is_an_output_that_inputs_drive(name, mealy):
+def test_em_of_every_family_that_inputs_drive_rises_to_where_the_gradient_is_zero(name, mealy):
     random = np.random.default_rng(0)
     u = random.normal(size=len(STATES))
     eta = 0.5 + 1.5 * STATES + 0.5 * u * mealy
@@ -404,15 +404,14 @@ def test_every_family_is_an_output_that_inputs_drive(name, mealy):
     x[5] = np.nan
     known = {"inputs": u} if mealy else {}
     model = IOHMM(2, num_inputs=int(mealy), outputs=name, mealy=mealy)
-    model.fit(x, **known, num_restarts=1, seed=0, max_iterations=40, tolerance=1e-7)
+    model.fit(x, **known, num_restarts=1, seed=0, max_iterations=100, tolerance=1e-7)
     trace = model.history.restarts.trace
     assert float((trace[1:] - trace[:-1]).nan_to_num(0.0).min()) > -1e-8
     batch = model._as_batch(x, **known)
-    start = float(model.log_joint(batch.x, **batch.known).detach())
-    again = IOHMM(2, num_inputs=int(mealy), outputs=name, mealy=mealy)
-    again.load_state_dict(model.state_dict())
-    again.fit(x, **known, method="sgd", warm_start=True, num_steps=40, lr=0.02)
-    assert float(again.log_joint(batch.x, **batch.known).detach()) < start + 0.5  # EM has left nothing to climb
+    model.log_joint(batch.x, **batch.known).backward()
+    for own, parameter in model.named_parameters():  # a median may lie at a number, on both sides of which it is 1 / scale
+        if parameter.numel():
+            assert float(parameter.grad.abs().max()) < (2.5 if name == "Laplace" else 0.02), own
     drawn = model.forecast(x, 1, **known, **({"future_inputs": [[0.4]]} if mealy else {}))
     assert drawn.covariances.shape == (1, 1, 1, 1)
 
