@@ -1,11 +1,15 @@
 """Every way to run a chain of states, by one case."""
 
+import math
+
 import pytest
 import torch
 from support.chain_recursions import F64, LINKS, ByScans, ChainRecursion, matrices_of, weights
 
 from pplseq.kernels import compiled, long_scan, scan, step_ops
 from pplseq.kernels.chain import call, piece_call
+from pplseq.kernels.contexts import call as context_call
+from pplseq.kernels.contexts import reference
 from pplseq.kernels.parallel import time_scan
 from pplseq.kernels.restart_scan import Lattice, expectation, log_prob
 
@@ -131,6 +135,68 @@ class TestLoopsOverTables(ChainRecursion):
         usual = bool((f.pair >= -30).all() and (f.emit >= -30).all() and (f.pair.logsumexp(-1) < 1e-6).all())
         assert found or not usual, "these rows need no log space"
         return found or {"log_prob": ChainRecursion.expected(f)}
+
+
+def contexts(size):
+    """Successors (Z, M) and last symbols of Z contexts, and whether these are all pairs: of 4 and of 9; up to three are symbols,
+    others some pairs, and symbols behind whatever comes before."""
+    root = math.isqrt(size)
+    if size < 4:
+        return torch.arange(size).expand(size, size), torch.arange(size), False
+    if root**2 == size:
+        symbol = torch.arange(root).repeat(root)
+        return symbol.unsqueeze(-1) * root + torch.arange(root), symbol, True
+    many = -(-size // 2)
+    symbol, target = torch.arange(size) % many, torch.arange(many).repeat(size, 1)
+    return target + many * ((torch.arange(size).unsqueeze(-1) + target) % 2 * (target + many < size)), symbol, False
+
+
+class TestContextsTogether(ChainRecursion):
+    """Of second-order chains and of those of variable order; few symbols lead out of each."""
+
+    links = ("shared",)
+
+    @pytest.fixture(autouse=True)
+    def operations(self, monkeypatch):
+        monkeypatch.setattr(reference, "MAX_MOVES", 40)  # at a time
+        with compiled.twins_only():
+            yield
+
+    def chain(self, *args, **options):
+        f = super().chain(*args, **options)
+        log = self.given(f)[1].log
+        log = log.where((log > -math.inf).any(-1, keepdim=True), 0.0).log_softmax(-1)
+        return f._replace(pair=torch.full_like(f.pair, -math.inf).scatter(1, contexts(len(f.pair))[0], log))
+
+    def given(self, f):
+        successor, symbol, in_order = contexts(f.emit.shape[-1])
+        steps = reference.ContextSteps(f.pair.gather(1, successor), successor, symbol, in_order)
+        init, valid = f.init.expand(f.emit.shape[1:]).flatten(0, -2), None if f.valid is None else f.valid.flatten(1)
+        return init, steps, f.emit.flatten(1, -2), valid
+
+    def log_prob(self, f):
+        return context_call.log_prob(*self.given(f)).log_prob.view(f.rows)
+
+    def answers(self, f):
+        init, steps, emit, valid = self.given(f)
+        result, weight = context_call.forward_pass(init, steps, emit, valid), weights(f).flatten()
+        smoothed = context_call.smooth(result, steps, emit, valid, weight, counts=True, entropy=True)
+        paths, best = context_call.k_best_pass(init, steps, emit, valid, 1)
+        return {
+            "log_prob": result.log_prob.view(f.rows), "best": best.view(f.rows), "path": paths.view(-1, *f.rows),
+            "steps": result.step_log_prob.view(-1, *f.rows), "filtered": result.filtered.view(f.emit.shape),
+            "states": smoothed.posterior.view(f.emit.shape),
+            "pairs": torch.zeros_like(f.pair).scatter(1, steps.successor, smoothed.counts),
+            "entropy": (smoothed.entropy * weight).sum(),
+        }  # fmt: skip
+
+
+@needs_numba
+class TestContexts(TestContextsTogether):
+    @pytest.fixture(autouse=True)
+    def operations(self):
+        with compiled.always():
+            yield
 
 
 @needs_numba

@@ -140,13 +140,17 @@ class ChainRecursion:
     two_orders = True  # of derivatives
     whole_types = (F64, F32)
 
+    def chain(self, *args, **options) -> Factors:
+        """One at random, of those that the way runs."""
+        return chain(*args, **options)
+
     def log_prob(self, f: Factors) -> Tensor:
         """(*B,), differentiable if the way is."""
         raise NotImplementedError
 
     def answers(self, f: Factors) -> dict[str, Tensor]:
-        """What it gives of "log_prob", "steps", "filtered", "last", "states" (p(z_t | x)), "pairs" (as "d pair"), "best" and
-        "path"."""
+        """What it gives of "log_prob", "steps", "filtered", "last", "states" (p(z_t | x)), "pairs" (as "d pair"), "best",
+        "path" and "entropy" (of rows, weighted as their log p(x), in sum)."""
         raise NotImplementedError
 
     @staticmethod
@@ -161,6 +165,10 @@ class ChainRecursion:
         wanted = {**one_by_one(exactly), **best_paths(exactly), **derivatives(lambda g: one_by_one(g)["log_prob"], exactly)}
         possible = wanted["log_prob"] > -math.inf
         wanted["states"], wanted["pairs"] = wanted["d emit"] / weights(exactly).unsqueeze(-1), wanted["d pair"]
+        wanted["entropy"] = (wanted["log_prob"].where(possible, 0.0) * weights(exactly)).sum() - sum(
+            (wanted[f"d {name}"] * getattr(exactly, name).where(wanted[f"d {name}"] != 0, 0.0)).sum()
+            for name in leaves_of(exactly)[2]
+        )  # log p(x) less the expected log p(z, x)
         if f.restart is not None and not bool(possible.all()):  # behind what is impossible, rows begin afresh and count
             found.pop("pairs", None)
         stepping = possible if f.valid is None else possible & f.valid[0]
@@ -191,19 +199,19 @@ class ChainRecursion:
     })  # fmt: skip
     def test_shapes(self, links, num_steps, rows, num_states):
         for shortest in (None, 0):
-            self.compare(chain(links, num_steps, rows, num_states, shortest=shortest))
+            self.compare(self.chain(links, num_steps, rows, num_states, shortest=shortest))
 
     @grid({"scale, holes": [(1.0, 0.5), (40.0, 0.3), (400.0, 0.0), (400.0, 0.3)], "links": [*LINKS, "restarts"]})
     def test_zeros_and_numbers_of_every_size(self, links, scale, holes):
         for shortest in (None, 0, 1):
-            self.compare(chain(links, 80, (3,), 4, scale, holes, shortest=shortest), 1e-8)
+            self.compare(self.chain(links, 80, (3,), 4, scale, holes, shortest=shortest), 1e-8)
 
     @pytest.mark.parametrize("links", LINKS)
     def test_factors_that_are_no_probabilities(self, links):
         """Messages under matrices of ones would be 3^900 without bounds."""
-        f = chain(links, 900, (2,), 3)
+        f = self.chain(links, 900, (2,), 3)
         self.compare(f._replace(pair=f.pair * 0.0, emit=f.emit * 0.01), 1e-8)
-        f = chain(links, 40, (3,), 4, shortest=0)
+        f = self.chain(links, 40, (3,), 4, shortest=0)
         self.compare(f._replace(init=f.init + 40.0, pair=f.pair + 20 * torch.randn(4, 1, dtype=F64), emit=f.emit + 200.0))
 
     def test_a_state_of_1e_300_that_decides_in_the_end(self):
@@ -231,25 +239,25 @@ class ChainRecursion:
     @pytest.mark.parametrize("links", [*LINKS, "restarts"])
     def test_numbers_of_four_bytes(self, links):
         if F32 in self.whole_types:
-            found = self.compare(chain(links, 100, (4,), 6, 2.0, dtype=F32, shortest=0), 2e-3)
+            found = self.compare(self.chain(links, 100, (4,), 6, 2.0, dtype=F32, shortest=0), 2e-3)
             assert all(value.dtype in (F32, torch.int64) for value in found.values())
 
     @pytest.mark.parametrize("links", [*LINKS, "restarts"])
     def test_an_impossible_row_spoils_no_other(self, links):
-        f = chain(links, 12, (3,), 3)
+        f = self.chain(links, 12, (3,), 4)
         f.emit[5, 1] = -math.inf
         found = self.compare(f)
         assert torch.isneginf(found["log_prob"]).tolist() == [False, True, False]
         assert not any(value.isnan().any() for name, value in found.items() if name.startswith("d "))
 
     def test_a_start_of_all_rows(self):
-        f = chain("shared", 5, (3,), 4)
+        f = self.chain("shared", 5, (3,), 4)
         self.compare(f._replace(init=f.init[0]))
 
     @pytest.mark.parametrize("links", [*LINKS, "restarts"])
     def test_second_derivatives(self, links):
         if self.two_orders and self.differentiable:
-            f = chain(links, 5, (3,), 3, shortest=1)
+            f = self.chain(links, 5, (3,), 4, shortest=1)
             wanted = curvature(lambda g: one_by_one(g)["log_prob"], f)
             for found, value in zip(curvature(self.log_prob, f), wanted, strict=True):
                 torch.testing.assert_close(found, value)
