@@ -6,7 +6,7 @@ import pytest
 import torch
 from support.chain_recursions import F64, LINKS, ByScans, ChainRecursion, matrices_of, weights
 
-from pplseq.kernels import compiled, long_scan, scan, step_ops
+from pplseq.kernels import compiled, long_scan, restart_scan, scan, step_ops
 from pplseq.kernels.chain import call, piece_call
 from pplseq.kernels.contexts import call as context_call
 from pplseq.kernels.contexts import reference
@@ -138,8 +138,8 @@ class TestLoopsOverTables(ChainRecursion):
 
 
 def contexts(size):
-    """Successors (Z, M) and last symbols of Z contexts, and whether these are all pairs: of 4 and of 9; up to three are symbols,
-    others some pairs, and symbols behind whatever comes before."""
+    """Successors (Z, M) and last symbols of Z contexts, and whether these are all pairs, as 4 and 9 are; up to three are symbols,
+    and of others two may end with one symbol."""
     root = math.isqrt(size)
     if size < 4:
         return torch.arange(size).expand(size, size), torch.arange(size), False
@@ -201,35 +201,47 @@ class TestContexts(TestContextsTogether):
 
 @needs_numba
 class TestParameterSets(ChainRecursion):
-    """Of many at once; those of the case are the second of two."""
+    """Of many at once; those of the case are the second of two. Each row has entries of its own, and so counts of its own."""
 
     links = ("shared", "a matrix a step")
     differentiable = False
 
     def answers(self, f):
-        num_steps, num_states = f.emit.shape[0], f.emit.shape[-1]
-        lengths = torch.full((f.rows.numel(),), num_steps) if f.valid is None else f.valid.flatten(1).sum(0)
+        (num_steps, *_, num_states), num_rows = f.emit.shape, f.rows.numel()
+        lengths = torch.full((num_rows,), num_steps) if f.valid is None else f.valid.flatten(1).sum(0)
+        found = {f"d {name}": torch.zeros_like(getattr(f, name)) for name in ("init", "pair", "emit")}
+        found |= {"log_prob": torch.zeros(f.rows).to(f.emit), "states": torch.zeros_like(f.emit)}
         some = lengths > 0
-        value, states = torch.zeros(len(lengths)).to(f.emit), torch.zeros(num_steps, len(lengths), num_states).to(f.emit)
-        found = {"log_prob": value.view(f.rows), "states": states.view(f.emit.shape)}
         if not bool(some.any()):
             return found
-        own = torch.arange(int(some.sum()))
-        where = Lattice(lengths[some], own, own.new_zeros(len(own), num_steps) if f.shared else None)
-        pair = f.pair.unsqueeze(-1)
-        if not f.shared:
-            steps = torch.cat([f.emit.new_zeros(1, *f.rows, num_states, num_states), f.pair]).flatten(1, -3)[:, some]
-            pair = where.pack(steps.transpose(0, 1)).permute(1, 2, 0)
+        own, steps = torch.arange(int(some.sum())), torch.arange(num_steps)
+        of_step = own.unsqueeze(-1) + len(own) * steps
+        where = Lattice(lengths[some], own, own.unsqueeze(-1).expand_as(of_step) if f.shared else None, of_step)
         init = f.init.expand(f.emit.shape[1:]).reshape(-1, num_states)[some].T
-        emit = where.pack(f.emit.flatten(1, -2)[:, some].transpose(0, 1)).T
+        if f.shared:
+            pair = f.pair.unsqueeze(-1).expand(-1, -1, len(own))
+        else:
+            pair = torch.cat([f.emit.new_zeros(1, *f.rows, num_states, num_states), f.pair]).flatten(1, -3)[:, some]
+            pair = where.pack(pair.transpose(0, 1)).permute(1, 2, 0)
+        emit = f.emit.flatten(1, -2)[:, some].flatten(0, 1).T
         tables = [torch.stack([torch.zeros_like(table), table], -1) for table in (init, pair, emit)]
-        both = expectation(*tables, where)
-        torch.testing.assert_close(log_prob(*tables, where), both.log_prob)
-        value[some] = both.log_prob[:, 1]
-        place = own.new_zeros(where.mask.shape)
-        place[where.mask] = torch.arange(where.num_packed)
-        counts = (both.emit[..., 1].T[place] * where.mask.unsqueeze(-1)).transpose(0, 1)
-        states[: counts.shape[1], some.nonzero()[:, 0]] = where.unsort(counts).transpose(0, 1)
+        value, *counts = expectation(*tables, where)
+        torch.testing.assert_close(log_prob(*tables, where), value)
+        start, pairs, visits = (part[..., 1].movedim(-1, 0) for part in counts)
+        weight = weights(f).flatten()[some].unsqueeze(-1)
+        found["log_prob"].view(-1)[some] = value[:, 1]
+        found["states"].view(num_steps, num_rows, -1)[:, some] = visits.view(num_steps, -1, num_states)
+        found["d emit"] = found["states"] * weights(f).unsqueeze(-1)
+        every = f.init.new_zeros(num_rows, num_states)
+        every[some] = start * weight
+        found["d init"] = every.view(f.emit.shape[1:]).sum_to_size(f.init.shape)
+        if f.shared:
+            found["d pair"] = (pairs * weight.unsqueeze(-1)).sum(0)
+        elif num_steps > 1:
+            at = where.mask.nonzero()  # step and sorted row of each entry
+            row = some.nonzero()[:, 0][where.order[at[:, 1]]]
+            into, late = found["d pair"].view(num_steps - 1, num_rows, num_states, num_states), at[:, 0] > 0
+            into[at[late, 0] - 1, row[late]] = (pairs * weights(f).flatten()[row].view(-1, 1, 1))[late]
         return found
 
 
@@ -238,3 +250,11 @@ class TestParameterSetsTogether(TestParameterSets):
     def operations(self):
         with compiled.twins_only():
             yield
+
+
+class TestParameterSetsOfManyEntries(TestParameterSetsTogether):
+    links = ("shared",)
+
+    @pytest.fixture(autouse=True)
+    def many(self, monkeypatch):
+        monkeypatch.setattr(restart_scan, "FEW", 1)
