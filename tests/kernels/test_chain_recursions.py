@@ -138,7 +138,7 @@ class TestLoopsOverTables(ChainRecursion):
 
 
 def contexts(size):
-    """Successors (Z, M) and last symbols of Z contexts, and whether these are all pairs, as 4 and 9 are; up to three are symbols,
+    """Successors (Z, M) and last symbols of Z contexts, and whether these are all pairs, as 4 and 9 are; up to 3 are symbols,
     and of others two may end with one symbol."""
     root = math.isqrt(size)
     if size < 4:
