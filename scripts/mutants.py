@@ -127,12 +127,12 @@ MUTANTS = [
     Mutant(
         "covariance loops: tiles add what an observation takes away", "pplseq/kernels/gaussian/covariance_loops.py",
         "        add_times(turned(root, -1.0), root, h, filtered[node], True)", "        add_times(turned(root, 1.0), root, h, filtered[node], True)",
-        ("tests/infer/gaussian/test_compiled_kalman.py",),
+        ("tests/infer/gaussian/test_gaussian_recursions.py",),
     ),
     Mutant(
         "covariance loops: Joseph's form with a gain of the wrong sign", "pplseq/kernels/gaussian/covariance_loops.py",
         "rest[i, j] -= gain[node, i, k] * system.loadings[kind, k, j]", "rest[i, j] += gain[node, i, k] * system.loadings[kind, k, j]",
-        ("tests/infer/gaussian/test_compiled_kalman.py",),
+        ("tests/infer/gaussian/test_gaussian_recursions.py",),
     ),
     Mutant(
         "linear recursion: the gradient of a reverse one is that of a forward one", "pplseq/kernels/matrix_table.py",
@@ -165,7 +165,7 @@ MUTANTS = [
     Mutant(
         "kalman: unused steps count", "pplseq/infer/gaussian/chain.py",
         "return result if flat.used is None else torch.where(flat.used, result, 0.0)", "return result",
-        ("tests/infer/gaussian/test_gaussian_chain.py", WAYS),
+        ("tests/infer/gaussian/test_gaussian_recursions.py", WAYS),
     ),
     Mutant(
         "closed forms: a Dirichlet mode by its mean", "pplseq/infer/fit/closed_forms.py",

@@ -64,6 +64,7 @@ class TestLoopsThatAreNeverSteady(TestLoops):
     @pytest.fixture(autouse=True)
     def little_room(self, monkeypatch):
         monkeypatch.setattr(compiled_kalman, "FIRST_ROOM", 2)  # nodes at first
+        monkeypatch.setattr(compiled_kalman, "FIRST_NUMBERS", 1)
 
     def chain(self, case, **options):
         return super().chain(case, tol=0.0, **options)
