@@ -6,7 +6,7 @@ import pytest
 import torch
 from support.chain_recursions import F64, LINKS, ByScans, ChainRecursion, matrices_of, weights
 
-from pplseq.kernels import compiled, long_scan, restart_scan, scan, step_ops
+from pplseq.kernels import compiled, long_scan, product_steps, restart_scan, scan, step_ops
 from pplseq.kernels.chain import call, piece_call
 from pplseq.kernels.contexts import call as context_call
 from pplseq.kernels.contexts import reference
@@ -151,6 +151,11 @@ def contexts(size):
     return target + many * ((torch.arange(size).unsqueeze(-1) + target) % 2 * (target + many < size)), symbol, False
 
 
+def in_rows(f, steps):
+    init, valid = f.init.expand(f.emit.shape[1:]).flatten(0, -2), None if f.valid is None else f.valid.flatten(1)
+    return init, steps, f.emit.flatten(1, -2), valid
+
+
 class TestContextsTogether(ChainRecursion):
     """Of second-order chains and of those of variable order; few symbols lead out of each."""
 
@@ -167,16 +172,14 @@ class TestContextsTogether(ChainRecursion):
         log = self.given(f)[1].log
         log = log.where((log > -math.inf).any(-1, keepdim=True), 0.0).log_softmax(-1)
         successor, symbol, _ = contexts(len(f.pair))
-        if bool(f.emit.isneginf().any()):  # words that allow few symbols
+        if len(f.pair) > 4 or bool(f.emit.isneginf().any()):  # words that allow few symbols
             few = torch.rand(*f.emit.shape[:-1], len(log[0])) < 0.3 * (torch.arange(len(log[0])) > 0)
             f = f._replace(emit=f.emit.masked_fill(few[..., symbol], -math.inf))
         return f._replace(pair=torch.full_like(f.pair, -math.inf).scatter(1, successor, log))
 
     def given(self, f):
         successor, symbol, in_order = contexts(f.emit.shape[-1])
-        steps = reference.ContextSteps(f.pair.gather(1, successor), successor, symbol, in_order)
-        init, valid = f.init.expand(f.emit.shape[1:]).flatten(0, -2), None if f.valid is None else f.valid.flatten(1)
-        return init, steps, f.emit.flatten(1, -2), valid
+        return in_rows(f, reference.ContextSteps(f.pair.gather(1, successor), successor, symbol, in_order))
 
     def log_prob(self, f):
         return context_call.log_prob(*self.given(f)).log_prob.view(f.rows)
@@ -201,6 +204,53 @@ class TestContexts(TestContextsTogether):
     def operations(self):
         with compiled.always():
             yield
+
+
+class TestProducts(ChainRecursion):
+    """Of states with coordinates that move in turn, by tables that lie in the place of the matrix."""
+
+    links = ("shared",)
+    sizes = {4: (2, 2), 6: (2, 3), 8: (2, 2, 2), 9: (3, 3)}
+
+    def tables(self, f):
+        size = len(f.pair)
+        sizes = self.sizes.get(size, (size,))
+        shapes = [(size // n, n, n) for n in reversed(sizes)]
+        lengths = [math.prod(shape) for shape in shapes]
+        parts = f.pair.flatten().split([*lengths, f.pair.numel() - sum(lengths)])
+        return sizes, [part.view(shape) for part, shape in zip(parts, shapes, strict=False)]
+
+    def dense(self, f):
+        sizes, tables = self.tables(f)
+        states, total = torch.cartesian_prod(*map(torch.arange, sizes)).view(-1, len(sizes)), 0.0
+        before, after = torch.broadcast_tensors(states.unsqueeze(1), states)
+        for own, table in zip(reversed(range(len(sizes))), tables, strict=True):
+            block = torch.zeros(before.shape[:2], dtype=torch.long)  # of coordinates that have yet to move, and that have moved
+            for k, size in enumerate(sizes):
+                block = block if k == own else block * size + (before if k < own else after)[..., k]
+            total = total + table[block, before[..., own], after[..., own]]
+        return f._replace(pair=total)
+
+    def given(self, f):
+        return in_rows(f, product_steps.ProductSteps(*self.tables(f)))
+
+    def log_prob(self, f):
+        return product_steps.product_log_prob(*self.given(f)).log_prob.view(f.rows)
+
+    def answers(self, f):
+        init, steps, emit, valid = self.given(f)
+        result, weight = product_steps.forward_pass(init, steps, emit, valid), weights(f).flatten()
+        states, moves = product_steps.smooth(steps, emit, result, valid, weight)
+        paths, best = product_steps.k_best_pass(init, steps, emit, valid, 1)
+        entropy, pairs = product_steps.entropy(steps, emit, result, valid), torch.zeros_like(f.pair).flatten()
+        counts = torch.cat([part.flatten() for part in moves])
+        pairs[: len(counts)] = counts
+        return {
+            "log_prob": result.log_prob.view(f.rows), "steps": result.step_log_prob.view(-1, *f.rows),
+            "filtered": result.filtered.reshape(f.emit.shape), "states": states.reshape(f.emit.shape),
+            "pairs": pairs.view_as(f.pair), "best": best.view(f.rows), "path": paths.view(-1, *f.rows),
+            "entropy": (entropy * weight)[result.log_prob > -math.inf].sum(),
+        }  # fmt: skip
 
 
 @needs_numba

@@ -144,6 +144,10 @@ class ChainRecursion:
         """One at random, of those that the way runs."""
         return chain(*args, **options)
 
+    def dense(self, f: Factors) -> Factors:
+        """What stands for it in the reference, differentiable."""
+        return f
+
     def log_prob(self, f: Factors) -> Tensor:
         """(*B,), differentiable if the way is."""
         raise NotImplementedError
@@ -162,7 +166,8 @@ class ChainRecursion:
         if self.differentiable:
             found |= derivatives(self.log_prob, f)
         exactly = Factors(*(part.double() if isinstance(part, Tensor) and part.is_floating_point() else part for part in f))
-        wanted = {**one_by_one(exactly), **best_paths(exactly), **derivatives(lambda g: one_by_one(g)["log_prob"], exactly)}
+        wanted = one_by_one(self.dense(exactly)) | best_paths(self.dense(exactly))
+        wanted |= derivatives(lambda g: one_by_one(self.dense(g))["log_prob"], exactly)
         possible = wanted["log_prob"] > -math.inf
         wanted["states"], wanted["pairs"] = wanted["d emit"] / weights(exactly).unsqueeze(-1), wanted["d pair"]
         wanted["entropy"] = (wanted["log_prob"].where(possible, 0.0) * weights(exactly)).sum() - sum(
@@ -261,7 +266,7 @@ class ChainRecursion:
     def test_second_derivatives(self, links):
         if self.two_orders and self.differentiable:
             f = self.chain(links, 5, (3,), 4, shortest=1)
-            wanted = curvature(lambda g: one_by_one(g)["log_prob"], f)
+            wanted = curvature(lambda g: one_by_one(self.dense(g))["log_prob"], f)
             for found, value in zip(curvature(self.log_prob, f), wanted, strict=True):
                 torch.testing.assert_close(found, value)
 
