@@ -80,6 +80,21 @@ MUTANTS = [
         ("tests/kernels/test_chain_recursions.py",),
     ),
     Mutant(
+        "contexts: the gradient of an impossible row is no number", "pplseq/kernels/contexts/reference.py",
+        "posterior = state_posterior(filtered, beta, valid)", "posterior = torch.softmax(filtered + beta, -1)",
+        ("tests/kernels/test_chain_recursions.py",),
+    ),
+    Mutant(
+        "products: moves of padded steps count", "pplseq/kernels/product_steps.py",
+        "log_weight.isinf() | ~valid[t + 1]", "log_weight.isinf()",
+        ("tests/kernels/test_chain_recursions.py",),
+    ),
+    Mutant(
+        "kalman in parallel: a stretch forgets what its own steps say", "pplseq/kernels/parallel/kalman_scan.py",
+        "symmetric(a.mT @ next_j @ passed) + j", "symmetric(a.mT @ next_j @ a) + j",
+        ("tests/infer/gaussian/test_gaussian_recursions.py",),
+    ),
+    Mutant(
         "contexts: the k best paths take a move once", "pplseq/kernels/contexts/reference.py",
         "        rank[winner] += 1\n", "        rank[winner] += k\n",
         ("tests/kernels/test_contexts.py",),
