@@ -90,7 +90,7 @@ MUTANTS = [
         ("tests/kernels/test_chain_recursions.py",),
     ),
     Mutant(
-        "kalman in parallel: a stretch forgets what its own steps say", "pplseq/kernels/parallel/kalman_scan.py",
+        "kalman in parallel: what is said behind a stretch counts in full", "pplseq/kernels/parallel/kalman_scan.py",
         "symmetric(a.mT @ next_j @ passed) + j", "symmetric(a.mT @ next_j @ a) + j",
         ("tests/infer/gaussian/test_gaussian_recursions.py",),
     ),
