@@ -1,27 +1,28 @@
 """Every way to run a Gaussian chain, by one case."""
 
 import pytest
-from support.gaussian_recursions import GaussianRecursion
+from support.gaussian_recursions import EVERY, PRECISE, GaussianRecursion
 from support.tiny_gaussians import tiny_case
 
 from pplseq.infer.gaussian.parallel import ParallelChain
 from pplseq.kernels import compiled, linear_recursion
 from pplseq.kernels.gaussian import compiled_kalman, kalman_means
 
+LONG = tuple(one for one in EVERY if "long" in one)
 needs_numba = pytest.mark.skipif(not compiled.available(), reason="numba is not installed")
 
 
 class TestInformation(GaussianRecursion):
     """Observations as what they say of the state."""
 
-    exact = False
+    situations = tuple(one for one in EVERY if one not in PRECISE)
 
     def chain(self, case, **options):
         return case.chain(**options)
 
 
 class TestInParallel(GaussianRecursion):
-    exact = False
+    situations = tuple(one for one in EVERY if one not in PRECISE)
 
     def chain(self, case, **options):
         return case.chain(kind=ParallelChain, numbers=True, **options)
@@ -42,6 +43,8 @@ class TestNumbers(GaussianRecursion):
 class TestNumbersByPieces(TestNumbers):
     """All steps with one gain at once, a step of a row or so at a time."""
 
+    situations = ("plain", "ragged", "offset", "step offset", "one step", "gaps of all", "full noise", *LONG, *PRECISE)
+
     @pytest.fixture(autouse=True)
     def pieces(self, monkeypatch):
         monkeypatch.setattr(kalman_means, "PIECE", 1)
@@ -61,6 +64,8 @@ class TestLoops(TestNumbers):
 
 @needs_numba
 class TestLoopsThatAreNeverSteady(TestLoops):
+    situations = ("plain", "ragged gaps", "own starts", "partly seen ragged gaps", *LONG)
+
     @pytest.fixture(autouse=True)
     def little_room(self, monkeypatch):
         monkeypatch.setattr(compiled_kalman, "FIRST_ROOM", 2)  # nodes at first
@@ -72,7 +77,7 @@ class TestLoopsThatAreNeverSteady(TestLoops):
 
 @needs_numba
 class TestLoopsOfACoarseTolerance(TestLoops):
-    tolerance = 1e-3
+    situations, tolerance = LONG, 1e-3
 
     def chain(self, case, **options):
         return super().chain(case, tol=1e-5, **options)
