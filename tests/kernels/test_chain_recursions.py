@@ -163,7 +163,7 @@ class TestContextsTogether(ChainRecursion):
 
     @pytest.fixture(autouse=True)
     def operations(self, monkeypatch):
-        monkeypatch.setattr(reference, "MAX_MOVES", 40)  # at a time
+        monkeypatch.setattr(reference, "MAX_MOVES", 50)  # at a time
         with compiled.twins_only():
             yield
 

@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from support.grids import grid
 
 from pplseq.distributions import Belief, CategoricalEmission, DenseTransition, ProductTransition
 from pplseq.distributions.product import shapes_of
@@ -66,8 +67,7 @@ def test_rows_are_those_of_the_tables_multiplied_out(sizes):
     close(product.steps.best_backward(message), (wanted.log().unsqueeze(-1) + message).amax(1))
 
 
-@pytest.mark.parametrize("form", OPTIONS)
-@pytest.mark.parametrize("sizes, zeros", [((2, 3), False), ((3, 2), True), ((1, 4), False), ((2, 2, 3), True)])
+@grid({"sizes, zeros": [((2, 3), False), ((3, 2), True), ((1, 4), False), ((2, 2, 3), True)], "form": OPTIONS}, times=2)
 def test_every_answer_is_that_of_the_matrix(sizes, zeros, form):
     raw, product, emission = made(sizes, zeros)
     dense = DenseTransition(product.initial, product.rows(torch.arange(product.num_states)))

@@ -87,6 +87,10 @@ class TestLoopsOfACoarseTolerance(TestLoops):
 class TestLoopsOverCovariancesAlone(TestLoops):
     """Of states too large for loops over means."""
 
+    situations = (
+        "plain", "ragged", "ragged gaps", "step offset", "own starts", "one step", "full noise", "many states", *LONG, *PRECISE
+    )  # fmt: skip
+
     @pytest.fixture(autouse=True)
     def large(self, monkeypatch):
         monkeypatch.setattr(compiled_kalman, "pays", lambda residual, first: False)
