@@ -42,7 +42,7 @@ MUTANTS = [
     Mutant(
         "scan: the wrong state's row maximum", "pplseq/kernels/scan.py",
         "        score = message + row_max\n        top = score.amax(-1, keepdim=True)", "        score = message\n        top = score.amax(-1, keepdim=True)",
-        ("tests/kernels/test_scan.py",),
+        ("tests/kernels/test_chain_recursions.py",),
     ),
     Mutant(
         "best path: the last step decides nothing", "pplseq/kernels/path_scan.py",
@@ -62,7 +62,7 @@ MUTANTS = [
     Mutant(
         "contexts: what becomes too small counts as impossible", "pplseq/kernels/contexts/loops.py",
         "                    if value < LOWEST and new[z] > 0.0 and emit[t, n, z] != -np.inf:\n", "                    if False:\n",
-        ("tests/kernels/test_contexts.py",),
+        ("tests/kernels/test_chain_recursions.py",),
     ),
     Mutant(
         "contexts: an emission that is no number is not looked at", "pplseq/kernels/contexts/loops.py",
@@ -72,12 +72,27 @@ MUTANTS = [
     Mutant(
         "contexts: every row weighs one in the gradient", "pplseq/kernels/contexts/loops.py",
         "share = weight[n] * own / both", "share = own / both",
-        ("tests/kernels/test_contexts.py",),
+        ("tests/kernels/test_chain_recursions.py",),
     ),
     Mutant(
         "contexts: symbols that a word forbids move too", "pplseq/kernels/contexts/reference.py",
         ".masked_fill(along >= number[rows].unsqueeze(-1), -math.inf)", "",
-        ("tests/kernels/test_contexts.py",),
+        ("tests/kernels/test_chain_recursions.py",),
+    ),
+    Mutant(
+        "contexts: the gradient of an impossible row is no number", "pplseq/kernels/contexts/reference.py",
+        "posterior = state_posterior(filtered, beta, valid)", "posterior = torch.softmax(filtered + beta, -1)",
+        ("tests/kernels/test_chain_recursions.py",),
+    ),
+    Mutant(
+        "products: moves of padded steps count", "pplseq/kernels/product_steps.py",
+        "log_weight.isinf() | ~valid[t + 1]", "log_weight.isinf()",
+        ("tests/kernels/test_chain_recursions.py",),
+    ),
+    Mutant(
+        "kalman in parallel: what is said behind a stretch counts in full", "pplseq/kernels/parallel/kalman_scan.py",
+        "symmetric(a.mT @ next_j @ passed) + j", "symmetric(a.mT @ next_j @ a) + j",
+        ("tests/infer/gaussian/test_gaussian_recursions.py",),
     ),
     Mutant(
         "contexts: the k best paths take a move once", "pplseq/kernels/contexts/reference.py",
@@ -87,7 +102,7 @@ MUTANTS = [
     Mutant(
         "chain loops: pairs of all steps are those of the first matrix", "pplseq/kernels/chain/loops.py",
         "num_states, pairs, moves[n, begin + k])", "num_states, pairs, 0)",
-        ("tests/kernels/test_restart_scan.py",),
+        ("tests/kernels/test_chain_recursions.py",),
     ),
     Mutant(
         "topics: what lies behind the end of a segment is part of it", "pplseq/kernels/pair_scan.py",
@@ -122,17 +137,17 @@ MUTANTS = [
     Mutant(
         "chain loops: all rows start as the first one", "pplseq/kernels/chain/loops.py",
         "starts[n if len(starts) > 1 else 0, j] += single[j]", "starts[0, j] += single[j]",
-        ("tests/kernels/test_restart_scan.py",),
+        ("tests/kernels/test_chain_recursions.py",),
     ),
     Mutant(
         "covariance loops: tiles add what an observation takes away", "pplseq/kernels/gaussian/covariance_loops.py",
         "        add_times(turned(root, -1.0), root, h, filtered[node], True)", "        add_times(turned(root, 1.0), root, h, filtered[node], True)",
-        ("tests/infer/gaussian/test_compiled_kalman.py",),
+        ("tests/infer/gaussian/test_gaussian_recursions.py",),
     ),
     Mutant(
         "covariance loops: Joseph's form with a gain of the wrong sign", "pplseq/kernels/gaussian/covariance_loops.py",
         "rest[i, j] -= gain[node, i, k] * system.loadings[kind, k, j]", "rest[i, j] += gain[node, i, k] * system.loadings[kind, k, j]",
-        ("tests/infer/gaussian/test_compiled_kalman.py",),
+        ("tests/infer/gaussian/test_gaussian_recursions.py",),
     ),
     Mutant(
         "linear recursion: the gradient of a reverse one is that of a forward one", "pplseq/kernels/matrix_table.py",
@@ -165,7 +180,7 @@ MUTANTS = [
     Mutant(
         "kalman: unused steps count", "pplseq/infer/gaussian/chain.py",
         "return result if flat.used is None else torch.where(flat.used, result, 0.0)", "return result",
-        ("tests/infer/gaussian/test_gaussian_chain.py", WAYS),
+        ("tests/infer/gaussian/test_gaussian_recursions.py", WAYS),
     ),
     Mutant(
         "closed forms: a Dirichlet mode by its mean", "pplseq/infer/fit/closed_forms.py",

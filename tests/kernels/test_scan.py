@@ -6,7 +6,6 @@ from contextlib import nullcontext
 
 import pytest
 import torch
-from support.chain_recursions import Factors, one_by_one
 from support.grids import grid
 
 from pplseq.kernels import compiled, path_scan, scan
@@ -49,26 +48,11 @@ def make(kind, scale):
     }[kind]()
 
 
-
-
 @pytest.mark.parametrize("kind", ["a matrix a step, ragged", "shared, ragged", "restarts"])
 def test_the_repair_is_needed_and_done(kind):
     small, large = make(kind, 1.0), make(kind, 300.0)
     assert scan.StepMatrices(small["pair"], small.get("shared", False)).safe
     assert not scan.StepMatrices(large["pair"], large.get("shared", False)).safe
-
-
-@pytest.mark.parametrize("dtype, gap", [(torch.float32, 200.0), (F64, 1500.0)])
-@pytest.mark.parametrize("shared", [True, False])
-def test_products_that_underflow_everywhere(dtype, gap, shared):
-    # the only way into state 1 is exp(-gap) away from the row's maximum
-    matrix = torch.tensor([[0.0, -gap], [0.0, -gap]], dtype=dtype)
-    emit = torch.tensor([[0.0, 0.0], [-math.inf, 0.0], [0.0, -math.inf]], dtype=dtype).unsqueeze(1)
-    pair = matrix if shared else matrix.expand(2, 1, 2, 2)
-    init = torch.tensor([[-0.5, -1.0]], dtype=dtype)
-    result = scan.chain_log_prob(init, pair, emit, None, shared)
-    close(result.log_prob, one_by_one(Factors(init, pair, emit, None, shared))["log_prob"])
-    assert torch.isfinite(result.log_prob).all()
 
 
 def test_minus_infinity_everywhere_is_no_nan():

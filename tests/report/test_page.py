@@ -194,3 +194,13 @@ def test_markup():
     assert (number(9.876), number(123.45), number(12345.6), number(float("inf"))) == ("9.88", "123.5", "12,346", "∞")
     assert (percent(1.0), percent(0.12), percent(0.012)) == ("100%", "12%", "1.2%")
     assert shortened("abcdef", 4) == "abc…" and shortened("abcd", 4) == "abcd"
+
+
+def test_topics_have_a_strip_and_their_words(vocabulary, text):
+    model = tiny_model(transition="hierarchical", num_topics=3)
+    model.vocabulary, model.is_fitted = vocabulary, True
+    report = summarise(model, vocabulary, text=text)
+    page, _ = check_page(report)
+    assert "Topics</h2>" in page and "Topics along the text" in page
+    assert report.topics.probs.sum(1) == pytest.approx(1.0) and report.topics.shares.sum() == pytest.approx(1.0)
+    assert sum(report.topics.sizes) == text.num_tokens

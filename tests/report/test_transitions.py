@@ -40,6 +40,7 @@ def whole_matrix_map(model, usage, groups):
 
 
 KINDS = [{}, {"reset_id": None}, {"states_per_block": [1, 2, 4, 5]}, {"parameterization": "scalar"}]
+KINDS += [{"transition": "hierarchical", "num_topics": 3}]
 
 
 @pytest.mark.parametrize("options", KINDS)

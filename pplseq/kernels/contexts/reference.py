@@ -21,7 +21,7 @@ from pplseq import checks
 from pplseq.kernels import compiled, twice
 from pplseq.kernels.log_semiring import logsumexp, safe_log
 from pplseq.kernels.path_scan import sample_log
-from pplseq.kernels.scan import Forward, forward_in_log_space, log_normalise
+from pplseq.kernels.scan import Forward, forward_in_log_space, log_normalise, state_posterior
 from pplseq.threads import once
 
 MAX_MOVES = 1 << 19  # that are listed at a time
@@ -208,8 +208,7 @@ def smooth(
     counts: bool = True, entropy: bool = False,
 ) -> Smoothed:  # fmt: skip
     """From :func:`forward_pass` and :func:`backward_pass`; weight: (R,) of each row in the counts."""
-    posterior = torch.softmax(filtered + beta, -1)
-    posterior = posterior if valid is None else posterior * valid.unsqueeze(-1)
+    posterior = state_posterior(filtered, beta, valid)  # of an impossible row 0
     total, inner = torch.zeros_like(steps.log).view(-1), torch.special.entr(posterior[0]).sum(-1)
     for t in range(1, len(emit) if counts or entropy else 0):
         before, later = posterior[t - 1], emit[t] + beta[t]

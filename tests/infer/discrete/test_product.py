@@ -4,12 +4,11 @@ import math
 
 import pytest
 import torch
+from support.grids import grid
 
 from pplseq.distributions import Belief, CategoricalEmission, DenseTransition, ProductTransition
 from pplseq.distributions.product import shapes_of
 from pplseq.infer.discrete.build import build_chain
-from pplseq.kernels.product_steps import product_log_prob
-from pplseq.kernels.scan import chain_log_prob
 
 F64 = torch.float64
 close = torch.testing.assert_close
@@ -68,8 +67,7 @@ def test_rows_are_those_of_the_tables_multiplied_out(sizes):
     close(product.steps.best_backward(message), (wanted.log().unsqueeze(-1) + message).amax(1))
 
 
-@pytest.mark.parametrize("form", OPTIONS)
-@pytest.mark.parametrize("sizes, zeros", [((2, 3), False), ((3, 2), True), ((1, 4), False), ((2, 2, 3), True)])
+@grid({"sizes, zeros": [((2, 3), False), ((3, 2), True), ((1, 4), False), ((2, 2, 3), True)], "form": OPTIONS}, times=2)
 def test_every_answer_is_that_of_the_matrix(sizes, zeros, form):
     raw, product, emission = made(sizes, zeros)
     dense = DenseTransition(product.initial, product.rows(torch.arange(product.num_states)))
@@ -117,31 +115,6 @@ def test_expected_counts_are_derivatives():
     counts, wanted = chain.expected_counts(), torch.autograd.grad(chain.log_prob().sum(), [*product.tables, product.initial])
     for count, one in zip((*counts.transition, counts.start), wanted, strict=True):
         close(count, one)
-
-
-def test_an_impossible_row_has_no_gradient():
-    raw, product, _ = made((2, 3))
-    emit = torch.randn(3, 2, 6, dtype=F64).index_put((torch.tensor(1), torch.tensor(0)), torch.tensor(-math.inf, dtype=F64))
-    found = []
-    for log_prob in (
-        product_log_prob(product.initial, product.steps, emit.requires_grad_(), None).log_prob,
-        chain_log_prob(product.initial.expand(2, -1), product.rows(torch.arange(6)), emit, None, True).log_prob,
-    ):
-        found.append([log_prob, *torch.autograd.grad(log_prob[1:].sum(), [*raw[:-1], emit], retain_graph=True)])
-    assert found[0][0][0] == -math.inf
-    close(found[0], found[1])
-
-
-def test_second_derivatives():
-    raw, product, emission = made((2, 3))
-    dense = DenseTransition(product.initial, product.rows(torch.arange(6)))
-    obs, found = torch.randint(4, (5, 3)), []
-    for one in (product, dense):
-        value = build_chain(one, emission, obs, valid=VALID).log_prob().sum()
-        first = torch.autograd.grad(value, raw[0], create_graph=True)[0]
-        found.append(torch.autograd.grad(first.square().sum(), raw, retain_graph=True))
-    for a, b in zip(*found, strict=True):
-        close(a, b)
 
 
 def test_samples_have_the_posterior():

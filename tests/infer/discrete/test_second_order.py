@@ -67,9 +67,8 @@ def situation(request):
     return request.param
 
 
-@pytest.fixture(params=[(True, True), (True, False), (False, True), (False, False)], ids="{0[0]}-{0[1]}".format)
+@pytest.fixture(params=[(True, True), (False, False)], ids=["with gradients, by loops", "without, by their twin"])
 def both(request, situation):
-    """With gradients or without, by the loops or by their twin."""
     gradients, loops = request.param
     with compiled.always() if loops else compiled.twins_only():
         yield _both(situation, gradients)

@@ -64,24 +64,6 @@ def test_the_steady_state_is_exact_by_default(situation):
     close(found[0][1], found[1][1], rtol=1e-7, atol=1e-8)
 
 
-@pytest.mark.parametrize("situation", ["ragged", "ragged gaps late"])
-def test_long_rows_are_those_of_the_textbook(situation):
-    case = long_case(situation)
-    log_prob, states, lag_one = (
-        case.chain().log_prob(),
-        case.chain().smoothed_states(),
-        case.chain().lag_one_covariances(),
-    )
-    for row, length in enumerate(case.lengths.tolist()):
-        if length == 0:
-            continue
-        truth = kalman_loop(case.sequence(row))
-        close(log_prob[row], truth.log_prob)
-        close(states.means[row, :length], truth.smoothed[0])
-        close(states.covariances.dense()[row, :length], truth.smoothed[1])
-        close(lag_one.dense()[row, : length - 1], truth.lag_one)
-
-
 def test_one_long_sequence():
     """Whose means go in blocks."""
     case = tiny_case("one row missing", 700)
