@@ -2,7 +2,8 @@
 
     python scripts/reproduce/vlhmm_figure.py        # results/vlhmm_states.png
 
-Every run of scripts/reproduce/vlhmm.py whose figures are in results/ is a point; needs matplotlib (extra `plot`).
+Every run of scripts/reproduce/vlhmm.py whose figures are in results/ is a point, and those of the queue vlhmm_states.txt, which
+differ in states and topics alone, are two lines; needs matplotlib (extra `plot`).
 """
 
 from __future__ import annotations
@@ -16,10 +17,26 @@ FIVE_GRAM = 148.0
 SHAPES = {"softmax": "s", "hierarchical": "o", "hierarchical, topics": "*"}
 
 
+def runs() -> list[Path]:
+    """Files of runs on Penn Treebank, but those of :func:`by_states`."""
+    return [path for path in sorted(RESULTS.glob("vlhmm_ptb_*.json")) if "_states_topics_" not in path.stem]
+
+
+def states_of(path: Path) -> int:
+    return int(path.stem.split("_")[2])
+
+
+def by_states(topics: int) -> list[tuple[int, float]]:
+    """(states, validation perplexity) of runs of as many epochs."""
+    found = sorted(RESULTS.glob(f"vlhmm_ptb_*_better_clusters_states_topics_{topics}.json"), key=states_of)
+    values = [json.loads(path.read_text(encoding="utf-8"))["results"]["valid_carried"] for path in found]
+    return [(states_of(path), value) for path, value in zip(found, values, strict=True)]
+
+
 def points() -> list[tuple[int, float, str, str]]:
     """(states, validation perplexity, transition, name) of every run on Penn Treebank."""
     found = []
-    for path in sorted(RESULTS.glob("vlhmm_ptb_*.json")):
+    for path in runs():
         entry = json.loads(path.read_text(encoding="utf-8"))
         command, words = entry["command"].split(), entry["train_command"].split()
         states = int(command[command.index("--num-states") + 1])
@@ -35,7 +52,7 @@ def points() -> list[tuple[int, float, str, str]]:
 def curves() -> list[tuple[str, list[float], list[float]]]:
     """(name, minutes, validation perplexities) of every run on Penn Treebank that kept its validations."""
     found = []
-    for path in sorted(RESULTS.glob("vlhmm_ptb_*.json")):
+    for path in runs():
         rows = json.loads(path.read_text(encoding="utf-8")).get("training", {}).get("validations")
         if rows:
             name = path.stem.removeprefix("vlhmm_ptb_")
@@ -55,6 +72,10 @@ def main() -> None:
         some = [(states, value) for states, value, kind, _ in points() if kind == transition]
         if some:
             axes.plot(*zip(*some, strict=True), shape, label=f"pplseq, {transition}, CPU")
+    for topics, line in ((1, "-"), (8, "--")):
+        if some := by_states(topics):
+            name = f"pplseq, five epochs, {topics} topic{'s' * (topics > 1)}"
+            axes.plot(*zip(*some, strict=True), f"{line}o", color="tab:purple", markersize=3, label=name)
     axes.axhline(FIVE_GRAM, color="grey", linewidth=1, label="Kneser-Ney 5-gram")
     axes.set(xscale="log", xlabel="states", ylabel="validation perplexity, carried", title="Penn Treebank")
     axes.set_xscale("log", base=2)
