@@ -11,6 +11,8 @@ from torch import Tensor
 
 from pplseq.data.text import Text
 from pplseq.distributions.block import BlockTransition
+from pplseq.distributions.state import Belief
+from pplseq.distributions.topics import TopicTransition
 from pplseq.report.usage import Usage
 
 TILE_CELLS = 1 << 24  # cells of transition rows held at once
@@ -140,6 +142,12 @@ def transition_map(chain: Any, groups: Groups, usage: Usage, text: Text) -> Tran
     mass = torch.zeros(num_groups, num_groups + 1, dtype=torch.float64, device=transition.device)
     leaving = torch.from_numpy(usage.leaving).to(transition.device)
     for group in range(num_groups):
+        if isinstance(transition, TopicTransition):
+            ids = torch.from_numpy(np.flatnonzero(groups.of_state == group)).to(transition.device).unsqueeze(0)
+            belief = Belief(ids, leaving[ids].to(transition.initial).log())
+            if (base := transition.of_one_block(belief)) is not None:
+                mass[group].index_add_(0, target, transition.step_to_all(belief, base).squeeze(0).exp().double())
+                continue
         states = torch.from_numpy(np.flatnonzero((groups.of_state == group) & (usage.leaving > 1e-9)))
         for part in states.to(transition.device).split(max(1, TILE_CELLS // num_states)):
             rows = transition_rows(transition, part)
