@@ -147,8 +147,11 @@ def locked(path: Path, busy: str | None = None) -> Iterator[None]:
                 raise ValueError((busy or "").format(pid=file.read().strip() or "unknown")) from None
         except OSError:  # a file system without locks
             pass
-        # another process may have removed the file between opening and locking it
-        if path.exists() and os.path.samestat(os.fstat(file.fileno()), path.stat()):
+        try:  # another process may have removed the file between opening and locking it, and may do so now
+            found = os.path.samestat(os.fstat(file.fileno()), path.stat())
+        except FileNotFoundError:
+            found = False
+        if found:
             break
         file.close()
     with file:

@@ -336,6 +336,20 @@ def test_two_writers_take_turns(tmp_path):
     assert KIND.read(tmp_path / "toy").header["step"] in range(4) and names(tmp_path) == ["toy"]
 
 
+def test_a_lock_that_is_removed_while_it_is_looked_at(tmp_path, monkeypatch):
+    path, stat, removed = tmp_path / ".lock", Path.stat, []
+
+    def gone(self, **options):
+        if self == path and not removed:
+            removed.append(path.unlink())
+        return stat(self, **options)
+
+    monkeypatch.setattr(Path, "stat", gone)
+    with locked(path, "busy"):
+        assert removed and is_held(path)
+    assert names(tmp_path) == []
+
+
 def test_locks(tmp_path):
     path = tmp_path / ".lock"
     assert not is_held(path)
