@@ -337,16 +337,17 @@ def test_two_writers_take_turns(tmp_path):
 
 
 def test_a_lock_that_is_removed_while_it_is_looked_at(tmp_path, monkeypatch):
-    path, stat, removed = tmp_path / ".lock", Path.stat, []
+    path, fstat, asked = tmp_path / ".lock", os.fstat, []
 
-    def gone(self, **options):
-        if self == path and not removed:
-            removed.append(path.unlink())
-        return stat(self, **options)
+    def gone(descriptor):
+        asked.append(descriptor)
+        if len(asked) == 2:  # first when it is opened
+            path.unlink()
+        return fstat(descriptor)
 
-    monkeypatch.setattr(Path, "stat", gone)
+    monkeypatch.setattr(os, "fstat", gone)
     with locked(path, "busy"):
-        assert removed and is_held(path)
+        assert len(asked) == 4 and is_held(path)
     assert names(tmp_path) == []
 
 
