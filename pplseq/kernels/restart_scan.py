@@ -35,7 +35,10 @@ from pplseq.threads import once
 
 FEW = 12  # entries of the pair table up to which sums over steps go entry by entry, as matrix products
 STEP_CELLS = 1 << 17  # numbers in one step's matrices up to which restarts go together on a CPU: what its cache holds
-MOST_STEPS = 1 << 20  # of sets that go through a loop together, of each of which there are two numbers
+MOST_NUMBERS = 1 << 16  # of steps, or in matrices, of sets that go through a loop together: what a cache holds
+# states and steps a row below which, from so many rows on, counts go step by step for all rows of all sets: the way into a row
+# costs a loop more than they do
+FEW_STATES, FEW_STEPS, MANY_ROWS = 8, 10, 1 << 12
 APART = 3000  # steps from which sets go one by one under one matrix, which a loop then keeps at hand
 
 
@@ -335,9 +338,14 @@ def _by_whichever(loop: str, together: Callable, tables: Tables, lattice: Lattic
     pay, what ``together`` does."""
     num_states, _, num_entries, num_sets = tables[1].shape
     groups, left, found = [], list(range(num_sets)), list[tuple[Tensor, ...]]()
+    num_rows = lattice.sizes[0] * num_sets
+    short = num_states < FEW_STATES and lattice.num_packed < FEW_STEPS * lattice.sizes[0] and num_rows >= MANY_ROWS
     # (of any number of states: where steps have matrices of their own, products of matrices gain nothing)
-    if call.applies(1, *tables) and call.pays(loop, (lattice.sizes[0] * num_sets, len(lattice.sizes)), num_states):
-        size = 1 if num_entries == 1 and lattice.num_packed >= APART else max(1, MOST_STEPS // lattice.mask.numel())
+    if not (short and loop == "smooth") and call.applies(1, *tables) and call.pays(
+        loop, (num_rows, len(lattice.sizes)), num_states
+    ):  # fmt: skip
+        size = max(1, MOST_NUMBERS // max(lattice.mask.numel(), num_entries * num_states**2))
+        size = 1 if num_entries == 1 and lattice.num_packed >= APART else size
         groups, left = [left[first : first + size] for first in range(0, num_sets, size)], []
     order = list[int]()
     while groups:
@@ -360,7 +368,8 @@ def _by_whichever(loop: str, together: Callable, tables: Tables, lattice: Lattic
 def _sets(tables: Tables, which: list[int]) -> Tables:
     if len(which) == tables[1].shape[-1]:
         return tables
-    init, pair, emit = (table[..., which] for table in tables)
+    together = slice(which[0], which[-1] + 1) if which[-1] - which[0] == len(which) - 1 else which
+    init, pair, emit = (table[..., together] for table in tables)
     return init, pair, emit
 
 
