@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from pplseq import VLHMM
-from pplseq.models.vlhmm.topics import KEPT, WINDOW, KeptTopics, window_topics
+from pplseq.models.vlhmm.topics import KEPT, KEPT_TOPIC, WINDOW, KeptTopics, window_topics
 
 F64 = torch.float64
 BLOCKS = torch.tensor([0, 1, 1, 1, 2, 2, 2, 2, 1])
@@ -159,6 +159,12 @@ def test_how_long_topics_are_kept_is_the_likeliest_for_sentences_in_their_order(
     found = float(model.topic_kept.detach())
     assert len(keep.runs) > 1 and sum(map(len, itertools.chain(*keep.runs))) > 500
     assert found == max([*KEPT.tolist()[::8], found - 0.125, found, found + 0.125], key=likelihood)
+
+
+def test_one_sentence_says_nothing_of_how_long_topics_are_kept():
+    model = VLHMM(num_states=8, hidden_size=8, transition="hierarchical", num_topics=2)
+    model.fit(["the cat sees the dog and the bird"], num_blocks=4, epochs=1, batch_size=1, segment_length=4, seed=0)
+    assert float(model.topic_kept.detach()) == KEPT_TOPIC
 
 
 def test_batches_of_shuffled_lines_say_nothing_of_how_long_topics_are_kept():

@@ -32,6 +32,8 @@ SMOOTHED = 100.0, 2000.0  # words of the whole text's distribution that each top
 LARGEST_LIFT = 1.5  # nats
 RUNS, MOST_WORDS = 8, 1 << 16  # of sentences in their order, spread over a text, that tell how long topics are kept
 KEPT = torch.linspace(-4.0, 8.0, 97, dtype=torch.float64)  # log odds that are tried
+KEPT_TOPIC = 2.0  # log odds where nothing is known
+NOTHING = 1e-4  # nats that tell no two of them apart
 BATCH = 1024  # words whose topics are asked at once
 
 
@@ -118,7 +120,8 @@ class KeptTopics:
                 log_likelihood = log_likelihood + total.squeeze(-1).log()
                 belief, moved = kept * (joint / total) + (1 - kept) * prior, True
         if moved and bool(log_likelihood.isfinite().all()):
-            model.topic_kept.fill_(KEPT[log_likelihood.argmax()])
+            found = KEPT[log_likelihood >= log_likelihood.amax() - NOTHING]
+            model.topic_kept.fill_(found[(found - KEPT_TOPIC).abs().argmin()])
         self.before = [parameter._version for parameter in model.parameters()]
 
 
