@@ -199,7 +199,7 @@ def topics_figure(probs: np.ndarray, sizes: np.ndarray, names: Sequence[str], ti
         probs: (N, C) of the topics of sentences. sizes: (N,) words of each.
         names, titles: C of each; a title is shown when the pointer is over its row.
     """
-    left, top, right, height, width = 132.0, 18.0, 74.0, 15.0, 816.0
+    left, top, right, height, width = 132.0, 18.0, 84.0, 15.0, 816.0
     side, shares = width - left - right, sizes @ probs / sizes.sum()
     edges = left + side * np.concatenate([[0], np.cumsum(sizes)]) / sizes.sum()
     levels = np.rint(np.sqrt(np.clip(probs.T, 0, 1)) * HEAT_LEVELS).astype(int)
