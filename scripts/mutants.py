@@ -115,6 +115,21 @@ MUTANTS = [
         ("tests/kernels/test_pair_scan.py",),
     ),
     Mutant(
+        "topics: shuffled lines teach how long one is kept", "pplseq/models/vlhmm/program.py",
+        "not (self._is_learning and self._learns_lines_apart)", "True",
+        ("tests/models/test_topics.py",),
+    ),
+    Mutant(
+        "topics: next words behind the end of a sentence go on with it", "pplseq/distributions/topics.py",
+        "belief.ids[:, :1, None, None]) == self.end_block", "belief.ids[:, :1, None, None]) < 0",
+        ("tests/models/test_topics.py", "tests/report/test_transitions.py"),
+    ),
+    Mutant(
+        "parameter sets: sets that loops leave change places", "pplseq/kernels/restart_scan.py",
+        "place = np.argsort(order + left)", "place = np.arange(num_sets)",
+        ("tests/kernels/test_restart_scan.py", "tests/kernels/test_chain_recursions.py"),
+    ),
+    Mutant(
         "parameter sets: likelihoods never look back", "pplseq/kernels/restart_scan.py",
         "    if float(least) < _deepest(alpha.dtype):\n", "    if False:\n",
         ("tests/kernels/test_chain_recursions.py",),

@@ -101,12 +101,12 @@ def test_carried_is_whole_and_other_questions_are_exact():
     second = model.posterior(X[:, 7:], start=first.filtered())
     close(first.log_prob() + second.log_prob(), whole)
     start, moves, words = (table.detach() for table in dense(model))
-    # next words
-    for row in range(2):
+    # next words, also behind the end of a sentence
+    for row, steps in itertools.product(range(2), (12, 10)):
         message = start * words[:, X[row, 0]]
-        for word in X[row, 1:].tolist():
+        for word in X[row, 1:steps].tolist():
             message = (message @ moves) * words[:, word]
-        close(model.predict_next(X)[1][row].exp(), (message @ moves @ words / message.sum()).detach())
+        close(model.predict_next(X[:, :steps])[1][row].exp(), (message @ moves @ words / message.sum()).detach())
     # a hole in the text
     x = X.clone()
     x[0, 5] = -1
