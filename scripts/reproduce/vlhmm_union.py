@@ -5,7 +5,8 @@
 The state of the union is (which model, its topic, state in it). The text begins in model k with probability w_k; within a
 sentence a state goes on as its model has it; where <eos> resets the state, the model stays with probability s and is drawn from
 w otherwise, and the topic stays with probability r or is drawn anew, by the mean of the models' probabilities: all start from
-the same topics of the text, so that one topic is the same in all. (Models once learned r from lines that were shuffled, which say nothing of it.)
+the same topics of the text, so that one topic is the same in all. (Models once learned r from lines that were
+shuffled, which say nothing of it.)
 So this is an HMM of as many states as the models have together, and the likelihood of a whole text, one sequence of all its
 sentences, is exact: what the models say of the words of a sentence, weighed by how probable each is behind the words before.
 s and r are the best on validation with even weights, of `STAYS`; then w, of a grid. Beside it stands what the union comes to
