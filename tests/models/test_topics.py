@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from pplseq import VLHMM
+from pplseq.models.texts import as_texts
 from pplseq.models.vlhmm.topics import KEPT, KEPT_TOPIC, WINDOW, KeptTopics, window_topics
 
 F64 = torch.float64
@@ -159,6 +160,22 @@ def test_how_long_topics_are_kept_is_the_likeliest_for_sentences_in_their_order(
     found = float(model.topic_kept.detach())
     assert len(keep.runs) > 1 and sum(map(len, itertools.chain(*keep.runs))) > 500
     assert found == max([*KEPT.tolist()[::8], found - 0.125, found, found + 0.125], key=likelihood)
+
+
+def test_how_long_topics_are_kept_is_of_the_parameters_that_a_fit_ends_with(tmp_path):
+    lines = ["the cat sees the dog", "a dog sleeps", "stocks fell sharply", "the market fell again"] * 60
+    options = dict(num_blocks=4, batch_size=4, segment_length=8, seed=0, lr=0.05, schedule="plateau")
+    found = []
+    for folder, epochs in ((None, 4), (tmp_path / "whole", 4), (tmp_path / "parts", 2), (tmp_path / "parts", 4)):
+        model = VLHMM(num_states=8, hidden_size=8, transition="hierarchical", num_topics=2)
+        model.fit(lines, epochs=epochs, folder=folder, resume=folder is not None and folder.exists(), **options)
+        before = model.topic_kept.detach().clone()
+        text = as_texts(lines, None, None, vocabulary=model.vocabulary, num_words=model.num_words).train
+        KeptTopics(model, text.tokens)()
+        assert torch.equal(model.topic_kept.detach(), before)
+        found.append(model.state_dict())
+    for other in (found[1], found[3]):
+        assert all(torch.equal(found[0][name], other[name]) for name in other)
 
 
 def test_one_sentence_says_nothing_of_how_long_topics_are_kept():

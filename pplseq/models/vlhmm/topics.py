@@ -93,11 +93,11 @@ class KeptTopics:
         model: a :class:`~pplseq.models.vlhmm.program.VLHMM` with several topics and a word that ends a sentence.
         tokens: (N,) the text.
 
-    Cost: of a call, to score 2^16 words; nothing where the parameters are those of the call before.
+    Cost: of a call, to score 2^16 words.
     """
 
     def __init__(self, model: Any, tokens: np.ndarray):
-        self.model, self.before, self.runs = model, None, list[list[np.ndarray]]()
+        self.model, self.runs = model, list[list[np.ndarray]]()
         ends = np.flatnonzero(tokens == model.reset_id) + 1
         sentences = np.split(tokens, ends)[: len(ends)]
         share = max(1, len(sentences) // RUNS)
@@ -108,8 +108,6 @@ class KeptTopics:
     @torch.no_grad()
     def __call__(self) -> None:
         model = self.model
-        if [parameter._version for parameter in model.parameters()] == self.before:
-            return
         prior, kept = model.topic_prior.double().softmax(-1).cpu(), KEPT.sigmoid().unsqueeze(-1)
         log_likelihood, moved = torch.zeros_like(KEPT), False
         for run in self.runs:
@@ -122,7 +120,6 @@ class KeptTopics:
         if moved and bool(log_likelihood.isfinite().all()):
             found = KEPT[log_likelihood >= log_likelihood.amax() - NOTHING]
             model.topic_kept.fill_(found[(found - KEPT_TOPIC).abs().argmin()])
-        self.before = [parameter._version for parameter in model.parameters()]
 
 
 def topics_along(model: Any, tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
