@@ -80,6 +80,8 @@ def _values(times: Any) -> np.ndarray:
 
 def _between(times: np.ndarray) -> np.ndarray:
     """(T-1,) the time from one to the next, in days of dates and durations."""
+    if times.dtype.kind in "iu":  # differences of small and of unsigned integers would wrap round
+        times = times.astype(np.int64)
     between = np.diff(times)
     return between / np.timedelta64(1, "D") if between.dtype.kind == "m" else between.astype(float)  # of NaT: NaN
 
@@ -125,11 +127,16 @@ def gaps_ahead(times: Any, future: Any, lengths: Any = None) -> Tensor:
     rows = [ahead] * len(ends) if not several and ahead.ndim == 1 else list(ahead)
     if len(rows) != len(ends) or len({len(row) for row in rows}) > 1 or not len(rows[0]):
         raise ValueError(f"future_times: expected (K,) for all rows, or (B, K) with B = {len(ends)}, got {len(rows)} rows")
-    if any((row.dtype.kind == "M") != (past.dtype.kind == "M") for row, past in zip(rows, times, strict=True)):
-        raise TypeError("future_times: dates go on from dates, and numbers from numbers")
+    if any(_kind(row) != _kind(past) for row, past in zip(rows, times, strict=True)):
+        raise TypeError("future_times: dates go on from dates, durations from durations, and numbers from numbers")
     pairs = zip(times, ends, rows, strict=True)
     gaps = [_rising("future_times", np.append(past[end - 1 : end], row), k) for k, (past, end, row) in enumerate(pairs)]
     return torch.as_tensor(np.stack(gaps))
+
+
+def _kind(times: np.ndarray) -> str:
+    """ "M" of dates, "m" of durations, "" of numbers."""
+    return times.dtype.kind if times.dtype.kind in "mM" else ""
 
 
 def labels_of(future: Any, rows: int) -> tuple[Any, ...] | None:

@@ -237,3 +237,22 @@ def test_a_sequence_as_a_list_has_times_as_a_list():
     for rows in ([x], [x, x]):
         with pytest.raises(ValueError, match="times: expected those of each of the"):
             model.score(rows, times=times)
+
+
+@pytest.mark.parametrize("kind", ["uint8", "uint64", "int8"])
+def test_integers_of_any_size_have_differences(kind):
+    x, times = np.array([1.0, 3.0, 2.0, 5.0]), np.array([0, 100, 110, 120])
+    model = StructuralModel().fit(x, times=times, num_steps=3, initialization="still")
+    assert model.score(x, times=times.astype(kind)) == model.score(x, times=times)
+    wide = np.array([-100, 50, 60, 70]) if kind == "int8" else times
+    assert model.score(x, times=wide.astype(kind)) == model.score(x, times=wide)
+    with pytest.raises(ValueError, match="rise"):
+        model.score(x, times=times[[0, 2, 1, 3]].astype(kind))
+
+
+def test_durations_go_on_from_durations():
+    x, times = np.array([1.0, 3.0, 2.0, 5.0]), np.arange(4)
+    model = StructuralModel().fit(x, times=times, num_steps=3, initialization="still")
+    for past, future in ((times, np.array([60, 66], "m8[h]")), (times.astype("m8[D]"), [5.0])):
+        with pytest.raises(TypeError, match="durations from durations"):
+            model.forecast(x, times=past, future_times=future)
