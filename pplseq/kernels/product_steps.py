@@ -19,7 +19,7 @@ from torch import Tensor
 from pplseq.kernels import twice
 from pplseq.kernels.log_semiring import log_matmul, logsumexp
 from pplseq.kernels.path_scan import place_of, rescaled
-from pplseq.kernels.scan import Forward
+from pplseq.kernels.scan import Forward, state_posterior
 from pplseq.kernels.triton import moves as kernels
 from pplseq.threads import once
 
@@ -246,7 +246,8 @@ class ProductSteps:
             before, behind, table = self.blocks(move, before), self.blocks(move, behind), self.tables[move].detach()
             ahead = self.blocks(move, self.moved(move, self.message_of(move, behind), back=True))
             weight = before + ahead
-            weight = (weight - weight.flatten(0, 1).logsumexp(0)).exp_()
+            total = weight.flatten(0, 1).logsumexp(0)
+            weight = (weight - total.clamp_min(torch.finfo(total.dtype).min)).exp_()  # of an impossible row 0
             for rows in torch.arange(len(found), device=left.device).split(max(1, CELLS // table.numel())):
                 to = table.unsqueeze(-1) + behind[..., rows].unsqueeze(1)  # (blocks, n, n, R)
                 norm = ahead[..., rows].unsqueeze(2).clamp_min(torch.finfo(left.dtype).min)
@@ -389,7 +390,7 @@ def entropy(steps: ProductSteps, emit: Tensor, forward: Forward, valid: Tensor |
             part = steps.entropy(filtered[t], behind.right)
             found += part if valid is None else part.where(valid[t + 1], 0.0)
         if t == 0:
-            part = torch.special.entr(torch.softmax(filtered[0] + beta, 0)).sum(0)
+            part = torch.special.entr(state_posterior(filtered[0].T, beta.T, None)).sum(-1)  # of an impossible row 0
             found += part if valid is None else part.where(valid[0], 0.0)
     return found
 

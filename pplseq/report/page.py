@@ -207,7 +207,7 @@ def _topics(topics: Topics) -> str:
     drawn = topics_figure(topics.probs[:, order], topics.sizes, names, titles)
     caption = (
         "<b>Topics along the text:</b> p(topic of a sentence), given all words of the text. At the right, each one’s share of "
-        f"the words. Behind a sentence a topic is kept with probability {topics.kept:.3g}."
+        f"the words. Behind a sentence a topic is kept with probability {topics.kept:.4f}."
     )
     rows = [(percent(float(topics.shares[c])), " ".join(token(text) for text in topics.words[c])) for c in order]
     lifted = "<b>The words that each topic lifts most</b> over what topics do on the whole, by nats."

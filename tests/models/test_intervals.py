@@ -30,6 +30,9 @@ def test_bisection_finds_the_smallest_number_that_reaches_a_share():
 
         assert float(quantiles_of(cdf, 0.5, torch.tensor(0.3), torch.tensor(0.4))) == jump
     assert max(asked[:5]) < 80
+    rows = torch.tensor([0.0, math.nan])
+    found = quantiles_of(lambda x: torch.special.ndtr(x - rows), 0.5, torch.zeros(2), torch.ones(2))
+    assert float(found[0]) == pytest.approx(0.0, abs=1e-12) and bool(found[1].isnan())
     with pytest.raises(ArithmeticError, match="does not reach"):
         quantiles_of(torch.zeros_like, 0.5, at, torch.ones_like(at))
 

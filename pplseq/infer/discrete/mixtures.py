@@ -52,25 +52,28 @@ def quantiles_of(cdf: Callable[[Tensor], Tensor], share: float, centre: Tensor, 
         cdf: numbers (...) -> their distribution functions, each of its own. centre, width: (...), width > 0: where to look
             first; infinite ones say nothing.
 
-    Cost: about 70 evaluations, wherever the numbers lie.
+    Where a distribution function is no number, so is the answer. Cost: some 65 evaluations, and two for each time that the
+    width doubles until the numbers lie within it.
     """
     known = centre.isfinite() & width.isfinite() & (width > 0)
     centre, width = centre.double().where(known, 0.0), width.double().where(known, 1.0)
     low, high = centre - width, centre + width
     for _ in range(DOUBLINGS):
-        above, below = cdf(low) >= share, cdf(high) < share
+        below_low, below_high = cdf(low), cdf(high)
+        above, below = below_low >= share, below_high < share
         if not bool((above | below).any()):
             break
         width = torch.where(above | below, 2 * width, width)
         low, high = torch.where(above, centre - width, low), torch.where(below, centre + width, high)
     else:
         raise ArithmeticError(f"a distribution function does not reach {share:g} within double precision")
+    unknown = below_low.isnan() | below_high.isnan()
     low, high = _ordered(low), _ordered(high)
     while bool((high - 1 > low).any()):
         middle = (low >> 1) + (high >> 1) + (low & high & 1)
         reached = cdf(_number(middle)) >= share
         low, high = torch.where(reached, low, middle), torch.where(reached, middle, high)
-    return _number(high)
+    return _number(high).masked_fill(unknown, torch.nan)
 
 
 def _ordered(x: Tensor) -> Tensor:

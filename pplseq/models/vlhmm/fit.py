@@ -218,21 +218,20 @@ def fit(
             model.to(device)
         watch.say(introduction(f"{model.name}: {model.config['num_states']:,} states", model, train_text, of))
         best: dict[str, Tensor] = {}
-        measure, ordered = validator(model, valid_text, protocol), None
+        measure, keep = validator(model, valid_text, protocol), lambda: None
         if model.num_topics > 1 and (protocol == "sentence" or shuffle == "line"):
             model._learns_lines_apart = True
             stack.callback(setattr, model, "_learns_lines_apart", False)
             if model.reset_id is not None and model.topic_kept.requires_grad and "topic_kept" not in holds:
-                ordered = KeptTopics(model, train_text.tokens)
+                keep = KeptTopics(model, train_text.tokens)
 
         def score() -> Mapping[str, Any]:
-            if ordered is not None:
-                ordered()
-            return measure() if measure is not None else {}
+            assert measure is not None, "it is asked where there is text to score"
+            keep()
+            return measure()
 
         def save(to: Path) -> None:
-            if ordered is not None:
-                ordered()
+            keep()
             model.save(to)
 
         def record(found: dict[str, Any]) -> None:
@@ -254,8 +253,8 @@ def fit(
                 best = read_model(place / "best").state_dict()
             if best:
                 model.load_state_dict(best)
-            elif ordered is not None:
-                ordered()
+            else:
+                keep()
             model.eval()
 
 

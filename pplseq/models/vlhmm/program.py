@@ -27,7 +27,6 @@ from pplseq.models.base import Given, Sizes, one_chain
 from pplseq.models.batch import as_given
 from pplseq.models.constrained import Constrainable
 from pplseq.models.vlhmm.layers import ResidualLayer, dropout
-from pplseq.models.vlhmm.topics import KEPT_TOPIC
 from pplseq.threads import undisturbed
 
 PARAMETERIZATIONS = ("independent", "factored", "scalar")
@@ -35,6 +34,7 @@ TRANSITIONS = ("softmax", "hierarchical")
 INITIALIZATIONS = ("normal", "xavier")
 ROLES = ("start", "out", "into", "emit")
 PRODUCT_DTYPES = {"float32": None, "bfloat16": torch.bfloat16}
+KEPT_TOPIC = 2.0  # log odds, at the start, of a topic that is kept behind the end of a sentence
 
 
 class VLHMM(Constrainable):

@@ -32,8 +32,8 @@ SMOOTHED = 100.0, 2000.0  # words of the whole text's distribution that each top
 LARGEST_LIFT = 1.5  # nats
 RUNS, MOST_WORDS = 8, 1 << 16  # of sentences in their order, spread over a text, that tell how long topics are kept
 KEPT = torch.linspace(-4.0, 8.0, 97, dtype=torch.float64)  # log odds that are tried
-KEPT_TOPIC = 2.0  # log odds where nothing is known
 NOTHING = 1e-4  # nats that tell no two of them apart
+FEWEST_SENTENCES = 64  # of a run, where there are as many
 BATCH = 1024  # words whose topics are asked at once
 
 
@@ -87,51 +87,63 @@ def window_topics(tokens: np.ndarray, num_words: int, num_topics: int) -> tuple[
 
 
 class KeptTopics:
-    """Sets how probable it is that a topic is kept behind a sentence, as the sentences of a text in their order say.
+    """Sets how probable it is that a topic is kept behind a sentence, as the sentences of a text in their order say; where they
+    say nothing, to what it was when this was made.
 
     Args:
         model: a :class:`~pplseq.models.vlhmm.program.VLHMM` with several topics and a word that ends a sentence.
         tokens: (N,) the text.
 
-    Cost: of a call, to score 2^16 words.
+    Cost: of a call, to score 2^16 words; nothing where the parameters are those of the call before.
     """
 
     def __init__(self, model: Any, tokens: np.ndarray):
-        self.model, self.runs = model, list[list[np.ndarray]]()
-        ends = np.flatnonzero(tokens == model.reset_id) + 1
-        sentences = np.split(tokens, ends)[: len(ends)]
-        share = max(1, len(sentences) // RUNS)
-        for first in range(0, share * (len(sentences) // share), share):
+        self.model, self.runs, self.first = model, list[list[np.ndarray]](), float(model.topic_kept.detach())
+        self.before: list[Tensor] = []  # whole: fused steps of an optimizer leave no other trace
+        sentences = sentences_of(tokens, model.reset_id)
+        share = max(len(sentences) // RUNS, min(len(sentences), FEWEST_SENTENCES))
+        for first in range(0, len(sentences) - share + 1, share):
             words = np.cumsum([len(sentence) for sentence in sentences[first : first + share]])
             self.runs.append(sentences[first : first + int((words <= MOST_WORDS // RUNS).sum())])
 
     @torch.no_grad()
     def __call__(self) -> None:
-        model = self.model
-        prior, kept = model.topic_prior.double().softmax(-1).cpu(), KEPT.sigmoid().unsqueeze(-1)
-        log_likelihood, moved = torch.zeros_like(KEPT), False
+        model, now = self.model, list(self.model.parameters())
+        if self.before and all(map(torch.equal, now, self.before)):
+            return
+        prior, kept = prior_of(model), KEPT.sigmoid().unsqueeze(-1)
+        log_likelihood = torch.zeros_like(KEPT)
         for run in self.runs:
             belief = prior
             for told in topics_of(model, run) / prior:  # p(sentence | topic) but for a factor
                 joint = belief * told
                 total = joint.sum(-1, keepdim=True)
                 log_likelihood = log_likelihood + total.squeeze(-1).log()
-                belief, moved = kept * (joint / total) + (1 - kept) * prior, True
-        if moved and bool(log_likelihood.isfinite().all()):
-            found = KEPT[log_likelihood >= log_likelihood.amax() - NOTHING]
-            model.topic_kept.fill_(found[(found - KEPT_TOPIC).abs().argmin()])
+                belief = kept * (joint / total) + (1 - kept) * prior
+        found = KEPT[log_likelihood >= log_likelihood.amax() - NOTHING]  # none where parameters are no numbers
+        told = 0 < len(found) < len(KEPT)
+        model.topic_kept.fill_(found[(found - self.first).abs().argmin()] if told else self.first)
+        self.before = [parameter.clone() for parameter in now]
+
+
+def sentences_of(tokens: np.ndarray, end: int) -> list[np.ndarray]:
+    """The sentences of a text, of which the last may have no end."""
+    ends = np.flatnonzero(tokens[:-1] == end) + 1
+    return np.split(tokens, ends)
+
+
+def prior_of(model: Any) -> Tensor:
+    """(C,) p(topic) of one that is drawn, on the CPU; none is zero."""
+    return model.topic_prior.detach().double().softmax(-1).clamp_min(1e-300).cpu()
 
 
 def topics_along(model: Any, tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """p(topic of a sentence | all of a text), (N, C), and how many words each sentence has, (N,).
 
     Args:
-        model: of several topics, and a word that ends sentences. tokens: of the text, whose last sentence may have no end.
+        model: of several topics, and a word that ends sentences. tokens: of the text.
     """
-    ends = np.flatnonzero(tokens[:-1] == model.reset_id) + 1
-    sentences = np.split(tokens, ends)
-    with torch.no_grad():
-        prior, kept = model.topic_prior.double().softmax(-1).cpu(), float(model.topic_kept.sigmoid())
+    sentences, prior, kept = sentences_of(tokens, model.reset_id), prior_of(model), float(model.topic_kept.detach().sigmoid())
     told = (topics_of(model, sentences) / prior).log().unsqueeze(1).requires_grad_()
     moves = (kept * torch.eye(len(prior), dtype=torch.float64) + (1 - kept) * prior).log()
     with torch.enable_grad():
