@@ -1,11 +1,12 @@
-"""States with a topic that lasts over sentences: a hierarchical block-sparse chain in C copies that share all their scores.
+"""States with a topic that lasts over sentences: a block-sparse chain in C copies that share all their scores.
 
 The hidden state is (c, z). Inside a sentence the topic c stays; behind the block that ends sentences it is kept with
 probability rho or drawn anew from a prior, and z is drawn from the start. Words and next blocks are softmaxes in which a topic
 adds a number of its own to each score, so that both normalisers are products of exponentials: no score is computed for a topic.
 
     p(x | c, z)  = exp(w_x . emit_z + a_xc) / sum over the words of z's block
-    p(b | c, z)  = exp(w_b . out_z + g_bc) / sum over blocks
+    p(b | c, z)  = exp(w_b . out_z + g_bc) / sum over blocks; of one softmax over all states exp(w_b . out_z) is the sum of
+                   exp(out_z . into_z') over the states z' of b
     p(c', z' | c, z) = [c' = c] p(b' | c, z) p(z' | z, b')
                      = (rho [c' = c] + (1 - rho) prior_c') start_z'    behind the end of a sentence
 
@@ -26,7 +27,7 @@ from pplseq.distributions.block import BlockEmission, BlockTransition
 from pplseq.distributions.blocks import BlockLayout, Places, WordGroups
 from pplseq.distributions.hierarchical import HierarchicalTransition
 from pplseq.distributions.state import Belief
-from pplseq.kernels.log_semiring import log_matmul, logsumexp
+from pplseq.kernels.log_semiring import log_matmul, logsumexp, streamed_log_norm
 from pplseq.kernels.triton import launch
 from pplseq.threads import once
 
@@ -115,8 +116,10 @@ class TopicTransition(HierarchicalTransition):
     Args:
         layout: of all topics. initial: (N / C,) log p(z_1) over base states. prior: (C,) log p(c_1).
         mix: (C, C) p(c' | c) behind the end of a sentence. end_block: the block whose states end a sentence, or None.
+        block_lifts: (M, C) g.
         out, into, block_weight, block_bias, out_of, product_dtype: of base states, as for
-            :class:`~pplseq.distributions.hierarchical.HierarchicalTransition`. block_lifts: (M, C) g.
+            :class:`~pplseq.distributions.hierarchical.HierarchicalTransition`; without weights and biases of blocks it is one
+            softmax over all states, of which each is normalised once for all topics.
 
     What it gives as rows, columns and pairs is that of an HMM of C Z states; chains that know topics go over base states.
     """
@@ -124,27 +127,47 @@ class TopicTransition(HierarchicalTransition):
     layout: TopicLayout
 
     def __init__(
-        self, layout: TopicLayout, initial: Tensor, prior: Tensor, mix: Tensor, end_block: int | None, out: Tensor,
-        into: Tensor, block_weight: Tensor, block_bias: Tensor, block_lifts: Tensor, *,
+        self, layout: TopicLayout, initial: Tensor, prior: Tensor, mix: Tensor, end_block: int | None, block_lifts: Tensor,
+        out: Tensor, into: Tensor, block_weight: Tensor | None = None, block_bias: Tensor | None = None, *,
         out_of: Callable[[Tensor], Tensor] | None = None, product_dtype: torch.dtype | None = None,
     ):  # fmt: skip
         topics, base = layout.of_local(torch.arange(layout.num_kept, device=initial.device))
+        self.is_hierarchical, nothing = block_weight is not None, out[:0, 0]
         super().__init__(
-            layout, prior[topics] + initial[base], out, into, block_weight, block_bias, out_of=out_of,
-            product_dtype=product_dtype,
+            layout, prior[topics] + initial[base], out, into, out[:0] if block_weight is None else block_weight,
+            nothing if block_bias is None else block_bias, out_of=out_of, product_dtype=product_dtype,
         )  # fmt: skip
         self.base_initial, self.mix, self.end_block, self.block_lifts = initial, mix, end_block, block_lifts
 
     # ---------------------------------------------------------------- of base states
-    def next_blocks(self, leaving: Tensor) -> tuple[Tensor, Tensor]:
-        """Scores (..., M, P) of the next block, and their normalisers (..., C, P), from leaving features (..., P, D)."""
-        scores = self.block_weight @ leaving.mT + self.block_bias.unsqueeze(-1)
+    def next_scores(self, leaving: Tensor, ids: Tensor) -> Tensor:
+        """(..., M) scores of the next block, from leaving features (..., D) of base states with global ids (...)."""
+        if self.is_hierarchical:
+            return leaving @ self.block_weight.T + self.block_bias
+        if torch.is_grad_enabled() or not self.layout.complete:
+            return self._sums(leaving)
+        return self._sums_of_all[ids]  # of each state once for all questions
+
+    def _sums(self, leaving: Tensor) -> Tensor:
+        """(..., M) log of the summed exponentials of a state's scores of the states of a block, by tiles."""
+        rows, blocks = leaving.flatten(0, -2), self.into.split(self.layout.base_width)
+        sums = [streamed_log_norm(rows, into, self.product_dtype) for into in blocks]
+        return torch.stack(sums, -1).view(*leaving.shape[:-1], -1)
+
+    @once
+    def _sums_of_all(self) -> Tensor:
+        """(Z, M), of all base states in the order of their ids."""
+        return self._sums(self.out)
+
+    def next_blocks(self, leaving: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
+        """Scores (..., M, P) of the next block, and their normalisers (..., C, P); (..., P, D) and (..., P) as above."""
+        scores = self.next_scores(leaving, ids).mT
         return scores, log_sum_of_both(scores, self.block_lifts)
 
-    def base_rows(self, leaving: Tensor, block: Tensor) -> tuple[Tensor, Tensor]:
-        """(B, P, K) log p(z' | z, b') and (B, C, P) log p(b' | c, z) of blocks (B,), from leaving features (B, P, D)."""
+    def base_rows(self, leaving: Tensor, ids: Tensor, block: Tensor) -> tuple[Tensor, Tensor]:
+        """(B, P, K) log p(z' | z, b') and (B, C, P) log p(b' | c, z) of blocks (B,), from (B, P, D) and (B, P) as above."""
         inner = torch.log_softmax(leaving @ self.layout.base.of_blocks(self.into, block).transpose(-1, -2), -1)
-        scores, norms = self.next_blocks(leaving)
+        scores, norms = self.next_blocks(leaving, ids)
         entered = scores[torch.arange(len(block), device=block.device), block].unsqueeze(-2)
         return inner, entered + self.block_lifts[block].unsqueeze(-1) - norms
 
@@ -165,7 +188,7 @@ class TopicTransition(HierarchicalTransition):
         layout, rows = self.layout, len(base)
         message, leaving = belief.log_probs.view(rows, layout.num_topics, -1), self._base_outside(base)
         every = torch.arange(layout.num_blocks, device=base.device)
-        scores, norms = self.next_blocks(leaving)  # (B, M, K), (B, C, K)
+        scores, norms = self.next_blocks(leaving, base)  # (B, M, K), (B, C, K)
         inner = torch.einsum("bkd,mjd->bkmj", leaving, layout.base.of_blocks(self.into, every)).log_softmax(-1)
         inner = (inner + scores.mT.unsqueeze(-1)).flatten(-2)
         step = log_matmul(message - norms, inner).view(rows, layout.num_topics, layout.num_blocks, -1)
@@ -182,7 +205,7 @@ class TopicTransition(HierarchicalTransition):
         if ids is None or base is None:
             return super().belief_step(belief, block, previous_word)
         leaving = self._base_outside(base)
-        inner, gates = self.base_rows(leaving, block)
+        inner, gates = self.base_rows(leaving, base, block)
         message = belief.log_probs.view(len(ids), layout.num_topics, -1)
         if launch.serve(message, inner):  # a GPU is not asked which entries are small
             step = logsumexp((message + gates).unsqueeze(-1) + inner.unsqueeze(-3), -2)
@@ -202,31 +225,34 @@ class TopicTransition(HierarchicalTransition):
         return self.out_of(ids.reshape(-1)).view(*ids.shape, -1)
 
     # ---------------------------------------------------------------- of all states: features with the topic beside them
-    def _marked(self, features: Tensor, topics: Tensor, ended: Tensor) -> Tensor:
+    def _marked(self, features: Tensor, ids: Tensor, topics: Tensor, blocks: Tensor) -> Tensor:
+        """Features of base states with their ids, topics and blocks (...), all that log_probs asks of them."""
         own = torch.nn.functional.one_hot(topics, self.layout.num_topics).to(features)
-        return torch.cat([features, own, ended.unsqueeze(-1).to(features)], -1)
+        ended = torch.zeros_like(blocks, dtype=torch.bool) if self.end_block is None else blocks == self.end_block
+        parts = [features, own, ended.unsqueeze(-1).to(features)]
+        return torch.cat(parts if self.is_hierarchical else [*parts, self.next_scores(features, ids)], -1)
 
     def leaving(self, rows):
         topics, base = self.layout.of_local(rows)
-        return self._marked(self.out[base], topics, self._ends(self.layout.block_of_kept[rows]))
+        return self._marked(self.out[base], self.layout.base.kept_ids[base], topics, self.layout.block_of_kept[rows])
 
     def leaving_blocks(self, blocks):
         return self.leaving(self.layout.slots[blocks])
 
     def leaving_outside(self, ids):
         topics, base = self.layout.of_global(ids)
-        return self._marked(self._base_outside(base), topics, self._ends(self.layout.block_of_global(ids)))
-
-    def _ends(self, blocks: Tensor) -> Tensor:
-        return torch.zeros_like(blocks, dtype=torch.bool) if self.end_block is None else blocks == self.end_block
+        return self._marked(self._base_outside(base), base, topics, self.layout.block_of_global(ids))
 
     def log_probs(self, leaving, blocks):
         layout, count = self.layout, self.layout.num_topics
-        features, own, ended = leaving.split([leaving.shape[-1] - count - 1, count, 1], -1)
+        width = self.out.shape[-1]
+        features, own, ended, scores = leaving.split([width, count, 1, leaving.shape[-1] - width - count - 1], -1)
         into = layout.base.of_blocks(self.into, blocks)  # (*b, U, K, D)
-        scores = features @ into.flatten(-3, -2).transpose(-1, -2)
-        inner = torch.log_softmax(scores.view(*scores.shape[:-1], *into.shape[-3:-1]), -1)  # (*b, P, U, K)
-        logits = features @ self.block_weight.T + self.block_bias + own @ self.block_lifts.T  # (*b, P, M)
+        inner = features @ into.flatten(-3, -2).transpose(-1, -2)
+        inner = torch.log_softmax(inner.view(*inner.shape[:-1], *into.shape[-3:-1]), -1)  # (*b, P, U, K)
+        if self.is_hierarchical:
+            scores = features @ self.block_weight.T + self.block_bias
+        logits = scores + own @ self.block_lifts.T  # (*b, P, M)
         index = blocks.unsqueeze(-2).expand(*logits.shape[:-1], -1)
         gates = torch.log_softmax(logits, -1).gather(-1, index)  # (*b, P, U)
         stay = (inner + gates.unsqueeze(-1)).unsqueeze(-2)

@@ -34,21 +34,32 @@ def made(**options) -> VLHMM:
 
 def dense(model: VLHMM) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Start (C N,), moves (C N, C N) and words (C N, V) as the definition has them; states by topic, then block."""
-    embedding, count = model.embeddings("all", None, model._index()[0]), M * K
-    out, said = model.out_layer(embedding), model.emit_layer(embedding)
-    start = torch.softmax(model.start_score(model.start_layer(embedding)).squeeze(-1), -1)
+    config, count = model.config, M * K
+    if config["parameterization"] == "scalar":
+        scores, start = model.transition_table, model.start_table.softmax(-1)
+        said = model.word_table.T[torch.arange(count) % K]
+        gates = model.block_table if config["transition"] == "hierarchical" else None
+    else:
+        embedding = model.embeddings("all", None, model._index()[0])
+        out, said = model.out_layer(embedding), model.word_score(model.emit_layer(embedding))
+        start = torch.softmax(model.start_score(model.start_layer(embedding)).squeeze(-1), -1)
+        scores = out @ embedding.T
+        gates = model.block_score(out) if config["transition"] == "hierarchical" else None
     block, prior, kept = torch.arange(count) // K, model.topic_prior.softmax(-1), model.topic_kept.sigmoid()
     moves, words = torch.zeros(C, count, C, count, dtype=F64), torch.zeros(C, count, V, dtype=F64)
     for c, z in itertools.product(range(C), range(count)):
-        score = model.word_score(said[z]) + model.topic_words[:, c]
+        score = said[z] + model.topic_words[:, c]
         words[c, z] = score.masked_fill(BLOCKS != block[z], -math.inf).softmax(-1)
         if block[z] == 0 and model.reset_id is not None:
             for other in range(C):
                 moves[c, z, other] = (kept * (c == other) + (1 - kept) * prior[other]) * start
             continue
-        gate = torch.softmax(model.block_score(out[z]) + model.topic_blocks[:, c], -1)
+        if gates is None:
+            moves[c, z, c] = torch.softmax(scores[z] + model.topic_blocks[block, c], -1)
+            continue
+        gate = torch.softmax(gates[z] + model.topic_blocks[:, c], -1)
         for b in range(M):
-            moves[c, z, c, block == b] = gate[b] * torch.softmax(out[z] @ embedding[block == b].T, -1)
+            moves[c, z, c, block == b] = gate[b] * torch.softmax(scores[z, block == b], -1)
     return (prior.unsqueeze(-1) * start).flatten(), moves.view(C * count, -1), words.view(C * count, V)
 
 
@@ -61,8 +72,11 @@ def log_prob(tables, x: torch.Tensor) -> torch.Tensor:
     return message.sum().log()
 
 
+KINDS = [{}, {"transition": "softmax"}, {"parameterization": "scalar"}, {"transition": "softmax", "parameterization": "scalar"}]
+
+
 @pytest.mark.parametrize(
-    "options", [{}, {"reset_id": None}, {"parameterization": "factored"}, {"topic_persistence": 0.9}], ids=str
+    "options", [*KINDS, {"reset_id": None}, {"parameterization": "factored"}, {"topic_persistence": 0.9}], ids=str
 )
 def test_values_and_gradients_are_those_of_the_dense_hmm(options):
     model = made(**options)
@@ -74,9 +88,10 @@ def test_values_and_gradients_are_those_of_the_dense_hmm(options):
         close(torch.zeros(()) if mine is None else mine, torch.zeros(()) if truth is None else truth)
 
 
+@pytest.mark.parametrize("options", KINDS[:2], ids=str)
 @pytest.mark.parametrize("missing", [False, True])
-def test_topics_are_sums_over_states(missing):
-    model, x = made(), X.clone()
+def test_topics_are_sums_over_states(missing, options):
+    model, x = made(**options), X.clone()
     if missing:
         x[0, 2] = x[1, 11] = x[1, 4] = -1
     tables = dense(model)
@@ -96,8 +111,9 @@ def test_topics_are_sums_over_states(missing):
         close(found[row, t], (joint / joint.sum()).detach())
 
 
-def test_carried_is_whole_and_other_questions_are_exact():
-    model = made()
+@pytest.mark.parametrize("options", KINDS, ids=str)
+def test_carried_is_whole_and_other_questions_are_exact(options):
+    model = made(**options)
     whole = model.posterior(X).log_prob()
     first = model.posterior(X[:, :7])
     second = model.posterior(X[:, 7:], start=first.filtered())
@@ -123,6 +139,13 @@ def test_carried_is_whole_and_other_questions_are_exact():
         for p in itertools.product(range(M * K * C), repeat=3)
     )  # fmt: skip
     assert [ids[state] for state in best[1]] == paths[0].tolist() and float(value[0]) == pytest.approx(math.log(best[0]))
+
+
+@pytest.mark.parametrize("options", KINDS[1::2], ids=str)
+def test_one_softmax_becomes_a_hierarchy_that_keeps_its_topics(options):
+    model = made(**options)
+    new = model.split(1, transition="hierarchical", noise=0.0)
+    close(new.score(X), model.score(X), rtol=1e-9 if "parameterization" in options else 0.05, atol=0)
 
 
 def test_dropout_trains_and_folders_keep_topics(tmp_path):
@@ -238,9 +261,7 @@ def test_a_short_text_keeps_the_topics_that_were_drawn():
 @pytest.mark.parametrize(
     "options, message",
     [
-        ({"transition": "softmax"}, "num_topics: topics need transition='hierarchical', got 'softmax'"),
-        ({"parameterization": "scalar"}, "num_topics: topics need parameterization='independent', got 'scalar'"),
-        ({"states_per_block": [1, 2, 3]}, r"num_topics: topics need states_per_block=None, got \[1, 2, 3\]"),
+        ({"states_per_block": [1, 2, 3]}, r"num_topics: topics need blocks of one size, got states_per_block=\[1, 2, 3\]"),
         ({"reset_id": 1}, "reset_id: with topics the word 1 needs a block of its own"),
         ({"num_topics": 1, "topic_persistence": 0.5}, "topic_persistence: there is one topic"),
         ({"topic_persistence": 1.0}, "topic_persistence"),
@@ -272,3 +293,27 @@ def test_a_topic_comes_back_across_segments_in_single_precision():
         whole = float(model.log_prob(x))
         exact = float(model.double().log_prob(x))
     assert exact > -204 and total == pytest.approx(exact, rel=1e-5) and whole == pytest.approx(exact, rel=1e-5)
+
+
+@pytest.mark.parametrize("options", KINDS, ids=str)
+def test_states_that_are_left_out_are_left_out_of_every_normaliser(options):
+    """In training: by base states as by all, from a belief over states that are left out now."""
+    model = made(state_dropout=0.5, **options)
+    start = model.posterior(X[:, :4]).filtered()
+    model.train()
+    transition, emission = model.specs()
+    given = model.given(X[:, 4:], None, start)
+    chain = given.chain(transition, emission, start, given.before(slice(None)))
+    rows = transition.outside_rows(start.ids, torch.arange(transition.layout.num_kept))
+    close(rows.exp().sum(-1), torch.ones(rows.shape[:2], dtype=F64))
+    block = transition.layout.block_of_state()[transition.layout.kept_ids]
+    moves = transition.log_probs(transition.leaving(torch.arange(transition.layout.num_kept)), torch.arange(M)).flatten(1)
+    message = None
+    for word in X[:, 4:].T:
+        before, by = (start.log_probs, rows) if message is None else (message, moves)
+        message = torch.logsumexp(before.unsqueeze(-1) + by, -2)
+        said = torch.full_like(message, -math.inf)
+        for row in range(len(X)):
+            said[row, block == BLOCKS[word[row]]] = emission.log_prob_at(word)[row]
+        message = message + said
+    close(chain.log_prob(), torch.logsumexp(message, -1))

@@ -52,7 +52,7 @@ class TopicChain(HierarchicalChain):
         out, into = self._base_of(transition.out, blocks), self._base_of(transition.into, columns)
         plan = plan_pairs(left, entered, pair_of, used)
         # by token, as nearly each has a pair of its own: a table of C K numbers a pair would be as large
-        gates = self._gates(out, left[pair_of], (keys % layout.num_blocks)[pair_of])
+        gates = self._gates(out, blocks, left[pair_of], (keys % layout.num_blocks)[pair_of])
         return pair_chain_log_prob(
             out, into, self._by_topic(gates), self._by_topic(self._initial(block[0])),
             self._by_topic(self._emit() if emit is None else emit), plan, valid=self.valid, restart=restart,
@@ -64,15 +64,16 @@ class TopicChain(HierarchicalChain):
         transition, block = self.transition, self._block
         out, into = self._base_of(transition.out, None), self._base_of(transition.into, None)
         return pair_chain.topic_log_prob(
-            out, into, self._by_topic(self._gates(out, block[:-1], block[1:])), self._by_topic(self._initial(block[0])),
+            out, into, self._by_topic(self._gates(out, None, block[:-1], block[1:])), self._by_topic(self._initial(block[0])),
             self._by_topic(self._emit() if emit is None else emit), block, valid=self.valid, restart=restart,
             restart_to=restart_to, mix=transition.mix, product_dtype=transition.product_dtype,
         )  # fmt: skip
 
-    def _gates(self, out: Tensor, left: Tensor, entered: Tensor) -> Tensor:
-        """(T-1, B, C K) log p(block entered | state) for features (L, K, D), of which (T-1, B) are left, and blocks entered."""
-        shape, left, entered = left.shape, left.flatten(), entered.flatten()
-        scores, norms = self.transition.next_blocks(out)  # (L, M, K), (L, C, K)
+    def _gates(self, out: Tensor, blocks: Tensor | None, left: Tensor, entered: Tensor) -> Tensor:
+        """(T-1, B, C K) log p(block entered | state) for features (L, K, D) of blocks (L,), of which (T-1, B) are left, and
+        blocks entered."""
+        shape, left, entered, ids = left.shape, left.flatten(), entered.flatten(), self.layout.base.state_ids
+        scores, norms = self.transition.next_blocks(out, ids if blocks is None else ids[blocks])  # (L, M, K), (L, C, K)
         parts = (scores.flatten(0, 1), left * scores.shape[1] + entered), (self.transition.block_lifts, entered), (norms, left)
         scores, lifts, norms = (table.index_select(0, which) for table, which in parts)
         return (scores.unsqueeze(-2) + lifts.unsqueeze(-1)).sub_(norms).view(*shape, -1)

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from pplseq import checks
 from pplseq.distributions.block import BlockTransition
+from pplseq.distributions.topics import TopicTransition
 from pplseq.models.base import AT_TEST, said
 
 RIDGE = 1e-3  # penalty of least squares, in squares of features: those of a normalised layer are about 1
@@ -72,6 +73,10 @@ def _block_scores(model: Any) -> dict[str, Tensor]:
     with said(AT_TEST):
         spec: BlockTransition = model.specs()[0]
     layout, parts = spec.layout, []
+    if isinstance(spec, TopicTransition):  # what topics add to scores of blocks stays
+        ids = spec.layout.base.kept_ids
+        scores = (spec.next_scores(spec.out[rows], rows) for rows in ids.split(max(1, ROWS_AT_ONCE // len(ids))))
+        return fit_block_scores(model, torch.cat([part.log_softmax(-1) for part in scores]))
     every = torch.arange(layout.num_kept, device=spec.device)
     for rows in every.split(max(1, ROWS_AT_ONCE // layout.num_kept)):
         scores = spec.scores(rows, every)[:, layout.slots]  # (r, M, K)

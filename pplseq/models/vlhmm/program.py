@@ -62,8 +62,8 @@ class VLHMM(Constrainable):
         normalizer_dtype: type of the products inside the training normaliser; evaluation is always exact.
         num_topics: C. With more than one, hidden states are (topic, state): the topic stays within a sentence, and behind
             ``reset_id`` (whose block is its own) it is kept with ``topic_persistence`` or drawn anew; words and next blocks
-            have a number more a topic. One HMM of C Z states whose steps cost little more than those of Z; hierarchical
-            transitions. See :mod:`pplseq.distributions.topics`.
+            have a number more a topic. One HMM of C Z states whose steps cost little more than those of Z (scalar tables:
+            as those of features as wide as Z). See :mod:`pplseq.distributions.topics`.
         topic_persistence: p(the topic is kept) that is held; None: learned, from lines in their order also where training
             shuffles them.
         topic_decay: weight decay, in training, of what topics add to scores.
@@ -128,12 +128,10 @@ class VLHMM(Constrainable):
             topic_decay=checks.positive("topic_decay", topic_decay, zero=True),
         )
         if num_topics > 1:
-            for name, value, needed in (
-                ("transition", transition, "hierarchical"), ("states_per_block", states_per_block, None),
-                ("parameterization", parameterization, "factored" if parameterization == "factored" else "independent"),
-            ):  # fmt: skip
-                if value != needed:
-                    raise ValueError(f"num_topics: topics need {name}={needed!r}, got {checks.shown(value)}")
+            if states_per_block is not None:
+                raise ValueError(
+                    f"num_topics: topics need blocks of one size, got states_per_block={checks.shown(states_per_block)}"
+                )
         if topic_persistence is not None:
             checks.share("topic_persistence", topic_persistence, "(0, 1)")
             if num_topics == 1:
@@ -201,6 +199,8 @@ class VLHMM(Constrainable):
             self._make_tables(int(self._sizes.max()))
         else:
             self._make_embeddings(len(self._sizes))
+        if self.num_topics > 1:
+            self._make_topics(len(self.block_of_word), len(self._sizes))
         self.drawn()
 
     def draw_anew(self, holds: Mapping[str, Tensor | None]) -> None:
@@ -242,8 +242,6 @@ class VLHMM(Constrainable):
             nn.init.normal_(self.block_score.weight, std=config["init_scale"])
             nn.init.zeros_(self.block_score.bias)
         self.word_score = nn.Linear(size, len(self.block_of_word))
-        if self.num_topics > 1:
-            self._make_topics(len(self.block_of_word), num_blocks)
 
     def _make_topics(self, num_words: int, num_blocks: int) -> None:
         """Topics that differ a little; ``fit`` takes them from a text: see :mod:`pplseq.models.vlhmm.topics`."""
@@ -256,12 +254,13 @@ class VLHMM(Constrainable):
         self.topic_kept = nn.Parameter(torch.tensor(logit), requires_grad=kept is None)
 
     def _make_tables(self, width: int) -> None:
-        scale = self._config["init_scale"] if self._config["initialization"] == "normal" else 1 / math.sqrt(self.num_states)
-        self.start_table = nn.Parameter(torch.randn(self.num_states) * scale)
-        self.transition_table = nn.Parameter(torch.randn(self.num_states, self.num_states) * scale)
+        count = self._config["num_states"]
+        scale = self._config["init_scale"] if self._config["initialization"] == "normal" else 1 / math.sqrt(count)
+        self.start_table = nn.Parameter(torch.randn(count) * scale)
+        self.transition_table = nn.Parameter(torch.randn(count, count) * scale)
         self.word_table = nn.Parameter(torch.randn(len(self.block_of_word), width) * scale)
         if self._config["transition"] == "hierarchical":
-            self.block_table = nn.Parameter(torch.randn(self.num_states, len(self._sizes)) * scale)
+            self.block_table = nn.Parameter(torch.randn(count, len(self._sizes)) * scale)
 
     def embeddings(self, role: str, ids: Tensor | None, layout: BlockLayout) -> Tensor:
         """(R, h) state embeddings of the given global ids; of all kept states for None."""
@@ -306,52 +305,57 @@ class VLHMM(Constrainable):
         return {**super().__getstate__(), "_cached_specs": None}  # those of this model's parameters
 
     def _build_specs(self, layout: BlockLayout, words: WordGroups) -> tuple[BlockTransition, BlockEmission]:
-        scalar, kept = self._config["parameterization"] == "scalar", {}
-        if scalar:
-            initial = torch.log_softmax(self.start_table[layout.kept_ids], -1)
-            slot_of = layout.state_ids - self._index()[0].state_ids[:, :1]  # which columns of the word table are kept
-            index = slot_of[self.block_of_word]
-            table = words.log_softmax(words.rows(self.word_table.gather(-1, index)))
-        else:
-            kept = dict.fromkeys(ROLES, self.embeddings("all", None, layout)) if self._config["tied"] else {}
-            kept = kept or {role: self.embeddings(role, None, layout) for role in ROLES}
-            emit = self.emit_layer(kept["emit"])
-            start = emit if self._config["shared_layer"] else self.start_layer(kept["start"])
-            initial = torch.log_softmax(self.start_score(start).squeeze(-1), -1)
-            every = torch.arange(layout.num_blocks, device=emit.device)
-            scores = words.products(layout.of_blocks(self._thinned(emit), every), self.word_score.weight, self.word_score.bias)
-            if self.num_topics > 1:
-                return self._topic_specs(layout, words, initial, kept, scores)
-            table = words.log_softmax(scores)
-        emission = BlockEmission(layout, self.block_of_word, table)
-        options: dict[str, Any] = dict(reset_id=self.reset_id, emission=emission)
-        if scalar:
-            temperature = self._config["temperature"]
-            table = self.transition_table / temperature
-            if self._config["transition"] == "hierarchical":
-                return HierarchicalTables(layout, initial, table, self.block_table / temperature, **options), emission
-            return TableTransition(layout, initial, table, **options), emission
-        out, into = self._out(kept["out"]), kept["into"]
-        product_dtype = PRODUCT_DTYPES[self._config["normalizer_dtype"]] if self._is_learning else None
-        options |= dict(out_of=lambda ids: self._out(self.embeddings("out", ids, layout)), product_dtype=product_dtype)
-        if self._config["transition"] == "hierarchical":
-            blocks = self.block_score.weight, self.block_score.bias
-            return HierarchicalTransition(layout, initial, out, into, *blocks, **options), emission
-        return EmbeddingTransition(layout, initial, out, into, **options), emission
+        config = self._config
+        if config["parameterization"] == "scalar":
+            return self._specs_of_tables(layout, words)
+        kept = dict.fromkeys(ROLES, self.embeddings("all", None, layout)) if config["tied"] else {}
+        kept = kept or {role: self.embeddings(role, None, layout) for role in ROLES}
+        emit = self.emit_layer(kept["emit"])
+        start = emit if config["shared_layer"] else self.start_layer(kept["start"])
+        initial = torch.log_softmax(self.start_score(start).squeeze(-1), -1)
+        every = torch.arange(layout.num_blocks, device=emit.device)
+        scores = words.products(layout.of_blocks(self._thinned(emit), every), self.word_score.weight, self.word_score.bias)
+        features: tuple = self._out(kept["out"]), kept["into"]
+        if config["transition"] == "hierarchical":
+            features = *features, self.block_score.weight, self.block_score.bias
+        options: dict[str, Any] = dict(
+            out_of=lambda ids: self._out(self.embeddings("out", ids, layout)),
+            product_dtype=PRODUCT_DTYPES[config["normalizer_dtype"]] if self._is_learning else None,
+        )
+        if self.num_topics > 1:
+            return self._topic_specs(layout, words, initial, scores, *features, **options)
+        emission = BlockEmission(layout, self.block_of_word, words.log_softmax(scores))
+        kind = HierarchicalTransition if config["transition"] == "hierarchical" else EmbeddingTransition
+        return kind(layout, initial, *features, reset_id=self.reset_id, emission=emission, **options), emission
 
-    def _topic_specs(self, layout: BlockLayout, words: WordGroups, initial: Tensor, kept: dict, scores: list[Tensor]):
+    def _specs_of_tables(self, layout: BlockLayout, words: WordGroups) -> tuple[BlockTransition, BlockEmission]:
+        initial = torch.log_softmax(self.start_table[layout.kept_ids], -1)
+        slot_of = layout.state_ids - self._index()[0].state_ids[:, :1]  # which columns of the word table are kept
+        scores = words.rows(self.word_table.gather(-1, slot_of[self.block_of_word]))
+        tables = [self.transition_table / self._config["temperature"]]
+        if self._config["transition"] == "hierarchical":
+            tables.append(self.block_table / self._config["temperature"])
+        if self.num_topics > 1:  # whose chains multiply features: rows of the tables by what picks one of their entries
+            whole = torch.cat(tables, -1)
+            picks = torch.eye(whole.shape[1]).to(whole)
+            features = whole[layout.kept_ids], picks[layout.kept_ids]
+            if len(tables) == 2:
+                features = *features, picks[len(whole) :], whole.new_zeros(len(self._sizes))
+            return self._topic_specs(layout, words, initial, scores, *features, out_of=lambda ids: whole[ids])
+        emission = BlockEmission(layout, self.block_of_word, words.log_softmax(scores))
+        kind = HierarchicalTables if len(tables) == 2 else TableTransition
+        return kind(layout, initial, *tables, reset_id=self.reset_id, emission=emission), emission
+
+    def _topic_specs(
+        self, layout: BlockLayout, words: WordGroups, initial: Tensor, scores: list[Tensor], *features: Tensor, **options: Any
+    ) -> tuple[BlockTransition, BlockEmission]:
         wide, prior = TopicLayout(layout, self.num_topics), self.topic_prior.log_softmax(-1)
         keeps = self.topic_kept.sigmoid() * float(not (self._is_learning and self._learns_lines_apart))
-        emission = TopicEmission(wide, self.block_of_word, *topic_norms(words, scores, self.topic_words))
         same = torch.eye(self.num_topics, device=prior.device, dtype=prior.dtype)
-        transition = TopicTransition(
-            wide, initial, prior, keeps * same + (1 - keeps) * prior.exp(),
-            None if self.reset_id is None else int(words.block_of_word[self.reset_id]), self._out(kept["out"]), kept["into"],
-            self.block_score.weight, self.block_score.bias, self.topic_blocks,
-            out_of=lambda ids: self._out(self.embeddings("out", ids, layout)),
-            product_dtype=PRODUCT_DTYPES[self._config["normalizer_dtype"]] if self._is_learning else None,
-        )  # fmt: skip
-        return transition, emission
+        mix, end = keeps * same + (1 - keeps) * prior.exp(), self.reset_id
+        end = None if end is None else int(words.block_of_word[end])
+        emission = TopicEmission(wide, self.block_of_word, *topic_norms(words, scores, self.topic_words))
+        return TopicTransition(wide, initial, prior, mix, end, self.topic_blocks, *features, **options), emission
 
     def _thinned(self, features: Tensor) -> Tensor:
         """Features (..., h) with some of them left out in training."""

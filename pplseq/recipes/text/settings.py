@@ -146,7 +146,7 @@ class VLHMMSettings(Reading, Samples, Batches, Descent, TextRunSettings):
         init_scale: standard deviation of the normal initialisation.
         temperature: divides the transition scores; sqrt(hidden) keeps bfloat16 honest.
         normalizer_dtype: of products in the training normaliser; evaluation is exact.
-        num_topics: topics C that last over sentences: C Z states whose steps cost little more (hierarchical transitions).
+        num_topics: topics C that last over sentences: C Z states whose steps cost little more.
         topic_persistence: p(the topic is kept behind <eos>) that is held (default: learned, from lines in their order).
         topic_decay: weight decay of what topics add to scores.
     """
