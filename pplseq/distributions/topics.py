@@ -75,7 +75,7 @@ class TopicLayout(BlockLayout):
 
 
 class TopicEmission(BlockEmission):
-    """p(x | c, z) over the words of z's block.
+    """p(x | c, z) over the words of z's block. A word of which the topic was seen, too, is V (1 + c) + x.
 
     Args:
         layout: of all topics. block_of_word: (V,).
@@ -86,17 +86,22 @@ class TopicEmission(BlockEmission):
         self.layout, self.block_of_word = layout, block_of_word
         self.scores, self.lifts, self.norms = scores, lifts, norms
         self.num_states, self.num_words = layout.num_states, len(block_of_word)
-        self.support_constraint = constraints.integer_interval(0, self.num_words - 1)
+        self.support_constraint = constraints.integer_interval(0, self.num_words * (1 + layout.num_topics) - 1)
 
     @once
     def word_log_probs(self) -> Tensor:  # pyright: ignore[reportIncompatibleVariableOverride]
         """(V, C K), of all words: made where a question is about words that were not seen."""
         return self.log_prob_at(torch.arange(self.num_words, device=self.block_of_word.device))
 
+    def support(self, obs):
+        return super().support(obs % self.num_words)
+
     def log_prob_at(self, obs: Tensor) -> Tensor:
-        flat = obs.reshape(-1)
-        scores, lifts = (table.index_select(0, flat) for table in (self.scores, self.lifts))
-        norms = self.norms.index_select(0, self.block_of_word[flat])
+        words, seen = obs.reshape(-1) % self.num_words, (obs.reshape(-1, 1) // self.num_words) - 1
+        scores, lifts = (table.index_select(0, words) for table in (self.scores, self.lifts))
+        norms = self.norms.index_select(0, self.block_of_word[words])
+        others = (seen >= 0) & (seen != torch.arange(lifts.shape[-1], device=lifts.device))
+        lifts = lifts.masked_fill(others, -math.inf)
         return (scores.unsqueeze(-2) + lifts.unsqueeze(-1)).sub_(norms).view(*obs.shape, -1)
 
 

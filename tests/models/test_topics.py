@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from pplseq import VLHMM
+from pplseq import VLHMM, checks
 from pplseq.models.texts import as_texts
 from pplseq.models.vlhmm.program import KEPT_TOPIC
-from pplseq.models.vlhmm.topics import KEPT, WINDOW, KeptTopics, window_topics
+from pplseq.models.vlhmm.topics import KEPT, WINDOW, KeptTopics, window_topics, with_topics
 
 F64 = torch.float64
 BLOCKS = torch.tensor([0, 1, 1, 1, 2, 2, 2, 2, 1])
@@ -109,6 +109,29 @@ def test_topics_are_sums_over_states(missing, options):
             joint.append(message.sum())
         joint = torch.stack(joint)
         close(found[row, t], (joint / joint.sum()).detach())
+
+
+@pytest.mark.parametrize("options", KINDS[:2], ids=str)
+def test_topics_that_are_known_close_all_others(options):
+    model = made(**options)
+    known = torch.tensor([[2, 2, 2, -1, -1, -1, 0, 0, 0, 0, -1, -1], [-1, -1, -1, 1, 1, 1, 1, 1, -1, -1, -1, -1]])
+    start, moves, words = dense(model)
+    topic = torch.arange(len(start)) // (M * K)
+    expected = []
+    for row in range(2):
+        message = start
+        for t in range(12):
+            message = (message if t == 0 else message @ moves) * words[:, X[row, t]]
+            message = message * ((known[row, t] < 0) | (topic == known[row, t]))
+        expected.append(message.sum().log())
+    expected = torch.stack(expected)
+    with checks.trusted(), checks.whole_text():
+        x = X + V * (1 + known)
+        close(model.posterior(x).log_prob(), expected.detach())
+        first = model.posterior(x[:, :5])
+        close(first.log_prob() + model.posterior(x[:, 5:], start=first.filtered()).log_prob(), expected.detach())
+        mine = torch.autograd.grad(model.log_joint(x), model.topic_words)[0]
+    close(mine, torch.autograd.grad(expected.sum(), model.topic_words)[0])
 
 
 @pytest.mark.parametrize("options", KINDS, ids=str)
@@ -248,6 +271,58 @@ def test_windows_tell_topics_apart():
     assert bool((sign * (lifts[150:, 0] - lifts[150:, 1]) < -0.5).all()) and float(shares.min()) > 0.4
     assert window_topics(np.zeros(WINDOW - 1, np.int64), 200, 2) is None
     assert window_topics(rng.choice(20, 3 * WINDOW), 200, 2) is None, "every word in every window"
+
+
+def test_labelled_lines_make_a_classifier(tmp_path):
+    """Which of two kinds of sentences a line is of shows in the order of its words alone."""
+    rng = np.random.default_rng(0)
+
+    def drawn(count: int) -> tuple[list[list[str]], list[int]]:
+        kinds = rng.integers(0, 2, count)
+        pairs = [rng.permutation(4)[:3] for _ in kinds]
+        both = zip(pairs, kinds, strict=True)
+        return [[w for k in some for w in (f"a{k}", f"b{k}")[:: 1 - 2 * kind]] for some, kind in both], kinds.tolist()
+
+    lines, labels = drawn(200)
+    some = [label if number % 2 else (None, math.nan, -1)[number % 3] for number, label in enumerate(labels)]
+    options = dict(num_blocks=5, batch_size=8, segment_length=8, seed=0, lr=0.03, folder=tmp_path / "run")
+    model = VLHMM(num_states=10, hidden_size=16, num_topics=2, topic_decay=0.0).fit(lines, topics=some, epochs=10, **options)
+    with pytest.raises(ValueError, match="the training text of x is no longer the one"):
+        VLHMM(num_states=10, hidden_size=16, num_topics=2, topic_decay=0.0).fit(
+            lines, topics=some[::-1], epochs=11, resume=True, **options
+        )
+    lines, labels = drawn(100)
+    found = [probs[-1].argmax().item() for probs in model.topics(lines)]
+    assert np.mean(np.array(found) == labels) > 0.9
+
+
+def test_labels_place_topics_and_what_is_not_labelled_follows():
+    words = [["w", "x", f"{'ab'[kind]}{number % 9}"] for kind in (1, 0, 1) for number in range(40)]
+    text = as_texts(words).train
+    labels = [1] * 10 + [None] * 30 + [0] * 10 + [None] * 70
+    labelled, starts = with_topics(text, labels, 2)
+    assert starts is text.line_starts and (labelled.tokens[: 3] // len(text.vocabulary) == 2).all()
+    lifts, shares = window_topics(labelled.tokens, len(text.vocabulary), 2, starts)
+    a, b = ([text.vocabulary.words.index(f"{letter}{k}") for k in range(9)] for letter in "ab")
+    assert bool((lifts[a, 0] > lifts[a, 1]).all()) and bool((lifts[b, 1] > lifts[b, 0]).all())
+    assert shares[1] > shares[0]
+
+
+@pytest.mark.parametrize(
+    "topics, message",
+    [
+        ([0, 1], r"topics: expected one for each of 3 lines, or 3 articles, got 2"),
+        ([0, 2, None], r"topics: the model has topics 0\.\.1, got 2 for line 1"),
+        (["sport", None, None], "topics: expected a whole number from 0 for each line, .* got 'sport' for line 0; number the"),
+        ([0, 0.5, 1], r"topics: expected a whole number .* got 0\.5 for line 1"),
+    ],
+)
+def test_topics_that_do_not_fit_are_named(topics, message):
+    model = VLHMM(num_states=4, hidden_size=4, num_topics=2)
+    with pytest.raises((ValueError, TypeError), match=message):
+        model.fit(["a b", "b c", "c a"], topics=topics, num_blocks=2, epochs=1)
+    with pytest.raises(ValueError, match="topics: the model has one topic; make it with num_topics"):
+        VLHMM(num_states=4, hidden_size=4).fit(["a b", "b c", "c a"], topics=[0, 0, 0], num_blocks=2, epochs=1)
 
 
 def test_a_short_text_keeps_the_topics_that_were_drawn():

@@ -33,7 +33,7 @@ from pplseq.models.fitting import digest_of_text
 from pplseq.models.storage import MODEL, read_model
 from pplseq.models.texts import as_texts, check_same_text, introduction, make_batches, validator
 from pplseq.models.vlhmm.counts import check_start, start_from_counts
-from pplseq.models.vlhmm.topics import KeptTopics, start_topics
+from pplseq.models.vlhmm.topics import KeptTopics, start_topics, with_topics
 from pplseq.runs import processes
 from pplseq.runs.checkpoint import is_held_here, only_one_run
 from pplseq.runs.cost import check_fits, vlhmm_cost
@@ -63,6 +63,7 @@ def fit(
     progress: bool = False,
     warm_start: bool = False,
     fixed: str | Sequence[str] | Mapping[str, Any] = (),
+    topics: Any = None,
     device: str | torch.device | None = None,
     min_count: int | None = None,
     blocks: str = "brown",
@@ -96,6 +97,7 @@ def fit(
         progress: a bar on stderr.
         warm_start: train on from the parameters as they stand, instead of drawing them anew.
         fixed: what keeps its values, by the names of ``named_parameters()``, of a model that has its words.
+        topics: that are known, one for each line of x, or each article: numbers from 0, None (NaN, -1) where it is not known.
         device: where to train; None: where the model is.
         blocks, num_blocks, eos_block, exchange_passes: see :func:`make_clusters`; for a model without words. num_blocks None is
             the largest number up to 128 that divides the states.
@@ -143,6 +145,11 @@ def fit(
     train_text, valid_text, has_words = as_texts(
         x, lengths, validation, vocabulary=model.vocabulary, num_words=model.num_words, min_count=min_count
     )
+    labelled, starts = train_text, None
+    if topics is not None and model.num_topics == 1:
+        raise ValueError("topics: the model has one topic; make it with num_topics")
+    if topics is not None:
+        labelled, starts = with_topics(train_text, topics, model.num_topics)
     of = x.name if isinstance(x, Corpus) else train_text.name
     vocabulary = train_text.vocabulary
     if not fresh and model.num_words != len(vocabulary):
@@ -155,7 +162,7 @@ def fit(
     batch_seed = int(torch.randint(2**31, ())) if seed is None else checks.count("seed", seed, 0)
     device = checks.device(device or ("cpu" if fresh else model.block_of_word.device))
     batches = make_batches(
-        train_text, protocol, shuffle=shuffle, batch_size=batch_size, segment_length=segment_length,
+        labelled, protocol, shuffle=shuffle, batch_size=batch_size, segment_length=segment_length,
         batch_tokens=batch_tokens, seed=batch_seed,
     )  # fmt: skip
     if not fresh:
@@ -173,7 +180,7 @@ def fit(
     with _run_folder(folder, resume) as place, draws or seeded(seed), contextlib.ExitStack() as stack:
         watch = watch or (stack.enter_context(contextlib.closing(TrainingBar())) if progress else Watch())
         if place is not None and together.writes:
-            check_same_text(place, train_text, resume, of)
+            check_same_text(place, labelled, resume, of)
         about = {"protocol": protocol, "shuffle": shuffle, "batch_size": batch_size, "segment_length": segment_length}
         by_config = ["topic_kept"] if model.config["topic_persistence"] is not None else []  # which a model without words lacks
         about |= {"batch_tokens": batch_tokens, "lr": schedule.lr}
@@ -210,7 +217,7 @@ def fit(
                 if start == "counts" and not resume:
                     start_from_counts(model, train_text)
                 if model.num_topics > 1 and not (warm_start or resume):
-                    start_topics(model, train_text)
+                    start_topics(model, labelled, starts)
             if has_words:
                 model.vocabulary = vocabulary
             else:
@@ -223,7 +230,7 @@ def fit(
             model._learns_lines_apart = True
             stack.callback(setattr, model, "_learns_lines_apart", False)
             if model.reset_id is not None and model.topic_kept.requires_grad and "topic_kept" not in holds:
-                keep = KeptTopics(model, train_text.tokens)
+                keep = KeptTopics(model, labelled.tokens)
 
         def score() -> Mapping[str, Any]:
             assert measure is not None, "it is asked where there is text to score"

@@ -395,7 +395,7 @@ class VLHMM(Constrainable):
             progress: show a bar.
             fixed: parameters (names of ``named_parameters()``), or by a mapping to masks entries of them, that keep their
                 values, of a model that has its words; see :meth:`Estimator.fit <pplseq.models.estimator.Estimator.fit>`.
-            **options: device, num_blocks, blocks, epochs, max_time, lr, batch_size, ...: see
+            **options: topics that are known, device, num_blocks, blocks, epochs, max_time, lr, batch_size, ...: see
                 :func:`pplseq.models.vlhmm.fit.fit`.
 
         Returns:

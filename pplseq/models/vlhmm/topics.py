@@ -1,7 +1,7 @@
 """Where the topics of a VLHMM start, at a mixture of unigrams over windows of its text; and for how long one is kept.
 
 Topics that start alike stay alike. Windows are clusters of words' counts by EM, annealed; what a topic lifts of a word is
-log p(word | topic) / p(word).
+log p(word | topic) / p(word). Of a text whose topics are known in part its documents are what is clustered.
 
 Training on lines in a new order tells what topics are better than one on lines as they stand, whose neighbours in a batch are
 alike, but nothing of how long they last: there a topic is drawn anew in each sentence, and p(kept) is the likeliest for
@@ -14,6 +14,7 @@ the mixture; annealing: N. Ueda and R. Nakano (1998), Deterministic annealing EM
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,7 @@ from torch import Tensor
 from pplseq import checks
 from pplseq.data.text import Text
 from pplseq.kernels.scan import chain_log_prob
+from pplseq.models.forms import missing
 
 WINDOW = 400  # words
 MOST_WINDOWS = 1 << 13  # of a long text, spread over it
@@ -37,16 +39,44 @@ FEWEST_SENTENCES = 64  # of a run, where there are as many
 BATCH = 1024  # words whose topics are asked at once
 
 
-def start_topics(model: Any, text: Text) -> None:
+def with_topics(text: Text, labels: Any, num_topics: int) -> tuple[Text, np.ndarray]:
+    """The text with the topic beside each word of which it is known, as
+    :class:`~pplseq.distributions.topics.TopicEmission` reads them, and where its labelled parts begin and the last ends.
+
+    Args:
+        labels: of each line, or each article: numbers from 0, or None, NaN or -1 where it is not known.
+
+    Raises:
+        ValueError, TypeError: for labels that do not fit the text or the topics.
+    """
+    values = [-1 if missing(value) else value for value in (labels.tolist() if hasattr(labels, "tolist") else labels)]
+    for number, value in enumerate(values):
+        if isinstance(value, bool) or not isinstance(value, (int, float, np.integer)) or value != int(value):
+            raise TypeError(
+                f"topics: expected a whole number from 0 for each line, None where it is not known, got {checks.shown(value)} "
+                f"for line {number}; number the names of topics"
+            )
+        if not -1 <= value < num_topics:
+            raise ValueError(f"topics: the model has topics 0..{num_topics - 1}, got {value} for line {number}")
+    if len(values) not in (text.num_lines, text.num_articles):
+        raise ValueError(
+            f"topics: expected one for each of {text.num_lines} lines, or {text.num_articles} articles, got {len(values)}"
+        )
+    starts = text.line_starts if len(values) == text.num_lines else text.line_starts[text.article_starts]
+    topics = np.repeat(np.array(values, np.int32), np.diff(starts))
+    return replace(text, tokens=text.tokens + len(text.vocabulary) * (1 + topics)), starts
+
+
+def start_topics(model: Any, text: Text, starts: np.ndarray | None = None) -> None:
     """Sets what topics lift of words, and how likely they are, to a mixture of unigrams over windows of a text.
 
     Args:
         model: a :class:`~pplseq.models.vlhmm.program.VLHMM` with words and several topics.
-        text: as encoded for the model.
+        text, starts: as encoded for the model; where some topics are known from :func:`with_topics`.
 
     Cost: 40 passes over 3 million words at most.
     """
-    found = window_topics(np.asarray(text.tokens), model.num_words, model.num_topics)
+    found = window_topics(np.asarray(text.tokens), model.num_words, model.num_topics, starts)
     if found is None:
         return  # too short to tell: the topics that were drawn
     lifts, shares = found
@@ -55,31 +85,43 @@ def start_topics(model: Any, text: Text) -> None:
         model.topic_prior.copy_(shares.log())
 
 
-def window_topics(tokens: np.ndarray, num_words: int, num_topics: int) -> tuple[Tensor, Tensor] | None:
+def window_topics(
+    tokens: np.ndarray, num_words: int, num_topics: int, starts: np.ndarray | None = None
+) -> tuple[Tensor, Tensor] | None:
     """What topics lift of words (V, C), nats, and their shares (C,); None for a text of fewer windows than topics, or without
-    words that occur in some windows and not in others. They are of the text alone: the same for models of all seeds."""
-    windows = len(tokens) // WINDOW
+    words that occur in some windows and not in others. They are of the text alone: the same for models of all seeds.
+
+    Args:
+        tokens: (N,), with their topics where ``starts`` says what windows there are, (W + 1,).
+    """
+    ends = np.arange(0, len(tokens) + 1, WINDOW) if starts is None else starts
+    windows = len(ends) - 1
     if windows < num_topics:
         return None
     taken = np.linspace(0, windows - 1, min(windows, MOST_WINDOWS)).round().astype(np.int64)
-    words = torch.from_numpy(tokens[: windows * WINDOW].reshape(windows, WINDOW)[taken].astype(np.int64))
-    window = torch.arange(len(words)).repeat_interleave(WINDOW)
-    size, places = (len(words), num_words), torch.stack([window, words.flatten()])
-    counts = torch.sparse_coo_tensor(places, torch.ones(words.numel()), size, check_invariants=True).coalesce()
-    total = torch.bincount(words.flatten(), minlength=num_words) + 1.0
+    sizes = np.diff(ends)[taken]
+    places = np.repeat(ends[:-1][taken] - np.concatenate([[0], np.cumsum(sizes)[:-1]]), sizes) + np.arange(sizes.sum())
+    topics, words = (torch.from_numpy(part.astype(np.int64)) for part in np.divmod(tokens[places], num_words))
+    window = torch.from_numpy(np.repeat(np.arange(len(taken)), sizes))
+    known = torch.zeros(len(taken), dtype=torch.long).index_copy_(0, window, topics)  # one more than the topic
+    size, cells = (len(taken), num_words), torch.stack([window, words])
+    counts = torch.sparse_coo_tensor(cells, torch.ones(len(words)), size, check_invariants=True).coalesce()
+    total = torch.bincount(words, minlength=num_words) + 1.0
     overall = total / total.sum()
     occurs = torch.bincount(counts.indices()[1], minlength=num_words)
-    telling = ((occurs >= FEWEST) & (occurs <= MOST * len(words))).float()
+    telling = ((occurs >= FEWEST) & (occurs <= MOST * len(taken))).float()
     if telling.sum() < num_topics:
         return None
-    noise = torch.randn(len(words), num_topics, generator=torch.Generator().manual_seed(0))
-    posterior = torch.softmax(0.1 * noise, -1)
+    noise = torch.randn(len(taken), num_topics, generator=torch.Generator().manual_seed(0))
+    told = torch.nn.functional.one_hot((known - 1).clamp_min(0), num_topics).float()
+    posterior = torch.where(known.unsqueeze(-1) > 0, told, torch.softmax(0.1 * noise, -1))
     for step in range(ROUNDS):
         mass = torch.sparse.mm(counts.t(), posterior) + SMOOTHED[0] * overall.unsqueeze(-1)  # (V, C)
         mass = mass * telling.unsqueeze(-1)
         log = (mass / mass.sum(0)).clamp_min(1e-30).log() * telling.unsqueeze(-1)
         score = torch.sparse.mm(counts, log) + posterior.mean(0).log()
-        posterior = torch.softmax(score * min(1.0, WARMING * (step + 1)), -1)
+        found = torch.softmax(score * min(1.0, WARMING * (step + 1)), -1)
+        posterior = torch.where(known.unsqueeze(-1) > 0, told, found)
     mass = torch.sparse.mm(counts.t(), posterior) + SMOOTHED[1] * overall.unsqueeze(-1)
     lifts = ((mass / mass.sum(0)).log() - overall.log().unsqueeze(-1)).clamp(-LARGEST_LIFT, LARGEST_LIFT)
     shares = posterior.mean(0).clamp_min(1e-3)
@@ -100,7 +142,7 @@ class KeptTopics:
     def __init__(self, model: Any, tokens: np.ndarray):
         self.model, self.runs, self.first = model, list[list[np.ndarray]](), float(model.topic_kept.detach())
         self.before: list[Tensor] = []  # whole: fused steps of an optimizer leave no other trace
-        sentences = sentences_of(tokens, model.reset_id)
+        sentences = sentences_of(tokens, model)
         share = max(len(sentences) // RUNS, min(len(sentences), FEWEST_SENTENCES))
         for first in range(0, len(sentences) - share + 1, share):
             words = np.cumsum([len(sentence) for sentence in sentences[first : first + share]])
@@ -126,9 +168,9 @@ class KeptTopics:
         self.before = [parameter.clone() for parameter in now]
 
 
-def sentences_of(tokens: np.ndarray, end: int) -> list[np.ndarray]:
+def sentences_of(tokens: np.ndarray, model: Any) -> list[np.ndarray]:
     """The sentences of a text, of which the last may have no end."""
-    ends = np.flatnonzero(tokens[:-1] == end) + 1
+    ends = np.flatnonzero(tokens[:-1] % model.num_words == model.reset_id) + 1
     return np.split(tokens, ends)
 
 
@@ -143,7 +185,7 @@ def topics_along(model: Any, tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray
     Args:
         model: of several topics, and a word that ends sentences. tokens: of the text.
     """
-    sentences, prior, kept = sentences_of(tokens, model.reset_id), prior_of(model), float(model.topic_kept.detach().sigmoid())
+    sentences, prior, kept = sentences_of(tokens, model), prior_of(model), float(model.topic_kept.detach().sigmoid())
     told = (topics_of(model, sentences) / prior).log().unsqueeze(1).requires_grad_()
     moves = (kept * torch.eye(len(prior), dtype=torch.float64) + (1 - kept) * prior).log()
     with torch.enable_grad():
