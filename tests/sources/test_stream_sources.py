@@ -58,7 +58,7 @@ class Logits(torch.nn.Module):
 
 def vlhmm(**options):
     torch.manual_seed(2)
-    blocks = torch.tensor([0, 0, 1, 1, 2, 2, 2])
+    blocks = torch.tensor([0, 0, 1, 1, 0, 2, 0] if "num_topics" in options else [0, 0, 1, 1, 2, 2, 2])
     return VLHMM(9, num_words=NUM_WORDS, blocks=blocks, hidden_size=4, init_scale=1.0, **options).double()
 
 
@@ -83,6 +83,7 @@ SOURCES = {
     "module": lambda text: TorchLanguageModelSource(Logits(NUM_WORDS).double(), NUM_WORDS, start=5),
     "vlhmm": lambda text: ModelSource(vlhmm()),
     "vlhmm with reset": lambda text: ModelSource(vlhmm(reset_id=5)),
+    "vlhmm with topics": lambda text: ModelSource(vlhmm(reset_id=5, num_topics=2)),
     "hmm": lambda text: ModelSource(hmm()),
     "function": lambda text: CallableSource(after_the_last, NUM_WORDS, max_context=2),
     "mixture": lambda text: MixtureSource([UnigramCache(NUM_WORDS), OnlineNGram(NUM_WORDS, 2)], [1, 3], learn=True),
