@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from pplseq import VLHMM, checks
+from pplseq.data.text import Text
 from pplseq.models.texts import as_texts
 from pplseq.models.vlhmm.program import KEPT_TOPIC
 from pplseq.models.vlhmm.topics import KEPT, WINDOW, KeptTopics, window_topics, with_topics
@@ -306,6 +307,10 @@ def test_labels_place_topics_and_what_is_not_labelled_follows():
     a, b = ([text.vocabulary.words.index(f"{letter}{k}") for k in range(9)] for letter in "ab")
     assert bool((lifts[a, 0] > lifts[a, 1]).all()) and bool((lifts[b, 1] > lifts[b, 0]).all())
     assert shares[1] > shares[0]
+    text = Text.from_lines(words, article_starts=[0, 100, 120])
+    tokens, starts = with_topics(text, np.array([math.nan, 1.0]), 2)
+    assert starts.tolist() == [0, 400, 480]
+    assert (tokens.tokens // len(text.vocabulary)).tolist() == [0] * 400 + [2] * 80
 
 
 @pytest.mark.parametrize(
@@ -314,6 +319,7 @@ def test_labels_place_topics_and_what_is_not_labelled_follows():
         ([0, 1], r"topics: expected one for each of 3 lines, or 3 articles, got 2"),
         ([0, 2, None], r"topics: the model has topics 0\.\.1, got 2 for line 1"),
         (["sport", None, None], "topics: expected a whole number from 0 for each line, .* got 'sport' for line 0; number the"),
+        ([0, 1, math.inf], "topics: expected a whole number .* got inf for line 2"),
         ([0, 0.5, 1], r"topics: expected a whole number .* got 0\.5 for line 1"),
     ],
 )
