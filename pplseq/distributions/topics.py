@@ -8,7 +8,8 @@ adds a number of its own to each score, so that both normalisers are products of
     p(b | c, z)  = exp(w_b . out_z + g_bc) / sum over blocks; of one softmax over all states exp(w_b . out_z) is the sum of
                    exp(out_z . into_z') over the states z' of b
     p(c', z' | c, z) = [c' = c] p(b' | c, z) p(z' | z, b')
-                     = (rho [c' = c] + (1 - rho) prior_c') start_z'    behind the end of a sentence
+                     = (rho [c' = c] + (1 - rho) prior_c') p(z' | c')    behind the end of a sentence
+    p(z | c)     = exp(start_z + h_bc) / sum over all states    at the start and there
 
 Source: A. Gruber, M. Rosen-Zvi and Y. Weiss (2007), Hidden topic Markov models, AISTATS; here with many states inside a topic.
 """
@@ -119,9 +120,9 @@ class TopicTransition(HierarchicalTransition):
     """See the module's head.
 
     Args:
-        layout: of all topics. initial: (N / C,) log p(z_1) over base states. prior: (C,) log p(c_1).
+        layout: of all topics. initial: (N / C,) scores of base states at the start, normalised. prior: (C,) log p(c_1).
         mix: (C, C) p(c' | c) behind the end of a sentence. end_block: the block whose states end a sentence, or None.
-        block_lifts: (M, C) g.
+        block_lifts: (M, C) g. start_lifts: (M, C) h.
         out, into, block_weight, block_bias, out_of, product_dtype: of base states, as for
             :class:`~pplseq.distributions.hierarchical.HierarchicalTransition`; without weights and biases of blocks it is one
             softmax over all states, of which each is normalised once for all topics.
@@ -133,16 +134,18 @@ class TopicTransition(HierarchicalTransition):
 
     def __init__(
         self, layout: TopicLayout, initial: Tensor, prior: Tensor, mix: Tensor, end_block: int | None, block_lifts: Tensor,
-        out: Tensor, into: Tensor, block_weight: Tensor | None = None, block_bias: Tensor | None = None, *,
+        start_lifts: Tensor, out: Tensor, into: Tensor, block_weight: Tensor | None = None, block_bias: Tensor | None = None, *,
         out_of: Callable[[Tensor], Tensor] | None = None, product_dtype: torch.dtype | None = None,
     ):  # fmt: skip
         topics, base = layout.of_local(torch.arange(layout.num_kept, device=initial.device))
-        self.is_hierarchical, nothing = block_weight is not None, out[:0, 0]
-        super().__init__(
-            layout, prior[topics] + initial[base], out, into, out[:0] if block_weight is None else block_weight,
-            nothing if block_bias is None else block_bias, out_of=out_of, product_dtype=product_dtype,
-        )  # fmt: skip
-        self.base_initial, self.mix, self.end_block, self.block_lifts = initial, mix, end_block, block_lifts
+        of_blocks = initial.view(layout.num_blocks, -1).logsumexp(-1, keepdim=True)
+        start_lifts = start_lifts - log_sum_of_both(of_blocks, start_lifts).squeeze(-1)
+        first = (prior + start_lifts)[layout.block_of_kept, topics] + initial[base]
+        weight, bias = out[:0] if block_weight is None else block_weight, out[:0, 0] if block_bias is None else block_bias
+        super().__init__(layout, first, out, into, weight, bias, out_of=out_of, product_dtype=product_dtype)
+        self.is_hierarchical = block_weight is not None
+        self.base_initial, self.start_lifts, self.mix = initial, start_lifts, mix
+        self.end_block, self.block_lifts = end_block, block_lifts
 
     # ---------------------------------------------------------------- of base states
     def next_scores(self, leaving: Tensor, ids: Tensor) -> Tensor:
@@ -201,7 +204,8 @@ class TopicTransition(HierarchicalTransition):
         if self.end_block is not None:
             afresh = (torch.logsumexp(message, -1).exp() @ self.mix).log().view(rows, 1, -1, 1)
             ended = layout.block_of_global(belief.ids[:, :1, None, None]) == self.end_block  # pyright: ignore
-            step = torch.where(ended, afresh + layout.base.of_blocks(self.base_initial, every).unsqueeze(1), step)
+            afresh = afresh + self.start_lifts.unsqueeze(-1) + layout.base.of_blocks(self.base_initial, every).unsqueeze(1)
+            step = torch.where(ended, afresh, step)
         return step.flatten(1)
 
     def belief_step(self, belief: Belief, block: Tensor, previous_word: Tensor | None = None) -> Tensor:
@@ -217,8 +221,8 @@ class TopicTransition(HierarchicalTransition):
         else:
             step = log_matmul(message + gates, inner)
         if self.end_block is not None:
-            afresh = (torch.logsumexp(message, -1).exp() @ self.mix).log().unsqueeze(-1)
-            afresh = afresh + layout.base.of_blocks(self.base_initial, block).unsqueeze(-2)
+            afresh = (torch.logsumexp(message, -1).exp() @ self.mix).log() + self.start_lifts[block]
+            afresh = afresh.unsqueeze(-1) + layout.base.of_blocks(self.base_initial, block).unsqueeze(-2)
             ended = layout.block_of_global(ids[:, :1, None]) == self.end_block
             step = torch.where(ended, afresh, step)
         return step.flatten(-2)
@@ -264,8 +268,8 @@ class TopicTransition(HierarchicalTransition):
         stay = stay.masked_fill(own[..., None, :, None] == 0, -math.inf)  # (*b, P, U, C, K)
         if self.end_block is None:
             return stay.flatten(-2)
-        mixed = (own @ self.mix).log()[..., None, :, None]
-        afresh = mixed + layout.base.of_blocks(self.base_initial, blocks).unsqueeze(-2).unsqueeze(-4)
+        mixed = (own @ self.mix).log().unsqueeze(-2) + self.start_lifts[blocks].unsqueeze(-3)  # (*b, P, U, C)
+        afresh = mixed.unsqueeze(-1) + layout.base.of_blocks(self.base_initial, blocks).unsqueeze(-2).unsqueeze(-4)
         return torch.where(ended[..., None, None] > 0, afresh, stay).flatten(-2)
 
     def scores_from_all(self, following):

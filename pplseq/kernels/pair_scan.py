@@ -14,6 +14,7 @@ Where states have topics, which stay what they are but at a restart, gate, init 
 but where they start; so each topic of a row is a row of its own, and topics are a chain of C states over those rows' steps:
 
     mix      (C, C)      p(topic behind a restart | topic before)
+    lift     (T, B, C)   what a topic adds to restart_to
 
 A step's matrix is exp(gate_i) softmax_j(out_i . into_j) over the states j of the block entered. What depends on the token alone
 (gate, emission) stays out of the K x K matrices, which are made per distinct pair of blocks, in groups that leave the same
@@ -343,6 +344,7 @@ def pair_chain_log_prob(
     restart: Tensor | None = None,
     restart_to: Tensor | None = None,
     mix: Tensor | None = None,
+    lift: Tensor | None = None,
     product_dtype: torch.dtype | None = None,
 ) -> Forward | None:
     """log p(x) of each row, differentiable; see the module's head for the factors. None where digits would be lost.
@@ -350,7 +352,7 @@ def pair_chain_log_prob(
     Args:
         filled: (P, K) False at padded slots of the block entered, or None. product_dtype: of the products of features.
 
-    With topics, of which mix is told, the states of its messages are (T, B, C K).
+    With topics, of which mix and lift are told, the states of its messages are (T, B, C K).
 
     Cost: 2 P K^2 D flops forward for the P distinct pairs, twice that backward, whatever C, and C K^2 a token; P K^2 numbers
     kept.
@@ -363,7 +365,7 @@ def pair_chain_log_prob(
         log_prob = steps.sum(0, dtype=torch.float64).to(emit.dtype).squeeze(-1)
         forward = Forward(log_prob, messages.squeeze(-2), steps.detach().squeeze(-1), in_logs=False)
     else:
-        forward = TopicForward(steps, messages, mix, valid, restart, in_logs=False)
+        forward = TopicForward(steps, messages, mix, lift, valid, restart, in_logs=False)
     if not twice.transformed():
         top = given[2].detach().amax(-1)
         sound = (steps.detach() - top > math.log(TRUSTED[emit.dtype])) | (top == -math.inf)
@@ -378,8 +380,11 @@ class TopicForward(Forward):
     each on its own; the states of its messages are (T, B, C K)."""
 
     def __init__(
-        self, steps: Tensor, messages: Tensor, mix: Tensor, valid: Tensor | None, restart: Tensor | None, in_logs: bool
+        self, steps: Tensor, messages: Tensor, mix: Tensor, lift: Tensor | None, valid: Tensor | None,
+        restart: Tensor | None, in_logs: bool,
     ):  # fmt: skip
+        if restart is not None and lift is not None:
+            steps = steps + lift.where(restart.unsqueeze(-1), 0.0)
         stay = torch.zeros_like(mix).fill_diagonal_(1.0).log().expand(*steps[1:].shape, -1)
         moves = stay if restart is None else torch.where(restart[1:, :, None, None], mix.log(), stay)
         topics = chain_log_prob(steps.new_zeros(len(mix)), moves, steps, valid)

@@ -97,7 +97,7 @@ def vlhmm_cost(
         num_weights = num_states * (1 + num_states + (0 if softmax else num_blocks)) + num_words * (num_states // num_blocks)
     pairs = min(num_tokens, num_blocks**2)
     copies = 0 if num_topics == 1 else num_topics  # of what a token's states say, and of normalisers
-    num_weights += copies * (num_words + num_blocks + 1)
+    num_weights += copies * (num_words + 2 * num_blocks + 1)
     # float32 numbers at the peak: residual activations, emission tables, the chain's pairs, tiles of the normaliser.
     working = 10 * layers * kept * h + 6 * width * num_words + (4 if softmax else 1) * pairs * width**2
     working += 4 * min(kept, 2048) * kept if softmax else 0

@@ -103,7 +103,7 @@ def test_queries(family):
         pytest.param("softmax", {"num_states": 9}, marks=pytest.mark.slow),
         pytest.param("hierarchical", {"num_states": 9}, marks=pytest.mark.slow),
         ("softmax", {"states_per_block": [3, 4, 1]}), ("hierarchical", {"states_per_block": [3, 4, 1]}),
-        ("hierarchical", {"num_topics": 2, "blocks": [0, 1, 1, 3, 2, 2]}),
+        *((kind, {"num_topics": 2, "blocks": [0, 1, 1, 3, 2, 2]}) for kind in ("softmax", "hierarchical")),
     ],
     ids=str,
 )  # fmt: skip

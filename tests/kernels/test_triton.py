@@ -164,7 +164,8 @@ UNEVEN = {"states_per_block": [3, 4, 1]}
 
 @pytest.mark.parametrize(
     "options",
-    [{"transition": "softmax"} | UNEVEN, {"transition": "hierarchical"} | UNEVEN, TOPICS, TOPICS | {"reset_id": None}], ids=str,
+    [{"transition": "softmax"} | UNEVEN, {"transition": "hierarchical"} | UNEVEN, TOPICS,
+     TOPICS | {"transition": "softmax"}, TOPICS | {"reset_id": None}], ids=str,
 )
 def test_a_model_finds_its_kernels(kernels, options):
     """Loss and gradients of two training steps, with resets, dropout, uneven blocks, topics and a carried belief."""

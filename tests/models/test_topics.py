@@ -46,6 +46,7 @@ def dense(model: VLHMM) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         start = torch.softmax(model.start_score(model.start_layer(embedding)).squeeze(-1), -1)
         scores = out @ embedding.T
         gates = model.block_score(out) if config["transition"] == "hierarchical" else None
+    starts = (start.log().unsqueeze(-1) + model.topic_starts[torch.arange(count) // K]).softmax(0)
     block, prior, kept = torch.arange(count) // K, model.topic_prior.softmax(-1), model.topic_kept.sigmoid()
     moves, words = torch.zeros(C, count, C, count, dtype=F64), torch.zeros(C, count, V, dtype=F64)
     for c, z in itertools.product(range(C), range(count)):
@@ -53,7 +54,7 @@ def dense(model: VLHMM) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         words[c, z] = score.masked_fill(BLOCKS != block[z], -math.inf).softmax(-1)
         if block[z] == 0 and model.reset_id is not None:
             for other in range(C):
-                moves[c, z, other] = (kept * (c == other) + (1 - kept) * prior[other]) * start
+                moves[c, z, other] = (kept * (c == other) + (1 - kept) * prior[other]) * starts[:, other]
             continue
         if gates is None:
             moves[c, z, c] = torch.softmax(scores[z] + model.topic_blocks[block, c], -1)
@@ -61,7 +62,7 @@ def dense(model: VLHMM) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         gate = torch.softmax(gates[z] + model.topic_blocks[:, c], -1)
         for b in range(M):
             moves[c, z, c, block == b] = gate[b] * torch.softmax(scores[z, block == b], -1)
-    return (prior.unsqueeze(-1) * start).flatten(), moves.view(C * count, -1), words.view(C * count, V)
+    return (prior.unsqueeze(-1) * starts.T).flatten(), moves.view(C * count, -1), words.view(C * count, V)
 
 
 def log_prob(tables, x: torch.Tensor) -> torch.Tensor:

@@ -65,7 +65,7 @@ def test_it_is_an_hmm(script, weights, stay, topics):
     if topics > 1:
         with torch.no_grad():
             for model in models:
-                for table in (model.topic_words, model.topic_blocks, model.topic_prior):
+                for table in (model.topic_words, model.topic_blocks, model.topic_starts, model.topic_prior):
                     table.normal_()
     moves = script.topic_moves(models)
     alone = np.stack([script.by_topic(model, a_text(TEXT)) for model in models])

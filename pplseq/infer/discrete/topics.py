@@ -34,13 +34,13 @@ class TopicChain(HierarchicalChain):
 
     def _over_pairs(self, emit: Tensor | None = None) -> scan.Forward | None:
         transition, layout, block = self.transition, self.layout, self._block
-        keys, restart, restart_to = block[:-1] * layout.num_blocks + block[1:], None, None
+        keys, restart, restart_to, lift = block[:-1] * layout.num_blocks + block[1:], None, None, None
         used = None if self.valid is None else self.valid[1:]
         if transition.end_block is not None:
             restart = torch.cat([torch.zeros_like(block[:1], dtype=torch.bool), block[:-1] == transition.end_block])
-            restart_to = layout.base.of_blocks(transition.base_initial, block)
+            restart_to, lift = layout.base.of_blocks(transition.base_initial, block), transition.start_lifts[block]
         if pair_chain.applies(self._base_of(transition.out, None), transition.initial):
-            return self._by_kernels(emit, restart, restart_to)
+            return self._by_kernels(emit, restart, restart_to, lift)
         if restart is not None:
             needed = keys[~restart[1:]]
             if not needed.numel():
@@ -56,17 +56,19 @@ class TopicChain(HierarchicalChain):
         return pair_chain_log_prob(
             out, into, self._by_topic(gates), self._by_topic(self._initial(block[0])),
             self._by_topic(self._emit() if emit is None else emit), plan, valid=self.valid, restart=restart,
-            restart_to=restart_to, mix=transition.mix, product_dtype=transition.product_dtype,
+            restart_to=restart_to, mix=transition.mix, lift=lift, product_dtype=transition.product_dtype,
         )  # fmt: skip
 
-    def _by_kernels(self, emit: Tensor | None, restart: Tensor | None, restart_to: Tensor | None) -> scan.Forward:
+    def _by_kernels(
+        self, emit: Tensor | None, restart: Tensor | None, restart_to: Tensor | None, lift: Tensor | None
+    ) -> scan.Forward:
         """The same on a GPU, in sizes that do not depend on which pairs there are."""
         transition, block = self.transition, self._block
         out, into = self._base_of(transition.out, None), self._base_of(transition.into, None)
         return pair_chain.topic_log_prob(
             out, into, self._by_topic(self._gates(out, None, block[:-1], block[1:])), self._by_topic(self._initial(block[0])),
             self._by_topic(self._emit() if emit is None else emit), block, valid=self.valid, restart=restart,
-            restart_to=restart_to, mix=transition.mix, product_dtype=transition.product_dtype,
+            restart_to=restart_to, mix=transition.mix, lift=lift, product_dtype=transition.product_dtype,
         )  # fmt: skip
 
     def _gates(self, out: Tensor, blocks: Tensor | None, left: Tensor, entered: Tensor) -> Tensor:

@@ -153,13 +153,14 @@ def topic_log_prob(
     restart: Tensor | None = None,
     restart_to: Tensor | None = None,
     mix: Tensor,
+    lift: Tensor | None = None,
     product_dtype: torch.dtype | None = None,
 ) -> Forward:
     """log p(x) of each row where states have C topics, differentiable to any order; the states of its messages are (T, B, C K).
 
     Args:
-        gate: (T-1, B, C, K). init: (B, C, K). emit: (T, B, C, K). restart_to: (T, B, K) log p(z_t) afresh, whatever the topic.
-        mix: (C, C) p(c' | c) at a restart. Others as of :func:`chain_log_prob`.
+        gate: (T-1, B, C, K). init: (B, C, K). emit: (T, B, C, K). restart_to: (T, B, K) log p(z_t) afresh, whatever the topic,
+            and lift (T, B, C) what a topic adds to it. mix: (C, C) p(c' | c) at a restart. Others as of :func:`chain_log_prob`.
 
     Cost: as of :func:`chain_log_prob` for B C rows, but that a pair's matrix is made once.
     """
@@ -173,7 +174,7 @@ def topic_log_prob(
         rows(restart_to), product_dtype,
     )  # fmt: skip
     steps, messages = (value.unflatten(1, (-1, num_topics)) for value in (steps, messages))
-    return TopicForward(steps, messages, mix, valid, restart, in_logs=True)
+    return TopicForward(steps, messages, mix, lift, valid, restart, in_logs=True)
 
 
 def reference(out, into, gate, init, emit, begin, found: Pairs, filled, valid, restart, product_dtype):

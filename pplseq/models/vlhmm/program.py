@@ -61,9 +61,9 @@ class VLHMM(Constrainable):
         states_per_block: M sizes that sum to Z, for uneven blocks; None: Z / M each.
         normalizer_dtype: type of the products inside the training normaliser; evaluation is always exact.
         num_topics: C. With more than one, hidden states are (topic, state): the topic stays within a sentence, and behind
-            ``reset_id`` (whose block is its own) it is kept with ``topic_persistence`` or drawn anew; words and next blocks
-            have a number more a topic. One HMM of C Z states whose steps cost little more than those of Z (scalar tables:
-            as those of features as wide as Z). See :mod:`pplseq.distributions.topics`.
+            ``reset_id`` (whose block is its own) it is kept with ``topic_persistence`` or drawn anew; words, next blocks
+            and first ones have a number more a topic. One HMM of C Z states whose steps cost little more than those of Z
+            (scalar tables: as those of features as wide as Z). See :mod:`pplseq.distributions.topics`.
         topic_persistence: p(the topic is kept) that is held; None: learned, from lines in their order also where training
             shuffles them.
         topic_decay: weight decay, in training, of what topics add to scores.
@@ -247,7 +247,9 @@ class VLHMM(Constrainable):
         """Topics that differ a little; ``fit`` takes them from a text: see :mod:`pplseq.models.vlhmm.topics`."""
         scale = self._config["init_scale"]
         self.topic_words = nn.Parameter(torch.randn(num_words, self.num_topics) * scale)
-        self.topic_blocks = nn.Parameter(torch.zeros(num_blocks, self.num_topics))
+        self.topic_blocks, self.topic_starts = (
+            nn.Parameter(torch.zeros(num_blocks, self.num_topics)) for _ in range(2)
+        )
         self.topic_prior = nn.Parameter(torch.zeros(self.num_topics))
         kept = self._config["topic_persistence"]
         logit = KEPT_TOPIC if kept is None else math.log(kept / (1 - kept))
@@ -278,7 +280,7 @@ class VLHMM(Constrainable):
     @property
     def decays(self) -> dict[str, float]:
         """Weight decays of single parameters, in training: what topics add to scores learns a text by heart else."""
-        return {"topic_words": self._config["topic_decay"], "topic_blocks": self._config["topic_decay"]}
+        return dict.fromkeys(("topic_words", "topic_blocks", "topic_starts"), self._config["topic_decay"])
 
     # ---------------------------------------------------------------- the two conditional distributions
     def _index(self) -> tuple[BlockLayout, WordGroups]:
@@ -354,8 +356,9 @@ class VLHMM(Constrainable):
         same = torch.eye(self.num_topics, device=prior.device, dtype=prior.dtype)
         mix, end = keeps * same + (1 - keeps) * prior.exp(), self.reset_id
         end = None if end is None else int(words.block_of_word[end])
+        lifts = self.topic_blocks, self.topic_starts
         emission = TopicEmission(wide, self.block_of_word, *topic_norms(words, scores, self.topic_words))
-        return TopicTransition(wide, initial, prior, mix, end, self.topic_blocks, *features, **options), emission
+        return TopicTransition(wide, initial, prior, mix, end, *lifts, *features, **options), emission
 
     def _thinned(self, features: Tensor) -> Tensor:
         """Features (..., h) with some of them left out in training."""
