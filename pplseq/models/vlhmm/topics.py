@@ -63,7 +63,7 @@ def with_topics(text: Text, labels: Any, num_topics: int) -> tuple[Text, np.ndar
             f"topics: expected one for each of {text.num_lines} lines, or {text.num_articles} articles, got {len(values)}"
         )
     starts = text.line_starts if len(values) == text.num_lines else text.line_starts[text.article_starts]
-    topics = np.repeat(np.array(values, np.int32), np.diff(starts))
+    topics = np.repeat(np.array(values, np.int64), np.diff(starts))
     return replace(text, tokens=text.tokens + len(text.vocabulary) * (1 + topics)), starts
 
 
