@@ -320,6 +320,7 @@ def test_labels_place_topics_and_what_is_not_labelled_follows():
         ([0, 1], r"topics: expected one for each of 3 lines, or 3 articles, got 2"),
         ([0, 2, None], r"topics: the model has topics 0\.\.1, got 2 for line 1"),
         (["sport", None, None], "topics: expected a whole number from 0 for each line, .* got 'sport' for line 0; number the"),
+        (3, "topics: expected a list of numbers, one for each line, got 3"),
         ([0, 1, math.inf], "topics: expected a whole number .* got inf for line 2"),
         ([0, 0.5, 1], r"topics: expected a whole number .* got 0\.5 for line 1"),
     ],
@@ -328,6 +329,8 @@ def test_topics_that_do_not_fit_are_named(topics, message):
     model = VLHMM(num_states=4, hidden_size=4, num_topics=2)
     with pytest.raises((ValueError, TypeError), match=message):
         model.fit(["a b", "b c", "c a"], topics=topics, num_blocks=2, epochs=1)
+    with pytest.raises(ValueError, match="topics: in a text without resets the topic never changes"):
+        model.fit(["a b", "b c", "c a"], topics=[0, 0, 1], num_blocks=2, epochs=1, reset=False)
     with pytest.raises(ValueError, match="topics: the model has one topic; make it with num_topics"):
         VLHMM(num_states=4, hidden_size=4).fit(["a b", "b c", "c a"], topics=[0, 0, 0], num_blocks=2, epochs=1)
 

@@ -155,6 +155,11 @@ def fit(
     if not fresh and model.num_words != len(vocabulary):
         raise ValueError(f"x has a vocabulary of {len(vocabulary)} words, but the model has {model.num_words}")
     protocol = protocol or ("carried" if vocabulary.eos_id is not None else "sentence")
+    resets = reset and vocabulary.eos_id is not None if fresh else model.reset_id is not None
+    if topics is not None and protocol == "carried" and not resets:
+        raise ValueError(
+            "topics: in a text without resets the topic never changes; leave reset=False out, or use protocol='sentence'"
+        )
     if seed is None and folder is not None:
         seed = 0
     batch_size, rate = batching(train_text.num_tokens, protocol, batch_size, segment_length, lr)

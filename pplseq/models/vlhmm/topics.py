@@ -13,7 +13,7 @@ the mixture; annealing: N. Ueda and R. Nakano (1998), Deterministic annealing EM
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -49,6 +49,8 @@ def with_topics(text: Text, labels: Any, num_topics: int) -> tuple[Text, np.ndar
     Raises:
         ValueError, TypeError: for labels that do not fit the text or the topics.
     """
+    if not isinstance(labels, Iterable):
+        raise TypeError(f"topics: expected a list of numbers, one for each line, got {checks.shown(labels)}")
     values = [-1 if missing(value) else value for value in (labels.tolist() if hasattr(labels, "tolist") else labels)]
     for number, value in enumerate(values):
         if isinstance(value, bool) or not isinstance(value, (int, float, np.integer)) or value % 1 != 0:
