@@ -42,6 +42,7 @@ STEPS = {
     "shaken": {"level": 1.0, "slope": 0.3, "seasonal": 0.3, "cycle": 0.3, "ar": 0.3, "arma": 0.3, "noise": 0.05},
     "turning": {"level": 0.03, "slope": 1.0, "seasonal": 0.03, "cycle": 1.0, "ar": 1.0, "arma": 1.0, "noise": 0.05},
 }
+_NEGATIVE = "a negative weight of ar has no continuous form"
 WIDE = 1e6  # variance of the first state, of the mean square of the data
 
 
@@ -169,7 +170,7 @@ class StructuralModel(LDS):
         if unit == 1:
             return found
         over = {"frequency": lambda value: value / unit, "damping": lambda value: value ** (1 / unit)}
-        return {name: over.get(name, lambda value: value.abs() ** (1 / unit))(value) for name, value in found.items()}
+        return {name: over.get(name, lambda value: value ** (1 / unit))(value) for name, value in found.items()}
 
     @property
     def _learned(self) -> dict[str, Tensor]:
@@ -178,7 +179,8 @@ class StructuralModel(LDS):
         if self._config["cycle"]:
             found |= {"frequency": math.pi * self.raw_frequency[0].sigmoid(), "damping": self.raw_damping[0].sigmoid()}
         if self._config["ar"]:
-            found["ar"] = stationary_weights(self.raw_ar.tanh())
+            weights = stationary_weights(self.raw_ar.tanh())
+            found["ar"] = weights.abs() if self.time_unit > 0 else weights  # over any time only a positive one is a process
         return found | ({"ma": -stationary_weights(self.raw_ma.tanh())} if self._config["ma"] else {})
 
     @property
@@ -372,8 +374,10 @@ class StructuralModel(LDS):
                 continue
             raw, told = getattr(self, f"raw_{name}"), f"{name}_weights"
             weights = checks.shape(told, checks.finite(told, checks.numbers(told, weights).double().to(raw)), raw.shape)
+            if self.time_unit > 0 and bool((weights < 0).any()):
+                raise ValueError(f"{told}: {_NEGATIVE}, got {checks.shown(weights.tolist())}")
             try:
-                raw.copy_(partial_weights(sign * weights if unit == 1 else weights.abs() ** unit).atanh())
+                raw.copy_(partial_weights(sign * weights if unit == 1 else weights**unit).atanh())
             except ValueError as error:
                 told = f"{told}: {error}"
                 raise ValueError(told if sign > 0 else told.replace("a stationary", "an invertible")) from None
@@ -447,12 +451,16 @@ class StructuralModel(LDS):
         if batch.gaps is not None:
             later = batch.gaps[batch.gaps > 0]
             unit = float(later.median()) if len(later) else 1.0
-        if (unit or 1.0) == self._unit:
-            self.time_unit.fill_(unit)
-            return
         slots, shares = self._slots, self._shares()
         stay: dict[str, Any] = {name: value.tolist() for name, value in self.learned.items()}
         stay = {n: v for n, v in stay.items() if warm or f"raw_{n}" in holds or not slots[f"raw_{n}"].raw.requires_grad}
+        if unit and min(stay.get("ar", [0.0])) < 0:
+            raise ValueError(f"times: {_NEGATIVE}, and that which is kept is {stay['ar'][0]:g}; leave it to the fit")
+        if (unit or 1.0) == self._unit:
+            if self.time_unit > 0 and "ar" in stay:
+                self.raw_ar.abs_()  # as it was taken
+            self.time_unit.fill_(unit)
+            return
         variances = {name: float(value * shares[name]) for name, value in self._variances.items()}
         self.time_unit.fill_(unit)
         if stay.get("frequency", 0.0) >= math.pi / self._unit:
@@ -484,6 +492,8 @@ class StructuralModel(LDS):
                 "times: this model was fitted with times and is asked with times; give those of the steps, or times='index' "
                 "for those of the index of x (fit it anew without times for equal steps)"
             )
+        if times is not None and not self.time_unit > 0 and "ar" in self.learned and bool((self.learned["ar"] < 0).any()):
+            raise ValueError(f"times: {_NEGATIVE}, and that of this model is {self.learned['ar'].tolist()[0]:g}; fit it to times")
 
     def fit(self, x, lengths=None, *, fixed=(), method: str | None = None, **options) -> Self:
         """See :meth:`~pplseq.models.estimator.Estimator.fit`; ``initialization``: see :meth:`initialize`. ``fixed``: names of

@@ -256,3 +256,26 @@ def test_durations_go_on_from_durations():
     for past, future in ((times, np.array([60, 66], "m8[h]")), (times.astype("m8[D]"), [5.0])):
         with pytest.raises(TypeError, match="durations from durations"):
             model.forecast(x, times=past, future_times=future)
+
+
+def test_a_negative_autoregression_has_no_times():
+    """Over a time of a half it would be imaginary: it is no other weight than was asked for that is taken."""
+    x, times = np.array([1.0, -1.5, 1.0, -0.5, 1.0, -1.0]), np.arange(6.0)
+    made = lambda: StructuralModel(level="none", ar=1).set_parameters(ar_weights=[-0.5], ar=1.0, noise=0.1)  # noqa: E731
+    model = made()
+    assert model.score(x) != pytest.approx(made().set_parameters(ar_weights=[0.5]).score(x))
+    for call in (
+        lambda: model.score(x, times=times), lambda: model.forecast(x, times=times, future_times=[6.5]),
+        lambda: model.sample(6, times=times), lambda: made().fit(x, times=times, fixed="ar_weights"),
+        lambda: made().fit(x, times=2 * times, fixed="ar_weights"), lambda: made().fit(x, times=times, warm_start=True),
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match="times: a negative weight of ar has no continuous form"):
+            call()
+    fitted = model.fit(x, times=times, num_steps=3)
+    with pytest.raises(ValueError, match="ar_weights: a negative weight"):
+        fitted.set_parameters(ar_weights=[-0.5])
+    with torch.no_grad():
+        fitted.raw_ar.fill_(-0.4)  # as a search may leave it
+    expected = fitted.estimates()["ar"].tolist()
+    assert min(expected) > 0
+    assert fitted.fit(x, fixed="ar_weights", num_steps=1).estimates()["ar"].tolist() == expected
