@@ -457,10 +457,34 @@ class HeldParameters(FittedState, Fittable):
 
     def _held_estimate(self, name: str, value: Tensor) -> Tensor:
         """Where one of :meth:`estimates` is what the last fit was told to keep."""
+        return self._of_entries(name, value, self._fixed_entries, self._not_free)
+
+    def _of_entries(
+        self, name: str, value: Tensor, masks: Mapping[str, Tensor], whole: frozenset[str] = frozenset()
+    ) -> Tensor:
+        """Where one of :meth:`estimates` is among entries, by the names of :attr:`_slots`, or of a whole parameter."""
         own = name.partition("[")[0]
         own = "transition" if own == "eigenvalue" else own.partition(" ")[0]  # "transition a" of an entry with a name
-        mask, found = self._fixed_entries.get(own), torch.full_like(value, own in self._not_free, dtype=torch.bool)
+        mask, found = masks.get(own), torch.full_like(value, own in whole, dtype=torch.bool)
         return found if mask is None or mask.shape != value.shape else mask | found
+
+    @torch.no_grad()
+    def _at_told_bounds(self, deviations: Mapping[int, Tensor]) -> dict[str, Tensor]:
+        """By the names of :attr:`_slots` which numbers stand at a bound of the last fit.
+
+        Args:
+            deviations: by id of a parameter, of its numbers: what is within a hundredth of one of a bound is at it.
+        """
+        found = {}
+        for name, box in self._bounds_by(self._bounds, "lbfgs").items() if self._bounds else ():
+            raw = self._slots[name].raw
+            if isinstance(box, Together) or id(raw) not in deviations:
+                continue
+            value = raw.log_softmax(-1) if box.rows else raw
+            near = 0.01 * deviations[id(raw)].minimum(torch.ones_like(value) if box.rows else box.high - box.low)
+            low, high = ((value - end).abs() <= near.maximum(1e-6 * end.abs()) for end in (box.low, box.high))
+            found[name] = (low & box.low.isfinite()) | (high & (box.high < (0 if box.rows else torch.inf)))
+        return found
 
     @property
     def _not_free(self) -> frozenset[str]:

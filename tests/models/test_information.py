@@ -145,3 +145,32 @@ def test_second_derivatives_that_no_memory_holds_are_refused_at_once():
     model.is_fitted = True
     with pytest.raises(ValueError, match="summary: this takes .* GB of memory, .* second derivatives"):
         model.summary([[0, 1, 2, 3]])
+
+
+@pytest.mark.parametrize("held", ["fixed", "bounds"])
+def test_what_is_held_takes_its_share_of_a_row_and_no_error(held):
+    """The others are shares of what is left: a multinomial of the words that are not held."""
+    x = np.repeat([0, 1, 2, 3], [10, 60, 40, 90])
+    model = HMM(1, 4).set_parameters(emission=[[0.2, 0.2, 0.3, 0.3]])
+    known = {"fixed": {"emission": np.array([[True, False, False, False]])}, "bounds": {"emission": ([[0.2, 0, 0, 0]], 1.0)}}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        found = model.fit(x, **{held: known[held]}).summary(x)
+    share = np.array([60, 40, 90]) / 190
+    np.testing.assert_allclose(found.estimates[3:], 0.8 * share, rtol=1e-6)
+    np.testing.assert_allclose(found.errors[3:], 0.8 * np.sqrt(share * (1 - share) / 190), rtol=1e-6)
+    assert found.errors[2].isnan() and (found.fixed + tuple(found.bounds)) == ("emission[0][0]",)
+    whole = np.array([[True, True, True, False]])
+    assert model.fit(x, fixed={"emission": whole}).summary(x).errors[5] == 0  # nothing is left to choose
+
+
+@pytest.mark.parametrize("method", ["em", "lbfgs"])
+def test_a_mean_at_its_bound_has_no_error_and_others_are_as_if_it_were_known(method):
+    x = np.random.default_rng(0).normal(1.0, 2.0, size=400)
+    model = HMM(1, num_features=1).fit(x, bounds={"loc": (1.5, None)}, method=method)
+    with pytest.warns(RuntimeWarning, match="at its bound 1.5"):
+        found = model.summary(x)
+    precision = 1 / np.square(x - 1.5).mean()
+    assert found.bounds == {"loc[0][0]": pytest.approx(1.5)} and found.errors[2].isnan()
+    np.testing.assert_allclose(found.errors[3], precision * np.sqrt(2 / 400), rtol=1e-3)
+    assert not HMM(1, num_features=1).fit(x, bounds={"loc": (0.5, None)}, method=method).summary(x).bounds

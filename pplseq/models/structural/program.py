@@ -432,11 +432,12 @@ class StructuralModel(LDS):
                 all_ends[place] = end / shares[name]
         return super()._bounds_by(found, method)
 
-    def _held_estimate(self, name: str, value: Tensor) -> Tensor:
+    def _of_entries(self, name, value, masks, whole=frozenset()):
+        """As of the base class, by what the names of estimates stand for."""
         own = {"ar": "ar_weights", "ma": "ma_weights"}.get(name, name.removeprefix("variance of "))
         raw, place = self._held_as.get(own, (name, None))
-        mask = self._fixed_entries.get(raw)
-        found = torch.full_like(value, raw in self._not_free, dtype=torch.bool)
+        mask = masks.get(raw)
+        found = torch.full_like(value, raw in whole, dtype=torch.bool)
         if mask is None:
             return found
         return found | (mask[place] if place is not None else mask.reshape(value.shape))
