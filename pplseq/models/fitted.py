@@ -469,22 +469,27 @@ class HeldParameters(FittedState, Fittable):
         return found if mask is None or mask.shape != value.shape else mask | found
 
     @torch.no_grad()
-    def _at_told_bounds(self, deviations: Mapping[int, Tensor]) -> dict[str, Tensor]:
-        """By the names of :attr:`_slots` which numbers stand at a bound of the last fit.
+    def _at_told_bounds(self, deviations: Mapping[int, Tensor]) -> tuple[dict[str, Tensor], dict[int, Tensor]]:
+        """Which numbers stand at a bound of the last fit: probabilities by name of :attr:`_slots`, others by id of a parameter.
 
         Args:
             deviations: by id of a parameter, of its numbers: what is within a hundredth of one of a bound is at it.
         """
-        found = {}
-        for name, box in self._bounds_by(self._bounds, "lbfgs").items() if self._bounds else ():
+        probs, others = {}, {}
+        for name, box in self._bounds_by(self._bounds, "sgd").items() if self._bounds else ():
             raw = self._slots[name].raw
             if isinstance(box, Together) or id(raw) not in deviations:
                 continue
-            value = raw.log_softmax(-1) if box.rows else raw
-            near = 0.01 * deviations[id(raw)].minimum(torch.ones_like(value) if box.rows else box.high - box.low)
-            low, high = ((value - end).abs() <= near.maximum(1e-6 * end.abs()) for end in (box.low, box.high))
-            found[name] = (low & box.low.isfinite()) | (high & (box.high < (0 if box.rows else torch.inf)))
-        return found
+            low, high, rows = *box[:2], isinstance(box, Entries) and box.rows
+            value = raw.log_softmax(-1) if rows else raw
+            near = 0.01 * deviations[id(raw)].minimum(torch.ones_like(value) if rows else high - low)
+            at_low, at_high = ((value - end).abs() <= near.maximum(1e-6 * end.abs()) for end in (low, high))
+            found = (at_low & low.isfinite()) | (at_high & (high < (0 if rows else torch.inf)))
+            if rows:
+                probs[name] = found
+            else:
+                others[id(raw)] = found
+        return probs, others
 
     @property
     def _not_free(self) -> frozenset[str]:

@@ -106,13 +106,14 @@ def summarize(model: Estimator, batch: Batch) -> Summary:
     information = -second
     names, flat, hidden, fixed, ends = [], [], [], [], []
     free, note = model._unidentified()
-    at_ends = model._at_told_bounds(_deviations(information, used, raw))
+    probs, others = model._at_told_bounds(_deviations(information, used, raw))
+    dropped = torch.cat([others.get(id(part), torch.zeros_like(part, dtype=torch.bool)).flatten() for part in raw])[used]
     for name, value in model.estimates().items():
         places = itertools.product(*(range(size) for size in value.shape))
         names += [model._entry_name(name, place, value.shape) for place in places]
         hidden += [name.partition("[")[0] in free] * value.numel()
         fixed += model._held_estimate(name, value).flatten().tolist()
-        ends += model._of_entries(name, value, at_ends).flatten().tolist()
+        ends += model._of_entries(name, value, probs).flatten().tolist()
         flat.append(value.flatten())
     estimates = torch.cat(flat)
     slopes = [
@@ -123,15 +124,17 @@ def summarize(model: Estimator, batch: Batch) -> Summary:
     pool = None
     if len(together) and int(together.max()) + 1 < len(together):  # what states share is one number
         pool = torch.nn.functional.one_hot(together).to(information)
-        information, jacobian = pool.T @ information @ pool, jacobian @ pool
+        information, jacobian, dropped = pool.T @ information @ pool, jacobian @ pool, pool.T[:, dropped].any(1)
+    ends = torch.tensor(ends).to(dropped) | ((jacobian[:, dropped] != 0).any(1) & (jacobian[:, ~dropped] == 0).all(1))
     kept = {name for name, out in zip(names, fixed, strict=True) if out}
-    bounds = {name: value for name, value, out in zip(names, estimates.tolist(), ends, strict=True) if out}
+    bounds = {name: value for name, value, out in zip(names, estimates.tolist(), ends.tolist(), strict=True) if out}
     bounds = {name: bound for name, bound in (bounds | model._at_bounds(batch)).items() if name not in kept}
     stands = [out or name in bounds for name, out in zip(names, fixed, strict=True)]
     held = torch.tensor(stands, device=information.device)
     # the likelihood rises towards a bound, so that its curvature there says nothing, nor does it where the fit did not look for
     # a maximum; the others are as if these stood
     free = (jacobian[held] == 0).all(0) | ((jacobian[held] != 0).sum(1, keepdim=True) > 1).any(0)
+    free = free & ~dropped
     jacobian, information = jacobian[:, free], information[free][:, free]
     # a parameter that is an estimate as it is has a unit, which must not make it seem to be known less; others have none
     own = (jacobian == 1).any(0) & ((jacobian != 0).sum(0) == 1) & (information.diagonal() > LEAST)

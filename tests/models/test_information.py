@@ -174,3 +174,15 @@ def test_a_mean_at_its_bound_has_no_error_and_others_are_as_if_it_were_known(met
     assert found.bounds == {"loc[0][0]": pytest.approx(1.5)} and found.errors[2].isnan()
     np.testing.assert_allclose(found.errors[3], precision * np.sqrt(2 / 400), rtol=1e-3)
     assert not HMM(1, num_features=1).fit(x, bounds={"loc": (0.5, None)}, method=method).summary(x).bounds
+
+
+def test_weights_at_their_bounds_have_no_errors():
+    draws = np.random.default_rng(0)
+    u = draws.normal(size=(60, 2))
+    x = (u @ [1.0, -1.0] + draws.normal(size=60))[:, None]
+    model = IOHMM(1, num_inputs=2, num_outputs=1, outputs="gaussian", mealy=True)
+    model.fit(x, inputs=u, bounds={"emission_network.weight": (-0.5, 0.5)}, method="sgd", num_steps=1500, seed=0)
+    with pytest.warns(RuntimeWarning, match="is at its bound 0.5"):
+        found = model.summary(x, inputs=u)
+    assert [*found.bounds] == ["emission[0].x0.u0", "emission[0].x0.u1"] and found.errors[1:3].isnan().all()
+    np.testing.assert_allclose(found.errors[3:], float(found.estimates[-1]) / np.sqrt([60, 120]), rtol=2e-2)

@@ -42,6 +42,7 @@ STEPS = {
     "shaken": {"level": 1.0, "slope": 0.3, "seasonal": 0.3, "cycle": 0.3, "ar": 0.3, "arma": 0.3, "noise": 0.05},
     "turning": {"level": 0.03, "slope": 1.0, "seasonal": 0.03, "cycle": 1.0, "ar": 1.0, "arma": 1.0, "noise": 0.05},
 }
+DECAYS = {"cycle": ("raw_damping", "damping"), "ar": ("raw_ar", "ar_weights")}  # on which the share of a variance depends
 _NEGATIVE = "a negative weight of ar has no continuous form"
 WIDE = 1e6  # variance of the first state, of the mean square of the data
 
@@ -420,6 +421,8 @@ class StructuralModel(LDS):
         for name, pair in bounds.items():
             if name not in places:
                 raise ValueError(f"bounds: this model has no parameter {str(name)[:40]!r}.{checks.nearest(str(name), places)}")
+            if name in DECAYS and self._unit != 1 and self._slots[DECAYS[name][0]].raw.requires_grad:
+                raise ValueError(f"bounds: {self._moves_with(name)}; give times in units of {self._unit:g}")
             raw, place = places[name]
             own = self._slots[raw].raw
             between = ends(name, pair, own if place is None else own[place])
@@ -446,8 +449,20 @@ class StructuralModel(LDS):
     @torch.no_grad()
     def _take_units(self, batch: Batch, warm: bool, holds: Mapping[str, Any]) -> None:
         """The median time between steps becomes what parameters are over; those that stay say what they said."""
-        if warm and self.time_unit > 0:
-            return  # a fit without times is refused as a question is
+        if not (warm and self.time_unit > 0):  # a fit without times is refused as a question is
+            self._take_unit(batch, warm, holds)
+        held = {name for name, slot in self._slots.items() if name in holds and holds[name] is None or not slot.raw.requires_grad}
+        scales = holds.get("log_scales")
+        for name, (decay, _) in DECAYS.items() if self._unit != 1 else ():
+            whole = "log_scales" in held or scales is not None and name in self.variances and scales[self.variances.index(name)]
+            if name in self.variances and whole and decay not in held:
+                raise ValueError(f"fixed: {self._moves_with(name)}; hold that, too, or give times in units of {self._unit:g}")
+
+    def _moves_with(self, name: str) -> str:
+        """Why the variance of a component that decays cannot be held, or have bounds, alone."""
+        return f"a variance of {name!r} a unit of time changes with its {DECAYS[name][1]}, which is learned"
+
+    def _take_unit(self, batch: Batch, warm: bool, holds: Mapping[str, Any]) -> None:
         unit = 0.0
         if batch.gaps is not None:
             later = batch.gaps[batch.gaps > 0]

@@ -279,3 +279,21 @@ def test_a_negative_autoregression_has_no_times():
     expected = fitted.estimates()["ar"].tolist()
     assert min(expected) > 0
     assert fitted.fit(x, fixed="ar_weights", num_steps=1).estimates()["ar"].tolist() == expected
+
+
+@pytest.mark.parametrize(("name", "other"), [("cycle", "damping"), ("ar", "ar_weights")])
+def test_a_variance_that_decays_is_held_with_what_it_decays_by(name, other):
+    """Over a median step of 3 it is another share of what is learned: it moved while it was said to be held."""
+    x, times = np.random.default_rng(0).normal(size=30).cumsum(), 3.0 * np.arange(30)
+    values = {name: 0.05} | ({"damping": 0.9} if name == "cycle" else {"ar_weights": [0.9]})
+    model = StructuralModel(level="none", **({"cycle": True} if name == "cycle" else {"ar": 1})).set_parameters(**values)
+    for known, message in (
+        ({"fixed": name}, f"fixed: a variance of '{name}' a unit of time changes with its {other}, which is learned; hold that"),
+        ({"bounds": {name: (0.01, 0.1)}}, f"bounds: a variance of '{name}' .* give times in units of 3"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            model.fit(x, times=times, **known)
+    model.fit(x, times=times, fixed=[name, other], num_steps=3)
+    assert model.estimates()[f"variance of {name}"].item() == pytest.approx(0.05)
+    model.fit(x, times=times / 3, bounds={name: (0.01, 0.1)}, num_steps=30)
+    assert model.estimates()[f"variance of {name}"].item() <= 0.1 + 1e-9
