@@ -20,7 +20,6 @@ from pplseq.models.props.gaussian_statistics import GaussianStatistics
 from pplseq.models.props.settings import OnlineEM, Parameters, StepInfo
 from pplseq.models.props.word_statistics import WordStatistics
 
-
 FAINT = 1e-250  # of the whole: what is far off underflows, and its logarithm is taken another way
 
 

@@ -98,7 +98,7 @@ def unpack_stream(header: dict, arrays: dict[str, np.ndarray]) -> StreamState:
     if header["emission"] == "gaussian":
         loc, covariances = arrays["loc"], arrays["covariances"]
         own = GaussianStatistics(loc, covariances, num_states - len(loc), header["full"], header["floor"])
-        center = arrays.get("center", loc.mean(0))  # that of folders which do not say it
+        center = arrays["center"] if "center" in arrays else loc.mean(0)  # that of folders which do not say it
         if center.shape not in ((0,), loc.shape[1:]):
             raise ValueError(f"center has shape {center.shape}, expected {loc.shape[1:]}")
         own.center = np.array(center) if len(center) else None

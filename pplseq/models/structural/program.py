@@ -451,11 +451,12 @@ class StructuralModel(LDS):
         """The median time between steps becomes what parameters are over; those that stay say what they said."""
         if not (warm and self.time_unit > 0):  # a fit without times is refused as a question is
             self._take_unit(batch, warm, holds)
-        held = {name for name, slot in self._slots.items() if name in holds and holds[name] is None or not slot.raw.requires_grad}
+        held = {name for name, slot in self._slots.items() if holds.get(name, slot) is None or not slot.raw.requires_grad}
         scales = holds.get("log_scales")
         for name, (decay, _) in DECAYS.items() if self._unit != 1 else ():
-            whole = "log_scales" in held or scales is not None and name in self.variances and scales[self.variances.index(name)]
-            if name in self.variances and whole and decay not in held:
+            if name not in self.variances or decay in held:
+                continue
+            if "log_scales" in held or (scales is not None and bool(scales[self.variances.index(name)])):
                 raise ValueError(f"fixed: {self._moves_with(name)}; hold that, too, or give times in units of {self._unit:g}")
 
     def _moves_with(self, name: str) -> str:
@@ -509,7 +510,7 @@ class StructuralModel(LDS):
                 "for those of the index of x (fit it anew without times for equal steps)"
             )
         if times is not None and not self.time_unit > 0 and "ar" in self.learned and bool((self.learned["ar"] < 0).any()):
-            raise ValueError(f"times: {_NEGATIVE}, and that of this model is {self.learned['ar'].tolist()[0]:g}; fit it to times")
+            raise ValueError(f"times: {_NEGATIVE}, and this model has {self.learned['ar'].tolist()[0]:g}; fit it to times")
 
     def fit(self, x, lengths=None, *, fixed=(), method: str | None = None, **options) -> Self:
         """See :meth:`~pplseq.models.estimator.Estimator.fit`; ``initialization``: see :meth:`initialize`. ``fixed``: names of

@@ -288,7 +288,7 @@ def test_a_variance_that_decays_is_held_with_what_it_decays_by(name, other):
     values = {name: 0.05} | ({"damping": 0.9} if name == "cycle" else {"ar_weights": [0.9]})
     model = StructuralModel(level="none", **({"cycle": True} if name == "cycle" else {"ar": 1})).set_parameters(**values)
     for known, message in (
-        ({"fixed": name}, f"fixed: a variance of '{name}' a unit of time changes with its {other}, which is learned; hold that"),
+        ({"fixed": name}, f"fixed: a variance of '{name}' a unit of time changes with its {other}, which is learned"),
         ({"bounds": {name: (0.01, 0.1)}}, f"bounds: a variance of '{name}' .* give times in units of 3"),
     ):
         with pytest.raises(ValueError, match=message):
