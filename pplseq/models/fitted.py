@@ -442,6 +442,12 @@ class HeldParameters(FittedState, Fittable):
         return frozenset(self._slot_name("bounds", name) for name, how in self._bounds.items() if how == "equal")
 
     @property
+    def _ordered_parameters(self) -> frozenset[str]:
+        """Names of :attr:`_slots` whose values the last fit let rise, or fall, from state to state."""
+        found = (name for name, how in self._bounds.items() if isinstance(how, str) and how != "equal")
+        return frozenset(self._slot_name("bounds", name) for name in found)
+
+    @property
     def num_free_parameters(self) -> int:
         """Numbers that are learned, of the criteria: one less a row of probabilities, none of what is held."""
         return sum(slot.num_free() for slot in self._slots.values()) - self._num_held

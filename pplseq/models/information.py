@@ -106,7 +106,8 @@ def summarize(model: Estimator, batch: Batch) -> Summary:
     information = -second
     names, flat, hidden, fixed, ends = [], [], [], [], []
     free, note = model._unidentified()
-    probs, others = model._at_told_bounds(_deviations(information, used, raw))
+    deviations = _deviations(information, used, raw)
+    probs, others = model._at_told_bounds(deviations)
     dropped = torch.cat([others.get(id(part), torch.zeros_like(part, dtype=torch.bool)).flatten() for part in raw])[used]
     for name, value in model.estimates().items():
         places = itertools.product(*(range(size) for size in value.shape))
@@ -120,7 +121,7 @@ def summarize(model: Estimator, batch: Batch) -> Summary:
         _flat(torch.autograd.grad(value, raw, retain_graph=True, allow_unused=True), raw)[used] for value in estimates
     ]
     jacobian = torch.stack(slopes).nan_to_num(0.0)
-    together = _shared(model, raw)[used].unique(return_inverse=True)[1]
+    together = _shared(model, raw, deviations)[used].unique(return_inverse=True)[1]
     pool = None
     if len(together) and int(together.max()) + 1 < len(together):  # what states share is one number
         pool = torch.nn.functional.one_hot(together).to(information)
@@ -212,13 +213,22 @@ def observed_steps(model: Estimator, batch: Batch) -> Tensor:
     return seen
 
 
-def _shared(model: Estimator, raw: Sequence[Tensor]) -> Tensor:
-    """(P,) numbers of raw parameters, that of the first state in the place of those that states share."""
+@torch.no_grad()
+def _shared(model: Estimator, raw: Sequence[Tensor], deviations: dict[int, Tensor]) -> Tensor:
+    """(P,) numbers of raw parameters, that of the first state in the place of those that states share, be it as their order
+    allows no more."""
     slots, first, found = model._slots, 0, []
     names = {id(slots[name].raw): name for name in model.shared_parameters if name in slots}
+    ordered = {id(slots[name].raw) for name in model._ordered_parameters}
     for parameter in raw:
         own = torch.arange(first, first + parameter.numel(), device=parameter.device).reshape(parameter.shape)
-        found.append((own[:1].expand_as(own) if id(parameter) in names else own).flatten())
+        if id(parameter) in names:
+            own = own[:1].expand_as(own)
+        elif id(parameter) in ordered:
+            near = 0.01 * deviations[id(parameter)]
+            for state, same in enumerate(parameter.diff(dim=0).abs() <= near[1:].minimum(near[:-1]), 1):
+                own[state] = torch.where(same, own[state - 1], own[state])
+        found.append(own.flatten())
         first += parameter.numel()
     return torch.cat(found)
 

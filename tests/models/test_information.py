@@ -186,3 +186,24 @@ def test_weights_at_their_bounds_have_no_errors():
         found = model.summary(x, inputs=u)
     assert [*found.bounds] == ["emission[0].x0.u0", "emission[0].x0.u1"] and found.errors[1:3].isnan().all()
     np.testing.assert_allclose(found.errors[3:], float(found.estimates[-1]) / np.sqrt([60, 120]), rtol=2e-2)
+
+
+@pytest.mark.parametrize("method", ["em", "lbfgs"])
+def test_means_that_an_order_makes_equal_are_one_number(method):
+    draws, states = np.random.default_rng(0), np.repeat([0, 1, 2], 60)
+    x = draws.normal(size=180) + np.array([1.0, 0.0, 3.0])[states]
+    model = HMM(3, num_features=1).fit(x, states=states, bounds={"loc": "increasing"}, method=method)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        found = model.summary(x, states=states)
+    loc, precision = (torch.tensor([names.startswith(part) for names in found.names]) for part in ("loc", "precision"))
+    errors, each = found.errors[loc], found.estimates[precision]
+    mean, gaps = float(found.estimates[loc][0]), torch.tensor([x[states == state].sum() for state in (0, 1)])
+    assert errors[0] == errors[1] == found.covariance[loc][:, loc][0, 1].sqrt()
+    # a mean, beside two precisions that it is the mean by
+    information = torch.zeros(3, 3, dtype=F64)
+    information[0, 0] = 60 * each[:2].sum()
+    for state in (0, 1):
+        information[0, 1 + state] = information[1 + state, 0] = -(gaps[state] - 60 * mean)
+        information[1 + state, 1 + state] = 30 / each[state] ** 2
+    np.testing.assert_allclose(errors[0], information.inverse()[0, 0].sqrt(), rtol=1e-3)
