@@ -133,6 +133,16 @@ def _tell(loop: str, reason: str, answer: bool) -> bool:
     return answer
 
 
+def declined(loop: str, reason: str) -> None:
+    """Says that a loop that pays did not do the work after all."""
+    _tell(loop, f"twin in torch: {reason}", False)
+
+
+def is_told() -> bool:
+    """Whether somebody listens, to whom what was remembered would say nothing."""
+    return _told.get() is not None
+
+
 @contextmanager
 def told() -> Iterator[dict[str, str]]:
     """Inside, which loops were asked for, and what was decided, in words."""

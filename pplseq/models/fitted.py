@@ -442,6 +442,12 @@ class HeldParameters(FittedState, Fittable):
         return frozenset(self._slot_name("bounds", name) for name, how in self._bounds.items() if how == "equal")
 
     @property
+    def _ordered_parameters(self) -> frozenset[str]:
+        """Names of :attr:`_slots` whose values the last fit let rise, or fall, from state to state."""
+        found = (name for name, how in self._bounds.items() if isinstance(how, str) and how != "equal")
+        return frozenset(self._slot_name("bounds", name) for name in found)
+
+    @property
     def num_free_parameters(self) -> int:
         """Numbers that are learned, of the criteria: one less a row of probabilities, none of what is held."""
         return sum(slot.num_free() for slot in self._slots.values()) - self._num_held
@@ -457,10 +463,39 @@ class HeldParameters(FittedState, Fittable):
 
     def _held_estimate(self, name: str, value: Tensor) -> Tensor:
         """Where one of :meth:`estimates` is what the last fit was told to keep."""
+        return self._of_entries(name, value, self._fixed_entries, self._not_free)
+
+    def _of_entries(
+        self, name: str, value: Tensor, masks: Mapping[str, Tensor], whole: frozenset[str] = frozenset()
+    ) -> Tensor:
+        """Where one of :meth:`estimates` is among entries, by the names of :attr:`_slots`, or of a whole parameter."""
         own = name.partition("[")[0]
         own = "transition" if own == "eigenvalue" else own.partition(" ")[0]  # "transition a" of an entry with a name
-        mask, found = self._fixed_entries.get(own), torch.full_like(value, own in self._not_free, dtype=torch.bool)
+        mask, found = masks.get(own), torch.full_like(value, own in whole, dtype=torch.bool)
         return found if mask is None or mask.shape != value.shape else mask | found
+
+    @torch.no_grad()
+    def _at_told_bounds(self, deviations: Mapping[int, Tensor]) -> tuple[dict[str, Tensor], dict[int, Tensor]]:
+        """Which numbers stand at a bound of the last fit: probabilities by name of :attr:`_slots`, others by id of a parameter.
+
+        Args:
+            deviations: by id of a parameter, of its numbers: what is within a hundredth of one of a bound is at it.
+        """
+        probs, others = {}, {}
+        for name, box in self._bounds_by(self._bounds, "sgd").items() if self._bounds else ():
+            raw = self._slots[name].raw
+            if isinstance(box, Together) or id(raw) not in deviations:
+                continue
+            low, high, rows = *box[:2], isinstance(box, Entries) and box.rows
+            value = raw.log_softmax(-1) if rows else raw
+            near = 0.01 * deviations[id(raw)].minimum(torch.ones_like(value) if rows else high - low)
+            at_low, at_high = ((value - end).abs() <= near.maximum(1e-6 * end.abs()) for end in (low, high))
+            found = (at_low & low.isfinite()) | (at_high & (high < (0 if rows else torch.inf)))
+            if rows:
+                probs[name] = found
+            else:
+                others[id(raw)] = found
+        return probs, others
 
     @property
     def _not_free(self) -> frozenset[str]:

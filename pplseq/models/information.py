@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 SMALLEST = 1e-9  # of the largest eigenvalue: directions in which the likelihood is flat, as a shift of logits
 
 
+STANDS = 1e-8  # of a direction, in which what is held does not move
 LEAST = 1e-20  # information that is none, in any unit: an error of 1e10; of logits at their bound rounding leaves less
 
 
@@ -101,43 +102,62 @@ def summarize(model: Estimator, batch: Batch) -> Summary:
     used = torch.cat([parameter.detach().isfinite().flatten() for parameter in raw])  # fixed zeros are no parameters
     with said(AT_TEST):
         value = model.log_joint(batch.x, batch.lengths, **batch.known)
-    gradient = _flat(torch.autograd.grad(value, raw, create_graph=True, allow_unused=True), raw)
-    rows = [_flat(torch.autograd.grad(slope, raw, retain_graph=True, allow_unused=True), raw) for slope in gradient]
-    information = -torch.stack(rows)[used][:, used].detach()
-    information = (information + information.T) / 2
-    names, flat, hidden, fixed = [], [], [], []
+    gradient, second = _second(value, raw, used)
+    information = -second
+    names, flat, hidden, fixed, ends = [], [], [], [], []
     free, note = model._unidentified()
+    deviations = _deviations(information, used, raw)
+    probs, others = model._at_told_bounds(deviations)
+    dropped = torch.cat([others.get(id(part), torch.zeros_like(part, dtype=torch.bool)).flatten() for part in raw])[used]
     for name, value in model.estimates().items():
         places = itertools.product(*(range(size) for size in value.shape))
         names += [model._entry_name(name, place, value.shape) for place in places]
         hidden += [name.partition("[")[0] in free] * value.numel()
         fixed += model._held_estimate(name, value).flatten().tolist()
+        ends += model._of_entries(name, value, probs).flatten().tolist()
         flat.append(value.flatten())
     estimates = torch.cat(flat)
     slopes = [
         _flat(torch.autograd.grad(value, raw, retain_graph=True, allow_unused=True), raw)[used] for value in estimates
     ]
     jacobian = torch.stack(slopes).nan_to_num(0.0)
-    together = _shared(model, raw)[used].unique(return_inverse=True)[1]
+    together = _shared(model, raw, deviations)[used].unique(return_inverse=True)[1]
+    pool = None
     if len(together) and int(together.max()) + 1 < len(together):  # what states share is one number
         pool = torch.nn.functional.one_hot(together).to(information)
-        information, jacobian = pool.T @ information @ pool, jacobian @ pool
+        information, jacobian, dropped = pool.T @ information @ pool, jacobian @ pool, pool.T[:, dropped].any(1)
+    ends = torch.tensor(ends).to(dropped) | ((jacobian[:, dropped] != 0).any(1) & (jacobian[:, ~dropped] == 0).all(1))
     kept = {name for name, out in zip(names, fixed, strict=True) if out}
-    bounds = {name: bound for name, bound in model._at_bounds(batch).items() if name not in kept}
+    bounds = {name: value for name, value, out in zip(names, estimates.tolist(), ends.tolist(), strict=True) if out}
+    bounds = {name: bound for name, bound in (bounds | model._at_bounds(batch)).items() if name not in kept}
     stands = [out or name in bounds for name, out in zip(names, fixed, strict=True)]
     held = torch.tensor(stands, device=information.device)
     # the likelihood rises towards a bound, so that its curvature there says nothing, nor does it where the fit did not look for
     # a maximum; the others are as if these stood
-    free = (jacobian[held] == 0).all(0)
-    if bool(held.any()) and bool(free.any()):
-        jacobian, information = jacobian[:, free], information[free][:, free]
+    free = (jacobian[held] == 0).all(0) | ((jacobian[held] != 0).sum(1, keepdim=True) > 1).any(0)
+    free = free & ~dropped
+    jacobian, information = jacobian[:, free], information[free][:, free]
     # a parameter that is an estimate as it is has a unit, which must not make it seem to be known less; others have none
     own = (jacobian == 1).any(0) & ((jacobian != 0).sum(0) == 1) & (information.diagonal() > LEAST)
     unit = information.diagonal().rsqrt().where(own, 1.0)
-    values, vectors = torch.linalg.eigh(unit * information * unit.unsqueeze(-1))
-    known = values > SMALLEST * values.abs().max()
+    information, jacobian = unit * information * unit.unsqueeze(-1), jacobian * unit
+    still = held & (jacobian != 0).any(1)
+    if bool(still.any()):  # functions of several numbers, as a probability of its row's logits: these move, it stays
+        size = jacobian[still].norm(dim=1)
+        found = torch.linalg.svd(jacobian[still] / size.unsqueeze(-1))
+        rank = int((found.S > STANDS).sum())
+        slope = (gradient if pool is None else gradient @ pool)[free] * unit
+        prices = (found.U[:, :rank] / found.S[:rank]) @ (found.Vh[:rank] @ slope) / size  # Lagrange's, as it rises there
+        bent = _second((estimates[still] * prices).sum(), raw, used)[1]
+        bent = bent if pool is None else pool.T @ bent @ pool
+        information = information + unit * bent[free][:, free] * unit.unsqueeze(-1)
+        moves, size = found.Vh[rank:], jacobian.norm(dim=1, keepdim=True)
+        information, jacobian = moves @ information @ moves.T, jacobian @ moves.T
+        jacobian = jacobian.where(jacobian.norm(dim=1, keepdim=True) > STANDS * size, 0.0)  # what held ones leave no choice
+    values, vectors = torch.linalg.eigh(information)
+    known = values > SMALLEST * values.abs().sum()
     inverse = torch.where(known, 1 / values.where(known, 1.0), 0.0)
-    jacobian = (jacobian * unit) @ vectors
+    jacobian = jacobian @ vectors
     covariance = (jacobian * inverse) @ jacobian.T
     # directions in which nothing is known, or the likelihood still rises, as towards a bound: an estimate that depends on one
     # is lost, unless the direction, known as well as it is curved, would add hardly anything to its variance
@@ -193,15 +213,41 @@ def observed_steps(model: Estimator, batch: Batch) -> Tensor:
     return seen
 
 
-def _shared(model: Estimator, raw: Sequence[Tensor]) -> Tensor:
-    """(P,) numbers of raw parameters, that of the first state in the place of those that states share."""
+@torch.no_grad()
+def _shared(model: Estimator, raw: Sequence[Tensor], deviations: dict[int, Tensor]) -> Tensor:
+    """(P,) numbers of raw parameters, that of the first state in the place of those that states share, be it as their order
+    allows no more."""
     slots, first, found = model._slots, 0, []
     names = {id(slots[name].raw): name for name in model.shared_parameters if name in slots}
+    ordered = {id(slots[name].raw) for name in model._ordered_parameters}
     for parameter in raw:
         own = torch.arange(first, first + parameter.numel(), device=parameter.device).reshape(parameter.shape)
-        found.append((own[:1].expand_as(own) if id(parameter) in names else own).flatten())
+        if id(parameter) in names:
+            own = own[:1].expand_as(own)
+        elif id(parameter) in ordered:
+            near = 0.01 * deviations[id(parameter)]
+            for state, same in enumerate(parameter.diff(dim=0).abs() <= near[1:].minimum(near[:-1]), 1):
+                own[state] = torch.where(same, own[state - 1], own[state])
+        found.append(own.flatten())
         first += parameter.numel()
     return torch.cat(found)
+
+
+def _second(value: Tensor, raw: Sequence[Tensor], used: Tensor) -> tuple[Tensor, Tensor]:
+    """First (P,) and second (P, P) derivatives by the raw numbers that are used."""
+    slopes = _flat(torch.autograd.grad(value, raw, create_graph=True, allow_unused=True), raw)
+    if not slopes.requires_grad:  # a line
+        return slopes[used], slopes.new_zeros(int(used.sum()), int(used.sum()))
+    rows = [_flat(torch.autograd.grad(slope, raw, retain_graph=True, allow_unused=True), raw) for slope in slopes]
+    second = torch.stack(rows)[used][:, used].detach()
+    return slopes.detach()[used], (second + second.T) / 2
+
+
+def _deviations(information: Tensor, used: Tensor, raw: Sequence[Tensor]) -> dict[int, Tensor]:
+    """By id of each parameter the deviations of its numbers, were all others known; 0 where nothing tells them."""
+    curve = information.new_zeros(len(used)).index_put((used,), information.diagonal())
+    parts = curve.clamp_min(LEAST).rsqrt().where(curve > LEAST, 0.0).split([parameter.numel() for parameter in raw])
+    return {id(parameter): part.reshape(parameter.shape) for parameter, part in zip(raw, parts, strict=True)}
 
 
 def _flat(gradients, like: Sequence[Tensor]) -> Tensor:

@@ -89,8 +89,14 @@ class ClusterQueries(Estimator):
         return None if clusters == 1 else of.unsqueeze(1) == of
 
     def predict_proba(self, x, lengths=None, **known) -> Tensor:
-        """(B, C) p(cluster | sequence), exactly."""
-        chain = self._posterior(x, lengths, **known)[1]
+        """(B, C) p(cluster | sequence), exactly.
+
+        Raises:
+            ValueError: for a sequence without steps.
+        """
+        batch, chain = self._posterior(x, lengths, **known)
+        if batch.lengths is not None and bool((batch.lengths == 0).any()):
+            raise ValueError(f"x: sequence {int((batch.lengths == 0).long().argmax())} is empty; leave it out")
         return self._by_cluster(chain.marginals().probs[:, 0]).sum(-1)
 
     def predict(self, x, lengths=None, **known) -> Tensor:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from pplseq.distributions.state import looks
-from pplseq.kernels import twice
+from pplseq.kernels import compiled, twice
 
 Value = TypeVar("Value")
 MOST_NUMBERS = 1 << 16  # in all parameters; of more, what follows is dear whether or not this is remembered
@@ -96,7 +96,7 @@ class Kept(NamedTuple):
 
     def holds(self) -> bool:
         """Whether it would be computed as it was, and come out the same."""
-        if self.checked != looks() or torch.is_inference_mode_enabled():
+        if self.checked != looks() or torch.is_inference_mode_enabled() or compiled.is_told():
             return False
         if twice.derivatives_wanted() or torch.is_autocast_enabled("cpu") or not self.parts.stand():
             return False

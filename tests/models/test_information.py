@@ -145,3 +145,65 @@ def test_second_derivatives_that_no_memory_holds_are_refused_at_once():
     model.is_fitted = True
     with pytest.raises(ValueError, match="summary: this takes .* GB of memory, .* second derivatives"):
         model.summary([[0, 1, 2, 3]])
+
+
+@pytest.mark.parametrize("held", ["fixed", "bounds"])
+def test_what_is_held_takes_its_share_of_a_row_and_no_error(held):
+    """The others are shares of what is left: a multinomial of the words that are not held."""
+    x = np.repeat([0, 1, 2, 3], [10, 60, 40, 90])
+    model = HMM(1, 4).set_parameters(emission=[[0.2, 0.2, 0.3, 0.3]])
+    known = {"fixed": {"emission": np.array([[True, False, False, False]])}, "bounds": {"emission": ([[0.2, 0, 0, 0]], 1.0)}}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        found = model.fit(x, **{held: known[held]}).summary(x)
+    share = np.array([60, 40, 90]) / 190
+    np.testing.assert_allclose(found.estimates[3:], 0.8 * share, rtol=1e-6)
+    np.testing.assert_allclose(found.errors[3:], 0.8 * np.sqrt(share * (1 - share) / 190), rtol=1e-6)
+    assert found.errors[2].isnan() and (found.fixed + tuple(found.bounds)) == ("emission[0][0]",)
+    whole = np.array([[True, True, True, False]])
+    assert model.fit(x, fixed={"emission": whole}).summary(x).errors[5] == 0  # nothing is left to choose
+
+
+@pytest.mark.parametrize("method", ["em", "lbfgs"])
+def test_a_mean_at_its_bound_has_no_error_and_others_are_as_if_it_were_known(method):
+    x = np.random.default_rng(0).normal(1.0, 2.0, size=400)
+    model = HMM(1, num_features=1).fit(x, bounds={"loc": (1.5, None)}, method=method)
+    with pytest.warns(RuntimeWarning, match="at its bound 1.5"):
+        found = model.summary(x)
+    precision = 1 / np.square(x - 1.5).mean()
+    assert found.bounds == {"loc[0][0]": pytest.approx(1.5)} and found.errors[2].isnan()
+    np.testing.assert_allclose(found.errors[3], precision * np.sqrt(2 / 400), rtol=1e-3)
+    assert not HMM(1, num_features=1).fit(x, bounds={"loc": (0.5, None)}, method=method).summary(x).bounds
+
+
+def test_weights_at_their_bounds_have_no_errors():
+    draws = np.random.default_rng(0)
+    u = draws.normal(size=(60, 2))
+    x = (u @ [1.0, -1.0] + draws.normal(size=60))[:, None]
+    model = IOHMM(1, num_inputs=2, num_outputs=1, outputs="gaussian", mealy=True)
+    model.fit(x, inputs=u, bounds={"emission_network.weight": (-0.5, 0.5)}, method="sgd", num_steps=1500, seed=0)
+    with pytest.warns(RuntimeWarning, match="is at its bound 0.5"):
+        found = model.summary(x, inputs=u)
+    assert [*found.bounds] == ["emission[0].x0.u0", "emission[0].x0.u1"] and found.errors[1:3].isnan().all()
+    np.testing.assert_allclose(found.errors[3:], float(found.estimates[-1]) / np.sqrt([60, 120]), rtol=2e-2)
+
+
+@pytest.mark.parametrize("method", ["em", "lbfgs"])
+def test_means_that_an_order_makes_equal_are_one_number(method):
+    draws, states = np.random.default_rng(0), np.repeat([0, 1, 2], 60)
+    x = draws.normal(size=180) + np.array([1.0, 0.0, 3.0])[states]
+    model = HMM(3, num_features=1).fit(x, states=states, bounds={"loc": "increasing"}, method=method)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        found = model.summary(x, states=states)
+    loc, precision = (torch.tensor([names.startswith(part) for names in found.names]) for part in ("loc", "precision"))
+    errors, each = found.errors[loc], found.estimates[precision]
+    mean, gaps = float(found.estimates[loc][0]), torch.tensor([x[states == state].sum() for state in (0, 1)])
+    assert errors[0] == errors[1] == found.covariance[loc][:, loc][0, 1].sqrt()
+    # a mean, beside two precisions that it is the mean by
+    information = torch.zeros(3, 3, dtype=F64)
+    information[0, 0] = 60 * each[:2].sum()
+    for state in (0, 1):
+        information[0, 1 + state] = information[1 + state, 0] = -(gaps[state] - 60 * mean)
+        information[1 + state, 1 + state] = 30 / each[state] ** 2
+    np.testing.assert_allclose(errors[0], information.inverse()[0, 0].sqrt(), rtol=1e-3)

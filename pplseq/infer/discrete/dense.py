@@ -31,6 +31,9 @@ class Tables(NamedTuple):
     batch: torch.Size
 
 
+TOO_FAR = "probabilities of a row are too far apart for it"
+
+
 class DenseChain(Chain):
     """Full matrices: one for all steps, or one a step.
 
@@ -70,22 +73,33 @@ class DenseChain(Chain):
     def _pays(self, loop: str) -> bool:
         return call.pays(loop, (self.batch_shape.numel(), self.num_steps), self.transition.num_states)
 
+    def _tables_for(self, loop: str) -> Tables | None:
+        if not self._pays(loop):
+            return None
+        if self._tables is None:
+            call.declined(loop, "it is for one matrix of all steps, without gradients")
+        return self._tables
+
     def _row_log_probs(self) -> np.ndarray | None:
         """(N,) log p(x); None where these loops do not do."""
         if self._likelihoods is None and not self._fails:
-            tables = self._tables if self._pays("likelihood") else None
+            tables = self._tables_for("likelihood")
             self._likelihoods = None if tables is None else call.log_prob(*tables[:3])
             self._fails = self._likelihoods is None
+            if tables is not None and self._fails:
+                call.declined("likelihood", TOO_FAR)
         return self._likelihoods
 
     def _posterior(self, pairs: bool) -> call.Smoothed | None:
         """Posteriors, with expected transitions or without; None where these loops do not do."""
         if self._found is None or pairs and not self._has_pairs:
-            tables = self._tables if not self._fails and self._pays("smooth") else None
+            tables = None if self._fails else self._tables_for("smooth")
             if tables is None:
                 return None
             self._found = call.smooth(*tables[:3], pairs=pairs)
             self._has_pairs, self._fails = pairs, self._found is None
+            if self._fails:
+                call.declined("smooth", TOO_FAR)
             self._likelihoods = None if self._found is None else self._found.log_prob
         return self._found
 

@@ -120,6 +120,11 @@ def pays(loop: str, sizes: tuple[int, ...], num_states: int) -> bool:
     return compiled.pays(f"{LOOPS}.{loop}", operations * num_steps, passes * num_rows * num_steps * num_states**2)
 
 
+def declined(loop: str, reason: str) -> None:
+    """Says that the loop for which :func:`pays` was asked does not do these."""
+    compiled.declined(f"{LOOPS}.{loop}", reason)
+
+
 def side_by_side(num_rows: int, rows: Rows, num_steps: int, start: np.ndarray, matrix: np.ndarray) -> bool:
     """Whether several rows at a time go through :mod:`pplseq.kernels.chain.lane_loops`: many full rows of few states, under one
     start and a matrix without zeros, whose messages of so many steps stay in a core's cache."""

@@ -27,7 +27,7 @@ class GaussianStatistics:
         self.num_own, self.size = loc.shape
         self.num_sources, self.num_states, self.full, self.floor = num_sources, num_sources + len(loc), full, floor
         self.start = (np.array(loc, float), np.array(covariances, float))
-        self.center = self.start[0].mean(0)  # moments about a point among the data keep their digits
+        self.center: np.ndarray | None = None  # the first vector: moments about a point among the data keep their digits
         self.num_moments = 1 + self.size + (self.size**2 if full else self.size)
 
     @property
@@ -73,7 +73,7 @@ class GaussianStatistics:
         else:
             variances = np.maximum(mean[:, 1 + self.size :] - shift**2, 0.0) + self.floor
             covariances = variances[:, :, None] * np.eye(self.size)
-        loc = shift + self.center
+        loc = shift if self.center is None else shift + self.center
         if empty.any():
             loc, covariances = (
                 np.where(empty.reshape(-1, *(1,) * (new.ndim - 1)), old, new)
@@ -105,12 +105,30 @@ class GaussianStatistics:
     # ---------------------------------------------------------------- a step
     def add(self, rho: np.ndarray, g: float, y: np.ndarray) -> None:
         """Enters a vector of weight g into the stream's rows (R, K)."""
+        if self.center is None:
+            self.center = y.copy()
         y = y - self.center
         second = np.outer(y, y).reshape(-1) if self.full else y * y
         moments = g * np.concatenate([np.ones(1), y, second])
         rows = rho[: self.num_rows].reshape(self.num_own, self.num_moments, self.num_states)
         own = np.arange(self.num_own)
         rows[own, :, self.num_sources + own] += moments
+
+    def about(self, center: np.ndarray | None, rows: np.ndarray) -> np.ndarray:
+        """Rows (K_p (1 + D + ...),) of moments, as they are about another center."""
+        if self.center is None or center is None:
+            return rows  # nothing was counted
+        by, size = self.center - center, self.size
+        rows = rows.reshape(self.num_own, self.num_moments).copy()
+        weight, first = rows[:, :1], rows[:, 1 : 1 + size]
+        if self.full:
+            crossed = first[:, :, None] * by
+            second = crossed + crossed.transpose(0, 2, 1) + weight[:, :, None] * np.outer(by, by)
+            rows[:, 1 + size :] += second.reshape(self.num_own, -1)
+        else:
+            rows[:, 1 + size :] += 2 * first * by + weight * by**2
+        first += weight * by
+        return rows.reshape(-1)
 
     # Vectors have neither hot nor cold parts: all of their statistics are rows.
     def shrink(self, factor: float) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -19,6 +19,8 @@ from pplseq import checks
 from pplseq.models.props.gaussian_statistics import GaussianStatistics
 from pplseq.models.props.settings import OnlineEM, Parameters, StepInfo
 from pplseq.models.props.word_statistics import WordStatistics
+
+FAINT = 1e-250  # of the whole: what is far off underflows, and its logarithm is taken another way
 
 
 class StreamState:
@@ -108,9 +110,8 @@ class StreamState:
         """
         y = self.emissions.check(y)
         missing = self.emissions.is_missing(y)
-        before, prior, priors, joint, shift = self._joint(
-            y, missing, source_log_probs, not learn and self.total_weight > 0
-        )
+        averaged = not learn and self.total_weight > 0
+        before, prior, priors, joint, shift = self._joint(y, missing, source_log_probs, averaged)
         num_sources = self.num_sources
         by_source, by_own = sum(joint[:num_sources]), sum(joint[num_sources:])
         total = by_source + by_own
@@ -124,6 +125,12 @@ class StreamState:
                     else "leave it out, or divide all vectors by their scale"
                 )
             )
+        log_source, log_own = _log(by_source) + shift, _log(by_own) + shift
+        if num_sources and by_source < FAINT * total and not missing:
+            log_source = _log_sum(priors[:num_sources], self._checked(source_log_probs))
+        if by_own < FAINT * total and not missing and isinstance(self.emissions, GaussianStatistics):
+            rows = (self._mean_rows() if averaged else self.rows)[self.num_fixed :]
+            log_own = _log_sum(priors[num_sources:], self.emissions.log_densities(y, rows, self.maximized).tolist())
         if first is not None:
             first()
         phi = np.array(joint)
@@ -138,9 +145,9 @@ class StreamState:
             0.0 if missing else math.log(total) + shift,
             phi,
             by_own / total,
-            _log_ratio(by_own, by_source),
-            -_log_ratio(by_source, source_prior) - shift if num_sources else math.inf,
-            -_log_ratio(by_own, own_prior) - shift if self.num_own else math.inf,
+            _log_ratio(log_own, log_source),
+            -_log_ratio(log_source, _log(source_prior)) if num_sources else math.inf,
+            -_log_ratio(log_own, _log(own_prior)) if self.num_own else math.inf,
             self.emissions.residual,
         )
 
@@ -363,7 +370,19 @@ def shared_table(table: np.ndarray) -> np.ndarray:
     return found
 
 
+def _log(value: float) -> float:
+    return math.log(value) if value > 0 else -math.inf
+
+
+def _log_sum(priors: Sequence[float], logs: Sequence[float]) -> float:
+    """log of the sum of priors times exp(logs)."""
+    joint = [math.log(p) + value for p, value in zip(priors, logs, strict=True) if p > 0]
+    top = max(joint, default=-math.inf)
+    return top if top == -math.inf else top + math.log(sum(math.exp(value - top) for value in joint))
+
+
 def _log_ratio(above: float, below: float) -> float:
-    if not above > 0:
-        return -math.inf
-    return math.log(above) - math.log(below) if below > 0 else math.inf
+    """The log of a quotient of what has these logs."""
+    if above == -math.inf:
+        return above
+    return above - below

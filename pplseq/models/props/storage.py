@@ -75,6 +75,7 @@ def pack_stream(state: StreamState) -> tuple[dict, dict[str, np.ndarray]]:
     if isinstance(own, GaussianStatistics):
         header |= {"emission": "gaussian", "full": own.full, "floor": own.floor}
         arrays |= {"loc": own.start[0], "covariances": own.start[1]}
+        arrays["center"] = np.zeros(0) if own.center is None else own.center
         return header, arrays
     header |= {"emission": "words", "num_words": own.num_words, "num_own": own.num_own, "capacity": own.capacity}
     header |= {"residual": own.residual, "scale": own.cold.scale, "weighted": own.cold.weighted}
@@ -97,6 +98,10 @@ def unpack_stream(header: dict, arrays: dict[str, np.ndarray]) -> StreamState:
     if header["emission"] == "gaussian":
         loc, covariances = arrays["loc"], arrays["covariances"]
         own = GaussianStatistics(loc, covariances, num_states - len(loc), header["full"], header["floor"])
+        center = arrays["center"] if "center" in arrays else loc.mean(0)  # that of folders which do not say it
+        if center.shape not in ((0,), loc.shape[1:]):
+            raise ValueError(f"center has shape {center.shape}, expected {loc.shape[1:]}")
+        own.center = np.array(center) if len(center) else None
     else:
         shape = (header["num_own"], header["num_words"])
         if not 0 < shape[0] <= num_states or header["capacity"] != len(arrays["hot"]) + len(arrays["free"]):
@@ -128,7 +133,7 @@ def _check_numbers(state: StreamState, header: dict, arrays: dict[str, np.ndarra
         value, shape = arrays[name], (state.num_states,) * (2 if "transition" in name else 1)
         if value.shape != shape or not (value >= 0).all() or not (abs(value.sum(-1) - 1) < 1e-4).all():
             raise ValueError(f"{name} does not hold probabilities of {state.num_states} states")
-    for name in ("rho", "rows", "sums", "loc", "covariances", *(f"cold_{name}" for name in COLD_ARRAYS)):
+    for name in ("rho", "rows", "sums", "loc", "covariances", "center", *(f"cold_{name}" for name in COLD_ARRAYS)):
         if name in arrays and not np.isfinite(arrays[name]).all():
             raise ValueError(f"{name} holds numbers that are not finite")
     for name in ("num_steps", "clock"):
@@ -181,7 +186,11 @@ def merge_streams(states: Sequence[StreamState]) -> StreamState:
         own: Any = state.emissions
         theirs: Any = first.emissions
         same = same and type(own) is type(theirs) and state.num_own == first.num_own
-        same = same and (own.num_words == theirs.num_words if words else np.array_equal(own.center, theirs.center))
+        if words:
+            same = same and own.num_words == theirs.num_words
+        else:
+            same = same and (own.full, own.floor) == (theirs.full, theirs.floor)
+            same = same and all(map(np.array_equal, own.start, theirs.start))
         if not same:
             raise ValueError(
                 f"states: stream {k} has other sizes, options or first parameters than stream 0; start them alike"
@@ -194,18 +203,29 @@ def merge_streams(states: Sequence[StreamState]) -> StreamState:
     result.clock = total
     result.emissions.smoothing = first.options.smoothing_at(total)
     result.total_weight = sum(state.total_weight for state in states)
+    if not words:
+        centers = [state.emissions.center for state in states if state.emissions.center is not None]
+        result.emissions.center = np.mean(centers, 0) if centers else None
     for state in states:
         share = state.num_steps / total
-        result.rows[: _settled(result)] += share * state.rows[: _settled(state)]
+        result.rows[: _settled(result)] += share * _rows(state, state.rows, result)
         if result.sums is not None and state.sums is not None:  # means weighted by tokens, as the statistics
             per_step = share * result.total_weight / state.total_weight if state.total_weight else 0.0
-            result.sums[: _settled(result)] += per_step * state.sums[: _settled(state)]
+            result.sums[: _settled(result)] += per_step * _rows(state, state.sums, result)
         if words:
             _merge_words(result, state, share)
             result.emissions.residual = max(result.emissions.residual, state.residual)
     if result.moves_learned:
         result.initial, result.transition = result.maximal_moves(result.rows, first.initial, first.transition)
     return result
+
+
+def _rows(state: StreamState, rows: np.ndarray, result: StreamState) -> np.ndarray:
+    """Those that are not words, of vectors about the center of the result."""
+    own, fixed = state.emissions, state.num_fixed
+    if not isinstance(own, GaussianStatistics):
+        return rows[: _settled(state)]
+    return np.concatenate([rows[:fixed], own.about(result.emissions.center, rows[fixed:])])
 
 
 def _settled(state: StreamState) -> int:

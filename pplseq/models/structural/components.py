@@ -180,7 +180,7 @@ class Autoregression(Component):
     def over(self, gaps, values, unit=1.0):
         if len(self.emission) > 1:
             super().over(gaps, values, unit)
-        return values["ar"].abs() ** gaps[..., None, None], {"ar": _lost(values["ar"].abs(), gaps)}
+        return values["ar"] ** gaps[..., None, None], {"ar": _lost(values["ar"], gaps)}
 
     def first(self, values, variances):
         move = self.move(values, variances[self.name])

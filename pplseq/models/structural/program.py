@@ -42,6 +42,8 @@ STEPS = {
     "shaken": {"level": 1.0, "slope": 0.3, "seasonal": 0.3, "cycle": 0.3, "ar": 0.3, "arma": 0.3, "noise": 0.05},
     "turning": {"level": 0.03, "slope": 1.0, "seasonal": 0.03, "cycle": 1.0, "ar": 1.0, "arma": 1.0, "noise": 0.05},
 }
+DECAYS = {"cycle": ("raw_damping", "damping"), "ar": ("raw_ar", "ar_weights")}  # on which the share of a variance depends
+_NEGATIVE = "a negative weight of ar has no continuous form"
 WIDE = 1e6  # variance of the first state, of the mean square of the data
 
 
@@ -169,7 +171,7 @@ class StructuralModel(LDS):
         if unit == 1:
             return found
         over = {"frequency": lambda value: value / unit, "damping": lambda value: value ** (1 / unit)}
-        return {name: over.get(name, lambda value: value.abs() ** (1 / unit))(value) for name, value in found.items()}
+        return {name: over.get(name, lambda value: value ** (1 / unit))(value) for name, value in found.items()}
 
     @property
     def _learned(self) -> dict[str, Tensor]:
@@ -178,7 +180,8 @@ class StructuralModel(LDS):
         if self._config["cycle"]:
             found |= {"frequency": math.pi * self.raw_frequency[0].sigmoid(), "damping": self.raw_damping[0].sigmoid()}
         if self._config["ar"]:
-            found["ar"] = stationary_weights(self.raw_ar.tanh())
+            weights = stationary_weights(self.raw_ar.tanh())
+            found["ar"] = weights.abs() if self.time_unit > 0 else weights  # over any time only a positive one is a process
         return found | ({"ma": -stationary_weights(self.raw_ma.tanh())} if self._config["ma"] else {})
 
     @property
@@ -372,8 +375,10 @@ class StructuralModel(LDS):
                 continue
             raw, told = getattr(self, f"raw_{name}"), f"{name}_weights"
             weights = checks.shape(told, checks.finite(told, checks.numbers(told, weights).double().to(raw)), raw.shape)
+            if self.time_unit > 0 and bool((weights < 0).any()):
+                raise ValueError(f"{told}: {_NEGATIVE}, got {checks.shown(weights.tolist())}")
             try:
-                raw.copy_(partial_weights(sign * weights if unit == 1 else weights.abs() ** unit).atanh())
+                raw.copy_(partial_weights(sign * weights if unit == 1 else weights**unit).atanh())
             except ValueError as error:
                 told = f"{told}: {error}"
                 raise ValueError(told if sign > 0 else told.replace("a stationary", "an invertible")) from None
@@ -416,6 +421,8 @@ class StructuralModel(LDS):
         for name, pair in bounds.items():
             if name not in places:
                 raise ValueError(f"bounds: this model has no parameter {str(name)[:40]!r}.{checks.nearest(str(name), places)}")
+            if name in DECAYS and self._unit != 1 and self._slots[DECAYS[name][0]].raw.requires_grad:
+                raise ValueError(f"bounds: {self._moves_with(name)}; give times in units of {self._unit:g}")
             raw, place = places[name]
             own = self._slots[raw].raw
             between = ends(name, pair, own if place is None else own[place])
@@ -428,11 +435,12 @@ class StructuralModel(LDS):
                 all_ends[place] = end / shares[name]
         return super()._bounds_by(found, method)
 
-    def _held_estimate(self, name: str, value: Tensor) -> Tensor:
+    def _of_entries(self, name, value, masks, whole=frozenset()):
+        """As of the base class, by what the names of estimates stand for."""
         own = {"ar": "ar_weights", "ma": "ma_weights"}.get(name, name.removeprefix("variance of "))
         raw, place = self._held_as.get(own, (name, None))
-        mask = self._fixed_entries.get(raw)
-        found = torch.full_like(value, raw in self._not_free, dtype=torch.bool)
+        mask = masks.get(raw)
+        found = torch.full_like(value, raw in whole, dtype=torch.bool)
         if mask is None:
             return found
         return found | (mask[place] if place is not None else mask.reshape(value.shape))
@@ -441,18 +449,35 @@ class StructuralModel(LDS):
     @torch.no_grad()
     def _take_units(self, batch: Batch, warm: bool, holds: Mapping[str, Any]) -> None:
         """The median time between steps becomes what parameters are over; those that stay say what they said."""
-        if warm and self.time_unit > 0:
-            return  # a fit without times is refused as a question is
+        if not (warm and self.time_unit > 0):  # a fit without times is refused as a question is
+            self._take_unit(batch, warm, holds)
+        held = {name for name, slot in self._slots.items() if holds.get(name, slot) is None or not slot.raw.requires_grad}
+        scales = holds.get("log_scales")
+        for name, (decay, _) in DECAYS.items() if self._unit != 1 else ():
+            if name not in self.variances or decay in held:
+                continue
+            if "log_scales" in held or (scales is not None and bool(scales[self.variances.index(name)])):
+                raise ValueError(f"fixed: {self._moves_with(name)}; hold that, too, or give times in units of {self._unit:g}")
+
+    def _moves_with(self, name: str) -> str:
+        """Why the variance of a component that decays cannot be held, or have bounds, alone."""
+        return f"a variance of {name!r} a unit of time changes with its {DECAYS[name][1]}, which is learned"
+
+    def _take_unit(self, batch: Batch, warm: bool, holds: Mapping[str, Any]) -> None:
         unit = 0.0
         if batch.gaps is not None:
             later = batch.gaps[batch.gaps > 0]
             unit = float(later.median()) if len(later) else 1.0
-        if (unit or 1.0) == self._unit:
-            self.time_unit.fill_(unit)
-            return
         slots, shares = self._slots, self._shares()
         stay: dict[str, Any] = {name: value.tolist() for name, value in self.learned.items()}
         stay = {n: v for n, v in stay.items() if warm or f"raw_{n}" in holds or not slots[f"raw_{n}"].raw.requires_grad}
+        if unit and min(stay.get("ar", [0.0])) < 0:
+            raise ValueError(f"times: {_NEGATIVE}, and that which is kept is {stay['ar'][0]:g}; leave it to the fit")
+        if (unit or 1.0) == self._unit:
+            if self.time_unit > 0 and "ar" in stay:
+                self.raw_ar.abs_()  # as it was taken
+            self.time_unit.fill_(unit)
+            return
         variances = {name: float(value * shares[name]) for name, value in self._variances.items()}
         self.time_unit.fill_(unit)
         if stay.get("frequency", 0.0) >= math.pi / self._unit:
@@ -484,6 +509,8 @@ class StructuralModel(LDS):
                 "times: this model was fitted with times and is asked with times; give those of the steps, or times='index' "
                 "for those of the index of x (fit it anew without times for equal steps)"
             )
+        if times is not None and not self.time_unit > 0 and "ar" in self.learned and bool((self.learned["ar"] < 0).any()):
+            raise ValueError(f"times: {_NEGATIVE}, and this model has {self.learned['ar'].tolist()[0]:g}; fit it to times")
 
     def fit(self, x, lengths=None, *, fixed=(), method: str | None = None, **options) -> Self:
         """See :meth:`~pplseq.models.estimator.Estimator.fit`; ``initialization``: see :meth:`initialize`. ``fixed``: names of

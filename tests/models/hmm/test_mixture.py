@@ -85,3 +85,10 @@ def test_a_folder_and_arguments(tmp_path):
 def test_refusals(call, error, message):
     with pytest.raises(error, match=message):
         call()
+
+
+def test_a_sequence_without_steps_has_no_memberships():
+    model, x = made("words")
+    for ask in (model.predict, model.predict_proba):  # they were 0 of each cluster
+        with pytest.raises(ValueError, match="x: sequence 2 is empty; leave it out"):
+            ask(x, torch.tensor([6, 5, 0, 3]))

@@ -5,6 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
+from scipy import stats
 from support.grids import grid
 from support.oracles.props import DenseGaussianStream, DenseStream, averaged
 
@@ -228,8 +229,34 @@ def test_vectors(full):
     before = stream.copy()
     stream.step(np.full(3, np.nan))
     np.testing.assert_allclose(stream.filter, before.filter @ before.transition)
+    prior, (loc, covariances) = before.predicted_states(), (before.loc, before.covariances)
     far = before.step(np.full(3, 1e5), np.zeros(1))  # only the source can have made it
-    assert far.perturbation == 0.0 and far.log_odds == -np.inf and abs(far.log_prob) < 10
+    assert far.perturbation == 0.0 and abs(far.log_prob) < 10
+    own = [stats.multivariate_normal.logpdf(np.full(3, 1e5), *each) for each in zip(loc, covariances, strict=True)]
+    own = np.logaddexp(*(np.log(prior[1:]) + own))  # a density that underflows has a logarithm
+    np.testing.assert_allclose(far.log_odds, own - np.log(prior[0]), rtol=1e-7)
+    np.testing.assert_allclose(far.perturbation_anomaly, np.log(prior[1:].sum()) - own, rtol=1e-7)
+
+
+def test_a_source_that_is_far_off_has_an_anomaly():
+    tables, *_ = problem(1, 2, 4)
+    info = start_stream(**tables).step(1, [-2000.0])
+    assert info.source_anomaly == pytest.approx(2000.0) and info.log_odds > 1900
+
+
+@pytest.mark.parametrize("full", [True, False])
+def test_moments_keep_their_digits_wherever_the_vectors_lie(full):
+    x = np.random.default_rng(0).normal(size=(100, 2))
+    tables = dict(initial=[1.0], transition=[[1.0]], loc=[[0.5, -0.5]], covariances=np.eye(2)[None])
+    for averaging in (None, "recent"):
+        found = []
+        for place in (0.0, 1e8):
+            stream = start_stream(**tables, full=full, options=OnlineEM(averaging=averaging))
+            for vector in x:
+                stream.step(vector + place)
+            found.append((stream.loc - place, stream.covariances))
+        np.testing.assert_allclose(found[1][0], found[0][0], atol=1e-6)
+        np.testing.assert_allclose(found[1][1], found[0][1], atol=1e-6)
 
 
 def test_vectors_with_steps_1_over_t_are_weighted_moments():

@@ -358,18 +358,39 @@ def test_merged_statistics_are_sums_weighted_by_tokens(averaging):
     np.testing.assert_allclose(one.parameters(False).emission, streams[0].parameters(False).emission, rtol=1e-12)
 
 
-def test_merging_vectors_and_what_does_not_fit():
+@pytest.mark.parametrize("covariance", ["full", "diag"])
+def test_merging_vectors_and_what_does_not_fit(covariance):
     random = np.random.default_rng(0)
-    model = StreamingHMM(2, num_features=2, seed=0)
-    streams = [model.start() for _ in range(2)]
-    for stream in streams:
+    model = StreamingHMM(2, num_features=2, seed=0, covariance=covariance, covariance_floor=1e-9)
+    streams = [model.start(averaging="recent") for _ in range(3)]
+    for stream in streams[:2]:
         for _ in range(30):
             stream.step(random.normal(size=2))
-    merged = merge_streams(streams)
-    np.testing.assert_allclose(merged.rows, (streams[0].rows + streams[1].rows) / 2)
-    other = StreamingHMM(2, num_features=2, seed=0).start(exponent=0.9)
-    with pytest.raises(ValueError, match="stream 1 has other"):
-        merge_streams([streams[0], other])
+    merged, (one, other) = merge_streams(streams), streams[:2]
+    np.testing.assert_allclose(merged.transition, merge_streams([other, one]).transition)
+    for averaged in (False, True):
+
+        def told(stream, averaged=averaged):
+            """Weights, means and second moments about 0 of states."""
+            rows = (stream._mean_rows() if averaged else stream.rows)[stream.num_fixed :]
+            found = stream.parameters(averaged)
+            second = found.covariances - 1e-9 * np.eye(2) + found.loc[:, :, None] * found.loc[:, None]
+            return rows.reshape(2, -1)[:, 0], found.loc, second
+
+        weights, means, seconds = zip(told(one), told(other), strict=True)
+        weight, mean, second = told(merged)
+        np.testing.assert_allclose(weight, sum(weights) / 2)
+        np.testing.assert_allclose(weight[:, None] * mean, sum(w[:, None] * m for w, m in zip(weights, means, strict=True)) / 2)
+        together = sum(w[:, None, None] * s for w, s in zip(weights, seconds, strict=True)) / 2
+        kept = np.ones((2, 2), bool) if covariance == "full" else np.eye(2, dtype=bool)
+        np.testing.assert_allclose((weight[:, None, None] * second)[:, kept], together[:, kept])
+    for model in (
+        StreamingHMM(2, num_features=2, seed=0, covariance=covariance).start(exponent=0.9),
+        StreamingHMM(2, num_features=2, seed=1, covariance=covariance, covariance_floor=1e-9).start(averaging="recent"),
+        StreamingHMM(2, num_features=2, seed=0, covariance=covariance).start(averaging="recent"),
+    ):
+        with pytest.raises(ValueError, match="stream 1 has other"):
+            merge_streams([one, model])
     even, uneven = (StreamingHMM(2, 7, seed=0, initial=initial).start() for initial in ([0.5, 0.5], [0.9, 0.1]))
     with pytest.raises(ValueError, match="stream 1 has other sizes, options or first parameters"):
         merge_streams([even, uneven])

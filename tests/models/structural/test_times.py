@@ -256,3 +256,44 @@ def test_durations_go_on_from_durations():
     for past, future in ((times, np.array([60, 66], "m8[h]")), (times.astype("m8[D]"), [5.0])):
         with pytest.raises(TypeError, match="durations from durations"):
             model.forecast(x, times=past, future_times=future)
+
+
+def test_a_negative_autoregression_has_no_times():
+    """Over a time of a half it would be imaginary: it is no other weight than was asked for that is taken."""
+    x, times = np.array([1.0, -1.5, 1.0, -0.5, 1.0, -1.0]), np.arange(6.0)
+    made = lambda: StructuralModel(level="none", ar=1).set_parameters(ar_weights=[-0.5], ar=1.0, noise=0.1)  # noqa: E731
+    model = made()
+    assert model.score(x) != pytest.approx(made().set_parameters(ar_weights=[0.5]).score(x))
+    for call in (
+        lambda: model.score(x, times=times), lambda: model.forecast(x, times=times, future_times=[6.5]),
+        lambda: model.sample(6, times=times), lambda: made().fit(x, times=times, fixed="ar_weights"),
+        lambda: made().fit(x, times=2 * times, fixed="ar_weights"), lambda: made().fit(x, times=times, warm_start=True),
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match="times: a negative weight of ar has no continuous form"):
+            call()
+    fitted = model.fit(x, times=times, num_steps=3)
+    with pytest.raises(ValueError, match="ar_weights: a negative weight"):
+        fitted.set_parameters(ar_weights=[-0.5])
+    with torch.no_grad():
+        fitted.raw_ar.fill_(-0.4)  # as a search may leave it
+    expected = fitted.estimates()["ar"].tolist()
+    assert min(expected) > 0
+    assert fitted.fit(x, fixed="ar_weights", num_steps=1).estimates()["ar"].tolist() == expected
+
+
+@pytest.mark.parametrize(("name", "other"), [("cycle", "damping"), ("ar", "ar_weights")])
+def test_a_variance_that_decays_is_held_with_what_it_decays_by(name, other):
+    """Over a median step of 3 it is another share of what is learned: it moved while it was said to be held."""
+    x, times = np.random.default_rng(0).normal(size=30).cumsum(), 3.0 * np.arange(30)
+    values = {name: 0.05} | ({"damping": 0.9} if name == "cycle" else {"ar_weights": [0.9]})
+    model = StructuralModel(level="none", **({"cycle": True} if name == "cycle" else {"ar": 1})).set_parameters(**values)
+    for known, message in (
+        ({"fixed": name}, f"fixed: a variance of '{name}' a unit of time changes with its {other}, which is learned"),
+        ({"bounds": {name: (0.01, 0.1)}}, f"bounds: a variance of '{name}' .* give times in units of 3"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            model.fit(x, times=times, **known)
+    model.fit(x, times=times, fixed=[name, other], num_steps=3)
+    assert model.estimates()[f"variance of {name}"].item() == pytest.approx(0.05)
+    model.fit(x, times=times / 3, bounds={name: (0.01, 0.1)}, num_steps=30)
+    assert model.estimates()[f"variance of {name}"].item() <= 0.1 + 1e-9
