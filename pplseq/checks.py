@@ -110,6 +110,11 @@ def count(name: str, value: Any, least: int = 1) -> int:
     return int(value)
 
 
+def seed(name: str, value: Any) -> int:
+    """The value as an int from which random numbers are drawn: 0 or more."""
+    return count(name, value, 0)
+
+
 def steps_ahead(x: Any, num_steps: Any) -> int:
     """How far a forecast of x goes: a count, which stands behind the data."""
     if num_steps is None:

@@ -155,8 +155,7 @@ class Vocabulary:
         if num_lines is not None and eos in counts:
             raise ValueError(
                 f"lines: the text holds the end-of-line word {checks.shown(eos)} itself; remove it there (one is added at the "
-                "end "
-                "of every line), or choose another word for eos"
+                "end of every line), or choose another, Vocabulary.build(lines, eos=...)"
             )
         # The unknown word's own occurrences never fall under the cut.
         kept = {word: count for word, count in counts.items() if count >= min_count or word == unknown}

@@ -152,7 +152,7 @@ def fit(
         seed = 0
     batch_size, rate = batching(train_text.num_tokens, protocol, batch_size, segment_length, lr)
     schedule = replace(schedule, lr=rate)
-    batch_seed = int(torch.randint(2**31, ())) if seed is None else checks.count("seed", seed, 0)
+    batch_seed = int(torch.randint(2**31, ())) if seed is None else checks.seed("seed", seed)
     device = checks.device(device or ("cpu" if fresh else model.block_of_word.device))
     batches = make_batches(
         train_text, protocol, shuffle=shuffle, batch_size=batch_size, segment_length=segment_length,
