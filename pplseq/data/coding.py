@@ -45,6 +45,8 @@ class CodedLines:
             # ` = Title = ` but not ` = = Section = = `
             if len(words) > 2 and words[0] == words[-1] == "=" and words[1] != "=" and words[-2] != "=":
                 titles.append(number)
+        if other := [word for word in codes if not isinstance(word, str)]:
+            raise TypeError(f"{source}: words are strings, and a text to learn from lacks none; got {checks.shown(other[0])}")
         if not ids:
             raise ValueError(f"{source}: the text is empty ({len(lengths)} lines, no words)")
         self.words = list(codes)

@@ -78,7 +78,7 @@ class Vocabulary:
         words = tuple(self.words)
         index = {word: number for number, word in enumerate(words)}
         for number, word in enumerate(words):
-            if not word or _BETWEEN_WORDS.search(word):
+            if not isinstance(word, str) or not word or _BETWEEN_WORDS.search(word):
                 shown = checks.shown(word)
                 raise ValueError(f"words: word {number} is {shown}; a word is not empty and holds no space, tab or line end")
             if index[word] != number:
@@ -112,11 +112,13 @@ class Vocabulary:
             units: what the words of the lines are; see the class.
 
         Raises:
-            ValueError: no words, `eos` stands in the text itself, or `max_size` leaves no room.
+            TypeError: a line is a string. ValueError: no words, `eos` stands in the text itself, or `max_size` leaves no room.
         """
         counts: Counter[str] = Counter()
         num_lines = 0
         for line in lines:
+            if isinstance(line, str):
+                raise TypeError(f"lines: line {num_lines + 1} is a string; expected a list of words (line.split())")
             counts.update(line)
             num_lines += 1
         return cls.from_counts(
@@ -209,7 +211,7 @@ class Vocabulary:
             (N,) int64; a word outside the vocabulary gives `unknown_id`.
 
         Raises:
-            TypeError: `words` is one string.
+            TypeError: `words` is one string, or a word is none.
             ValueError: a word is unknown and the vocabulary has no word for unknown words.
         """
         if isinstance(words, str):
@@ -225,6 +227,8 @@ class Vocabulary:
         found = self.index.get(word)
         if found is None and self.units != "words" and isinstance(word, str) and len(own := tokens_of(word, self.units)) == 1:
             found = self.index.get(own[0])
+        if found is None and not isinstance(word, str):
+            raise TypeError(f"words: expected strings, got {checks.shown(word)}")
         return unknown if found is None else found
 
     def unknown_word_message(self, word: str, place: str = "words") -> str:
