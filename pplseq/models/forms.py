@@ -86,8 +86,8 @@ def in_form(
                 "of "
                 "it, or take a model of words"
             )
-        of_text = num_features is None and (told := sentences(x, name)) is not x
-        x = told if of_text else x
+        told = sentences(x, name) if num_features is None else x
+        of_text, x = told is not x, told
         if num_features is None and len(x) > 1 and all(isinstance(row, str) and len(split(row)) == 1 for row in x):
             raise ValueError(
                 f"{name}: {len(x)} strings of one word each could be one sentence or {len(x)}: write [list({name})] for the "

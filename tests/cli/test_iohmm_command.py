@@ -465,6 +465,10 @@ def test_rows_of_sequences_in_any_order(tmp_path):
         answers = lines(pplseq("query", tmp_path / name, "score", tmp_path / "mixed.csv"))
         scores.append({each["id"]: each["log_prob"] for each in answers})
     assert scores[0] == pytest.approx(scores[1]) and len(scores[0]) == 3
+    (tmp_path / "coming.csv").write_text("when,name,a,b\n" + "".join(f"{19 + k},s{k},0,{'x' * k}1\n" for k in range(3)))
+    ask = ["query", tmp_path / "mixed", "forecast", tmp_path / "sorted.csv", "--future", tmp_path / "coming.csv"]
+    errors = {each["id"]: each["error"] for each in lines(pplseq(*ask, code=1))}
+    assert "begin at 19.0, and its data end at 19.0" in errors["s0"] and "row 3, column 'b': expected a number" in errors["s1"]
 
 
 def test_fewer_rows_than_states_are_refused(tmp_path):
