@@ -107,7 +107,8 @@ class GroupedCommand(click.Command):
 
 
 ARGUMENT = re.compile(r"(?<![\w.'\"(/-])(\w+)(?:=| = )('[^']*'|\"[^\"]*\"|[\w.+-]*\w)")
-SUBJECT = re.compile(r"(?:^(?=\w+(?:: | must ))|(?<![\w.'\"(/-])(?=[a-z]+_))(\w+)(?![\w('\"/]|\.\w)")
+SUBJECT = re.compile(r"(?:^(?=\w+(?:: | must ))|(?=\w+ cannot change)|(?<![\w.'\"(/-])(?=[a-z]+_))(\w+)(?![\w('\"/]|\.\w)")
+LIST = re.compile(r"(?<=[,:] )[a-z]\w*(?:, [a-z]\w*)+(?![\w=('\"/.])")
 
 
 def in_flags(message: str, params: Iterable[click.Parameter]) -> str:
@@ -125,7 +126,11 @@ def in_flags(message: str, params: Iterable[click.Parameter]) -> str:
             return option.opts[0] if value is None else f"{option.opts[0]} {value}"
         return (option.opts if value == "True" else option.secondary_opts or option.opts)[0]
 
-    return SUBJECT.sub(flagged, ARGUMENT.sub(flagged, message))
+    def all_flagged(found: re.Match[str]) -> str:
+        options = [known.get(name) for name in found[0].split(", ")]
+        return found[0] if None in options else ", ".join(option.opts[0] for option in options if option is not None)
+
+    return SUBJECT.sub(flagged, LIST.sub(all_flagged, ARGUMENT.sub(flagged, message)))
 
 
 def options_for(settings: type, names: Iterable[str] | None = None) -> list[click.Option]:

@@ -73,6 +73,7 @@ def test_debug_shows_the_traceback(tmp_path):
          "--num-topics: topics need --transition hierarchical, got 'softmax'"),
         ("num_states = 31 is not divisible by num_blocks = 4", "--num-states 31 is not divisible by --num-blocks 4"),
         ("leave it out: tied=True and lower=False, batch_size", "leave it out: --tied and --no-lower, --batch-size"),
+        ("so lr cannot change; only these can: epochs, lr", "so --lr cannot change; only these can: --epochs, --lr"),
         ("blocks must be a path", "--blocks must be a path"),
         # of Python, of files and of data
         ("load_corpus(text, units='bytes', num_states=3)", "load_corpus(text, units='bytes', num_states=3)"),
