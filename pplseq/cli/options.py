@@ -108,6 +108,7 @@ class GroupedCommand(click.Command):
 
 ARGUMENT = re.compile(r"(?<![\w.'\"(/-])(\w+)(?:=| = )('[^']*'|\"[^\"]*\"|[\w.+-]*\w)")
 SUBJECT = re.compile(r"(?:^(?=\w+(?:: | must ))|(?=\w+ cannot change)|(?<![\w.'\"(/-])(?=[a-z]+_))(\w+)(?![\w('\"/]|\.\w)")
+TWICE = re.compile(r"(--[\w-]+(?: \w+)?)(?: \(\1\)|, \1\b)")  # where the library says both
 LIST = re.compile(r"(?<=[,:] )[a-z]\w*(?:, [a-z]\w*)+(?![\w=('\"/.])")
 
 
@@ -124,13 +125,14 @@ def in_flags(message: str, params: Iterable[click.Parameter]) -> str:
             return found[0]
         if not option.is_flag or value is None:
             return option.opts[0] if value is None else f"{option.opts[0]} {value}"
-        return (option.opts if value == "True" else option.secondary_opts or option.opts)[0]
+        switch = option.opts if value == "True" else option.secondary_opts
+        return switch[0] if switch and "= " not in found[0] else f"{option.opts[0]} = {value}"
 
     def all_flagged(found: re.Match[str]) -> str:
         options = [known.get(name) for name in found[0].split(", ")]
         return found[0] if None in options else ", ".join(option.opts[0] for option in options if option is not None)
 
-    return SUBJECT.sub(flagged, LIST.sub(all_flagged, ARGUMENT.sub(flagged, message)))
+    return TWICE.sub(r"\1", SUBJECT.sub(flagged, LIST.sub(all_flagged, ARGUMENT.sub(flagged, message))))
 
 
 def options_for(settings: type, names: Iterable[str] | None = None) -> list[click.Option]:

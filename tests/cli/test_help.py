@@ -74,6 +74,8 @@ def test_debug_shows_the_traceback(tmp_path):
         ("num_states = 31 is not divisible by num_blocks = 4", "--num-states 31 is not divisible by --num-blocks 4"),
         ("leave it out: tied=True and lower=False, batch_size", "leave it out: --tied and --no-lower, --batch-size"),
         ("so lr cannot change; only these can: epochs, lr", "so --lr cannot change; only these can: --epochs, --lr"),
+        ("make min_count=2 (--min-count 2), (--log-interval, log_interval)", "make --min-count 2, (--log-interval)"),
+        ("begun with tied = False, not True; order_by=a", "begun with --tied = False, not True; order_by=a"),
         ("blocks must be a path", "--blocks must be a path"),
         # of Python, of files and of data
         ("load_corpus(text, units='bytes', num_states=3)", "load_corpus(text, units='bytes', num_states=3)"),
