@@ -86,10 +86,10 @@ class GroupedCommand(click.Command):
         """As click; what the library says of an argument of Python is said of the flag that stands for it."""
         try:
             return super().invoke(ctx)
-        except (ValueError, TypeError) as error:
+        except (ValueError, TypeError, FileNotFoundError) as error:
             of_file = str(error).startswith(str(ctx.params.get("config")))  # where settings are named as they are in Python
             said = str(error) if of_file else in_flags(str(error), self.params)
-            if type(error) not in (ValueError, TypeError) or said == str(error):
+            if type(error) not in (ValueError, TypeError, FileNotFoundError) or said == str(error):
                 raise
             raise type(error)(said).with_traceback(error.__traceback__) from None
 
@@ -106,7 +106,7 @@ class GroupedCommand(click.Command):
                 formatter.write_dl(rows)
 
 
-ARGUMENT = re.compile(r"(?<![\w.'\"(/-])(\w+)(?:=| = )('[^']*'|\"[^\"]*\"|[\w.+-]*\w)")
+ARGUMENT = re.compile(r"(?<![\w.'\"(/-])(\w+)(?:=| = )('[^']*'|\"[^\"]*\"|[\w.+-]*\w|\.\.\.)")
 SUBJECT = re.compile(r"(?:^(?=\w+(?:: | must ))|(?=\w+ cannot change)|(?<![\w.'\"(/-])(?=[a-z]+_))(\w+)(?![\w('\"/]|\.\w)")
 TWICE = re.compile(r"(--[\w-]+(?: \w+)?)(?: \(\1\)|, \1\b)")  # where the library says both
 LIST = re.compile(r"(?<=[,:] )[a-z]\w*(?:, [a-z]\w*)+(?![\w=('\"/.])")

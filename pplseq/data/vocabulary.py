@@ -167,7 +167,7 @@ class Vocabulary:
             kept.pop(unknown, None)
             room = None if room is None else room - 1
         if room is not None and room < 1:
-            raise ValueError(f"max_size: {max_size} leaves no room beside {' and '.join(special)}; raise it")
+            raise ValueError(f"max_size (max_vocabulary): {max_size} leaves no room beside {' and '.join(special)}; raise it")
         ranked = sorted(kept.items(), key=lambda item: -item[1])[:room]
         if unknown in special:
             special[unknown] = sum(counts.values()) - sum(count for _, count in ranked)

@@ -51,7 +51,7 @@ def test_max_size_counts_everything(max_size):
 
 
 def test_max_size_without_room():
-    with pytest.raises(ValueError, match="max_size: 2 leaves no room beside <eos> and <unk>"):
+    with pytest.raises(ValueError, match=r"max_size \(max_vocabulary\): 2 leaves no room beside <eos> and <unk>"):
         Vocabulary.build([["a", "b", "c"]], max_size=2)
 
 

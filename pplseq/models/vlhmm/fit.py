@@ -358,7 +358,7 @@ def make_clusters(
         own_block = [vocabulary.eos_id] if eos_block and vocabulary.eos_id is not None else []
         options: dict[str, Any] = dict(own_block=own_block, exchange_passes=exchange_passes, progress=progress)
         return clustering.brown_clusters(text.tokens, len(vocabulary), num_blocks, **options)
-    if not Path(blocks).exists():
+    if not Path(blocks).exists() or Path(blocks).is_dir():
         raise ValueError(
             f"blocks must be brown, uniform, none or an existing paths file, got "
             f"{checks.shown(blocks)}.{checks.nearest(blocks, BLOCKS)}"
@@ -412,7 +412,7 @@ def check_blocks(
         )
     if num_blocks == 1 and own_block and blocks == "brown":
         raise ValueError(
-            "num_blocks = 1, and <eos> has a block of its own: choose at least 2, no eos_block, or blocks = none for one block"
+            "num_blocks = 1, and <eos> has a block of its own: choose at least 2, eos_block=False, or blocks = none for one"
         )
     if block_sizes == "even":
         check_divisible(num_states, num_blocks)
