@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from pplseq import checks
-from pplseq.data.sources import UNITS, is_shown, join_tokens, split_line, split_words, tokens_of
+from pplseq.data.sources import UNITS, existing_path, is_shown, join_tokens, split_line, split_words, tokens_of
 
 EOS = "<eos>"
 UNKNOWN = "<unk>"
@@ -275,10 +275,12 @@ class Vocabulary:
 
         Raises:
             FileNotFoundError: no such file.
-            ValueError: not UTF-8 text with one word a line.
+            ValueError: a folder, or not UTF-8 text with one word a line.
         """
+        if existing_path(path).is_dir():
+            raise ValueError(f"{path}: expected a vocabulary, a word per line, got a folder; name one of the files in it")
         try:
-            lines = Path(path).read_bytes().decode("utf-8").split("\n")
+            lines = existing_path(path).read_bytes().decode("utf-8").split("\n")
         except UnicodeDecodeError as error:
             raise ValueError(f"{path}: not a vocabulary: byte {error.start} is not UTF-8 text") from error
         words = [line.removesuffix("\r") for line in lines]

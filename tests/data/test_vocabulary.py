@@ -133,6 +133,10 @@ def test_load_refuses(tmp_path, content, message):
     path.write_bytes(content)
     with pytest.raises(ValueError, match=message):
         Vocabulary.load(path)
+    with pytest.raises(FileNotFoundError, match="no such file or folder; did you mean"):
+        Vocabulary.load(f"{path}s")
+    with pytest.raises(ValueError, match="expected a vocabulary, a word per line, got a folder"):
+        Vocabulary.load(tmp_path)
 
 
 def test_words_end_at_spaces_tabs_and_line_ends_alone():
