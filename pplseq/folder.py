@@ -104,11 +104,14 @@ class FolderKind:
             durable: wait until the disk has it; else what a power cut spoils fails its checksums, and is made again.
 
         Raises:
-            ValueError: the folder holds something else, which is not replaced, or its name is too long or no UTF-8 text.
+            ValueError: it is the current folder, or holds something else, which are not replaced, or its name is too long or no
+                UTF-8 text.
             SaveError: the disk did not take it; what was there before is whole.
         """
         folder = Path(folder)
         check_name(folder)
+        if folder.is_dir() and folder.samefile(os.curdir):
+            raise ValueError(f"{folder}: it is the current folder, which is not replaced from within; choose one in it")
         if folder.exists() and not (folder.is_dir() and ((folder / self.header).exists() or not any(folder.iterdir()))):
             raise ValueError(
                 f"{folder}: there is something else than {self.what}, which is not replaced; choose another folder"
