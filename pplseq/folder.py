@@ -25,7 +25,7 @@ from functools import partial
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, TypeVar
 
-from pplseq.checks import shown
+from pplseq.checks import is_path, shown
 from pplseq.files import beside, check_name, check_text, flush, flush_all, locked, new_file, unsteered, write_text
 
 if TYPE_CHECKING:
@@ -454,6 +454,7 @@ def replace_folder(folder: str | Path, fill: Fill, durable: bool = True) -> None
 
 def whole_folder(folder: str | Path) -> Path:
     """The folder itself, or what a replacement that was cut off between its two renames left of it; changes nothing."""
+    is_path("a folder", folder)
     folder = Path(folder)
     old = beside(folder.resolve() if folder.is_symlink() else folder, "old")
     return old if os.path.isdir(old) and not folder.exists() else folder  # False, not an error, of a name that is too long

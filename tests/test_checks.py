@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from pplseq import CRFTagger, LatentTagger, TextLDS, checks, load_corpus, models
+from pplseq import CRFTagger, LatentTagger, TextLDS, checks, data, load, load_corpus, models
 from pplseq.distributions.gaussian_types import GaussianBelief
 from pplseq.distributions.state import Belief
 
@@ -75,6 +75,14 @@ def test_seeds_are_counts(make):
         make(-1)
     with pytest.raises(TypeError, match=r"seed must be a whole number, got 1\.5"):
         make(1.5)
+
+
+@pytest.mark.parametrize("read", [load_corpus, load, data.read_text, data.Vocabulary.load])
+def test_a_path_is_a_name(read):
+    with pytest.raises(TypeError, match="expected the name of a f.*, got None"):
+        read(None)
+    with pytest.raises(TypeError, match=r"got \['a b'\]; data in memory go to fit as they are"):
+        read(["a b"])
 
 
 def test_large_values_are_finite():
