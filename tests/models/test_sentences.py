@@ -159,6 +159,8 @@ def test_a_word_is_a_string(word):
     for encode in (Vocabulary(("<unk>", "cat")).encode, lambda words: Text.from_lines([words], Vocabulary(("<unk>", "cat")))):
         with pytest.raises(TypeError, match="words.* strings.* got"):
             encode(["cat", word])
+    with pytest.raises(TypeError, match="words are strings, and a text to learn from lacks none; got"):
+        Text.from_lines([["cat", word]])
     with pytest.raises(ValueError, match="words: word 2 is"):
         Vocabulary.build([["cat", word]])
     with pytest.raises(TypeError, match="line 1 is a string; expected a list of words"):
