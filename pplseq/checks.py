@@ -110,6 +110,18 @@ def count(name: str, value: Any, least: int = 1) -> int:
     return int(value)
 
 
+def seed(name: str, value: Any) -> int:
+    """The value as an int from which random numbers are drawn: 0 or more."""
+    return count(name, value, 0)
+
+
+def is_path(what: str, value: Any) -> None:
+    """Raises TypeError for what names no file or folder: ``what`` was expected."""
+    if not isinstance(value, (str, os.PathLike)):
+        in_memory = "; data in memory go to fit as they are" if isinstance(value, (list, tuple)) else ""
+        raise TypeError(f"expected the name of {what}, got {shown(value)}{in_memory}")
+
+
 def steps_ahead(x: Any, num_steps: Any) -> int:
     """How far a forecast of x goes: a count, which stands behind the data."""
     if num_steps is None:

@@ -248,8 +248,9 @@ def check_may_be_folder(path: Path) -> None:
 
 
 def beside(path: Path, kind: str) -> Path:
-    """A hidden neighbour of a file or folder."""
-    return path.with_name(f".{path.name}.{kind}")
+    """A hidden neighbour of a file or folder, which may be the current one, that has no name."""
+    named = path.resolve() if path.name in ("", "..") else path
+    return named.parent / f".{named.name}.{kind}"
 
 
 def flush_all(folder: Path) -> None:

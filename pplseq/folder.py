@@ -25,7 +25,7 @@ from functools import partial
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, TypeVar
 
-from pplseq.checks import shown
+from pplseq.checks import is_path, shown
 from pplseq.files import beside, check_name, check_text, flush, flush_all, locked, new_file, unsteered, write_text
 
 if TYPE_CHECKING:
@@ -104,11 +104,14 @@ class FolderKind:
             durable: wait until the disk has it; else what a power cut spoils fails its checksums, and is made again.
 
         Raises:
-            ValueError: the folder holds something else, which is not replaced, or its name is too long or no UTF-8 text.
+            ValueError: it is the current folder, or holds something else, which are not replaced, or its name is too long or no
+                UTF-8 text.
             SaveError: the disk did not take it; what was there before is whole.
         """
         folder = Path(folder)
         check_name(folder)
+        if folder.is_dir() and folder.samefile(os.curdir):
+            raise ValueError(f"{folder}: it is the current folder, which is not replaced from within; choose one in it")
         if folder.exists() and not (folder.is_dir() and ((folder / self.header).exists() or not any(folder.iterdir()))):
             raise ValueError(
                 f"{folder}: there is something else than {self.what}, which is not replaced; choose another folder"
@@ -451,6 +454,7 @@ def replace_folder(folder: str | Path, fill: Fill, durable: bool = True) -> None
 
 def whole_folder(folder: str | Path) -> Path:
     """The folder itself, or what a replacement that was cut off between its two renames left of it; changes nothing."""
+    is_path("a folder", folder)
     folder = Path(folder)
     old = beside(folder.resolve() if folder.is_symlink() else folder, "old")
     return old if os.path.isdir(old) and not folder.exists() else folder  # False, not an error, of a name that is too long

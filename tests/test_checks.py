@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from pplseq import checks
+from pplseq import CRFTagger, LatentTagger, TextLDS, checks, data, load, load_corpus, models
 from pplseq.distributions.gaussian_types import GaussianBelief
 from pplseq.distributions.state import Belief
 
@@ -57,6 +57,32 @@ REFUSED = [
 def test_what_is_refused(call, error, message):
     with pytest.raises(error, match=message):
         call()
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda seed: CRFTagger(method="sgd", seed=seed),
+        lambda seed: LatentTagger(seed=seed),
+        lambda seed: models.DictionaryTagger(seed=seed),
+        lambda seed: models.AutomatonLearner(2, seed=seed),
+        lambda seed: load_corpus("builtin:generated", seed=seed),
+        lambda seed: TextLDS(1, num_words=3).fit(["a b", "b a"], seed=seed),
+    ],
+)
+def test_seeds_are_counts(make):
+    with pytest.raises(ValueError, match="seed must be at least 0, got -1"):
+        make(-1)
+    with pytest.raises(TypeError, match=r"seed must be a whole number, got 1\.5"):
+        make(1.5)
+
+
+@pytest.mark.parametrize("read", [load_corpus, load, data.read_text, data.Vocabulary.load])
+def test_a_path_is_a_name(read):
+    with pytest.raises(TypeError, match="expected the name of a f.*, got None"):
+        read(None)
+    with pytest.raises(TypeError, match=r"got \['a b'\]; data in memory go to fit as they are"):
+        read(["a b"])
 
 
 def test_large_values_are_finite():

@@ -226,6 +226,16 @@ def test_something_else_is_not_replaced(tmp_path, what):
     assert letter.read_text() == "dear"
 
 
+def test_the_current_folder_is_read_and_not_replaced(saved, monkeypatch):
+    monkeypatch.chdir(saved)
+    for place in ("", ".", Path("../") / saved.name):
+        assert KIND.read(place).header["step"] == 3
+        with pytest.raises(ValueError, match="it is the current folder, which is not replaced from within"):
+            write(place, step=4)
+    with pytest.raises(FileNotFoundError, match="no toy at /: "):
+        KIND.read("/")
+
+
 def test_a_small_file_is_whole_or_absent(tmp_path, monkeypatch):
     write_text(tmp_path / "status.json", "one")
     monkeypatch.setattr(os, "replace", lambda *paths: (_ for _ in ()).throw(OSError("full")))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import MISSING
 from typing import Any
@@ -60,7 +61,7 @@ class GroupedOption(click.Option):
 
 
 class GroupedCommand(click.Command):
-    """A command whose help stands under headings, and that says whose option a foreign one is.
+    """A command whose help stands under headings, that says whose option a foreign one is, and whose errors name its flags.
 
     Args:
         owners: from the name of an option that this command lacks to those who have it.
@@ -81,6 +82,17 @@ class GroupedCommand(click.Command):
             message = f"{error.option_name} is {owners}; {ctx.info_name} does not read it, leave it out"
             raise click.UsageError(message, ctx) from None
 
+    def invoke(self, ctx: click.Context) -> Any:
+        """As click; what the library says of an argument of Python is said of the flag that stands for it."""
+        try:
+            return super().invoke(ctx)
+        except (ValueError, TypeError, FileNotFoundError) as error:
+            of_file = str(error).startswith(str(ctx.params.get("config")))  # where settings are named as they are in Python
+            said = str(error) if of_file else in_flags(str(error), self.params)
+            if type(error) not in (ValueError, TypeError, FileNotFoundError) or said == str(error):
+                raise
+            raise type(error)(said).with_traceback(error.__traceback__) from None
+
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """A section for each heading."""
         sections: dict[str, list[tuple[str, str]]] = {}
@@ -92,6 +104,35 @@ class GroupedCommand(click.Command):
         for title, rows in [*sections.items(), ("Options", general)]:
             with formatter.section(title):
                 formatter.write_dl(rows)
+
+
+ARGUMENT = re.compile(r"(?<![\w.'\"(/-])(\w+)(?:=| = )('[^']*'|\"[^\"]*\"|[\w.+-]*\w|\.\.\.)")
+SUBJECT = re.compile(r"(?:^(?=\w+(?:: | must ))|(?=\w+ cannot change)|(?<![\w.'\"(/-])(?=[a-z]+_))(\w+)(?![\w('\"/]|\.\w)")
+TWICE = re.compile(r"(--[\w-]+(?: \w+)?)(?: \(\1\)|, \1\b)")  # where the library says both
+LIST = re.compile(r"(?<=[,:] )[a-z]\w*(?:, [a-z]\w*)+(?![\w=('\"/.])")
+
+
+def in_flags(message: str, params: Iterable[click.Parameter]) -> str:
+    """A message with the flags of a command in place of arguments: ``transition='softmax'`` is ``--transition softmax``.
+
+    What it shows of Python, ``f(x, seed=0)``, stays.
+    """
+    known = {param.name: param for param in params if isinstance(param, click.Option)}
+
+    def flagged(found: re.Match[str]) -> str:
+        option, value = known.get(found[1]), found[2].strip("'\"") if found.re is ARGUMENT else None
+        if option is None or re.search(r"\w\([^()]*$", found.string[: found.start()]):
+            return found[0]
+        if not option.is_flag or value is None:
+            return option.opts[0] if value is None else f"{option.opts[0]} {value}"
+        switch = option.opts if value == "True" else option.secondary_opts
+        return switch[0] if switch and "= " not in found[0] else f"{option.opts[0]} = {value}"
+
+    def all_flagged(found: re.Match[str]) -> str:
+        options = [known.get(name) for name in found[0].split(", ")]
+        return found[0] if None in options else ", ".join(option.opts[0] for option in options if option is not None)
+
+    return TWICE.sub(r"\1", SUBJECT.sub(flagged, LIST.sub(all_flagged, ARGUMENT.sub(flagged, message))))
 
 
 def options_for(settings: type, names: Iterable[str] | None = None) -> list[click.Option]:

@@ -85,7 +85,7 @@ def generated_language(
     if not num_states <= num_words <= 4900:
         raise ValueError(f"num_words: expected {num_states} (num_states) to 4900, got {num_words}")
     checks.count("num_sentences", num_sentences)
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(checks.seed("seed", seed))
     inner = num_states - 1
     # Every state has a successor in a cycle, so all are reached, and two drawn ones; few of them end the sentence.
     transition = np.zeros((num_states, num_states))

@@ -219,7 +219,8 @@ def uniform_clusters(counts: np.ndarray | int, num_blocks: int, seed: int = 0) -
         raise ValueError(f"num_blocks: expected 1 to {num_words} (the number of words), got {num_blocks}")
     names = join_paths([], num_blocks)
     paths = np.empty(num_words, dtype=object)
-    paths[np.random.default_rng(seed).permutation(num_words)] = [names[i % num_blocks] for i in range(num_words)]
+    order = np.random.default_rng(checks.seed("seed", seed)).permutation(num_words)
+    paths[order] = [names[i % num_blocks] for i in range(num_words)]
     return Clusters(tuple(paths), counts)
 
 

@@ -45,6 +45,8 @@ class CodedLines:
             # ` = Title = ` but not ` = = Section = = `
             if len(words) > 2 and words[0] == words[-1] == "=" and words[1] != "=" and words[-2] != "=":
                 titles.append(number)
+        if other := [word for word in codes if not isinstance(word, str)]:
+            raise TypeError(f"{source}: words are strings, and a text to learn from lacks none; got {checks.shown(other[0])}")
         if not ids:
             raise ValueError(f"{source}: the text is empty ({len(lengths)} lines, no words)")
         self.words = list(codes)
@@ -114,11 +116,12 @@ class CodedLines:
         sizes = np.diff(word_starts[self.article_starts])
         few = (
             f"{self.source}: {np.count_nonzero(sizes)} lines or articles do not make {len(shares) + 1} texts{{}}; "
-            "give a folder with *train*, *valid* and *test* files, or set valid_fraction and test_fraction to 0"
+            "give a folder with *train*, *valid* and *test* files, or read one text: load_corpus(..., valid_fraction=0, "
+            "test_fraction=0)"
         )
         if np.count_nonzero(sizes) <= len(shares):
             raise ValueError(few.format(""))
-        order = np.random.default_rng(seed).permutation(len(sizes))
+        order = np.random.default_rng(checks.seed("seed", seed)).permutation(len(sizes))
         owner = np.full(len(sizes), -1)
         for number, share in enumerate(shares.values()):
             room = share * sizes.sum()

@@ -156,6 +156,8 @@ def is_counted(folder: str | Path, source: str | Path, shard: tuple[int, int], s
     place = whole_folder(folder)
     if not place.exists() or (place.is_dir() and not any(place.iterdir())):
         return False
+    if place.is_dir() and not (place / COUNTS.header).exists():
+        raise ValueError(f"{folder}: there is something else than lag counts, which is not replaced; choose another folder")
     header = COUNTS.read_header(folder)
     streams = [TextStream(name) for name in matching(source)]
     advice = "choose another folder, or replace them with --force"

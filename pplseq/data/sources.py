@@ -74,6 +74,7 @@ def join_tokens(tokens: Iterable[str], units: str) -> str:
 
 def existing_path(path: str | Path) -> Path:
     """The path, or a FileNotFoundError that suggests the closest name beside it."""
+    checks.is_path("a file or folder", path)
     path = Path(path).expanduser()
     if path.exists():
         return path

@@ -53,6 +53,7 @@ class SequenceTable:
         input_levels, output_levels: the symbols, in the order of their codes; None for numbers.
         input_symbols, output_symbols: of each column of symbols beside other inputs, or outputs, its symbols.
         coded: the columns of symbols that stay one number, that of the symbol.
+        times: of each sequence those of its rows, in order, where a column says them: numbers or dates; None otherwise.
         errors: id -> why a sequence could not be read, where `read_table` was to leave such ones out.
         all_ids: with theirs, in the file's order.
     """
@@ -70,6 +71,7 @@ class SequenceTable:
     input_symbols: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     output_symbols: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     coded: tuple[str, ...] = ()
+    times: Mapping[str, Sequence[Any]] | None = None
 
     def check_sizes(self, name: str) -> None:
         """Raises ValueError, with the name of the table, for numbers whose squares are too large to be added up."""
@@ -212,7 +214,7 @@ class _Reader:
         if not ids:
             raise ValueError(f"{self.name}: it has names of columns, but no rows")
         if self.order_by is not None:
-            cells, numbers = self._in_order(cells, numbers, times)
+            cells, numbers, times = self._in_order(cells, numbers, times)
         both_sides = ((self.inputs, input_symbols), (self.outputs, output_symbols))
         mixed = [self.symbols.intersection(names) if len(names) > 1 else frozenset() for names, _ in both_sides]
         if self.most is not None:
@@ -256,14 +258,15 @@ class _Reader:
         return SequenceTable(
             tuple(kept), list(map(len, coded[1])), *coded, expanded_names(self.inputs, named, self.coded), self.outputs,
             levels[0], levels[1], self.errors or {}, tuple(ids), named, named_outputs, self.coded,
+            None if self.order_by is None else dict(zip(ids, times, strict=True)),
         )  # fmt: skip
 
     def _named_columns(self) -> list[str]:
         return [name for name in (self.sequence_id, self.order_by) if name is not None]
 
-    def _in_order(self, cells, numbers, times) -> tuple[list[Any], list[list[int]]]:
-        """The rows of each sequence by their times, and those of one time as they stand."""
-        sorted_cells, sorted_numbers = [], []
+    def _in_order(self, cells, numbers, times) -> tuple[list[Any], list[list[int]], list[list[Any]]]:
+        """The rows of each sequence by their times, and those of one time as they stand; and the times."""
+        sorted_cells, sorted_numbers, sorted_times = [], [], []
         for (inputs, outputs), rows, own in zip(cells, numbers, times, strict=True):
             try:
                 order = sorted(range(len(own)), key=own.__getitem__)
@@ -274,14 +277,16 @@ class _Reader:
                 ) from None
             cells, rows = ([inputs[n] for n in order], [outputs[n] for n in order]), [rows[n] for n in order]
             fill = self.allow_missing and not self.inputs
-            places = places_of([own[n] for n in order], f"{self.name}: column {self.order_by!r}", fill=fill)
+            own = [own[n] for n in order]
+            places = places_of(own, f"{self.name}: column {self.order_by!r}", fill=fill)
             if places is not None:
                 own_cells, steps = dict(zip(places.tolist(), cells[1], strict=True)), range(int(places[-1]) + 1)
                 cells = [[]] * len(steps), [own_cells.get(step, [None] * len(self.outputs)) for step in steps]
                 rows = [rows[int(np.searchsorted(places, step, side="right")) - 1] for step in steps]
             sorted_cells.append(cells)
             sorted_numbers.append(rows)
-        return sorted_cells, sorted_numbers
+            sorted_times.append(own)
+        return sorted_cells, sorted_numbers, sorted_times
 
     def _time(self, cell: Any, row: int) -> Any:
         """A number or a date."""
@@ -550,11 +555,34 @@ def places_of(dates: Sequence[Any], what: str, *, fill: bool = True) -> np.ndarr
             f"{what}: {twice} is there more than once in a sequence; leave one of its rows out, or take their mean, or say by "
             "another column which sequence each is of"
         )
+    dates, wall = _clock(dates)
+    return _places(dates, even_steps(wall), what, fill=fill)
+
+
+def _clock(dates: list[Any]) -> tuple[list[Any], np.ndarray]:
+    """Dates, of several time zones in UTC, and what their clocks say."""
     if len({getattr(date, "utcoffset", lambda: None)() for date in dates}) > 1:  # hours are those of the world
         dates = [date.astimezone(datetime.UTC) for date in dates]
     wall = [date.replace(tzinfo=None) if isinstance(date, datetime.datetime) else date for date in dates]
-    kind = "m8[us]" if isinstance(wall[0], datetime.timedelta) else "M8[us]"
-    return _places(dates, even_steps(np.array(wall, dtype=kind)), what, fill=fill)
+    return dates, np.array(wall, dtype="m8[us]" if isinstance(wall[0], datetime.timedelta) else "M8[us]")
+
+
+def goes_on(past: Sequence[Any], ahead: Any) -> bool:
+    """Whether a time, a number or a date, may be that of the step behind some in order: it is behind them, by one step where it
+    is clear how long one is. A number 0 or 1 may begin a count of its own."""
+    numbers = [isinstance(time, (int, float)) for time in (past[-1], ahead)]
+    if all(numbers) and ahead in (0, 1):
+        return True
+    try:
+        if any(numbers) and not all(numbers) or not ahead > past[-1]:
+            return False
+    except TypeError:  # with a time zone, and without
+        return False
+    wall = np.array([*past, ahead], dtype=float) if all(numbers) else _clock([*past, ahead])[1]
+    if len(np.unique(wall)) < len(wall) or even_steps(wall[:-1]) is None:
+        return True  # numbers that are there twice say an order alone
+    found = even_steps(wall)
+    return found is not None and int(found.steps[-1] - found.steps[-2]) == 1
 
 
 def _places(dates: Sequence[Any], found: EvenSteps | None, what: str, *, fill: bool) -> np.ndarray | None:

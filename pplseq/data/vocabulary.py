@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from pplseq import checks
-from pplseq.data.sources import UNITS, is_shown, join_tokens, split_line, split_words, tokens_of
+from pplseq.data.sources import UNITS, existing_path, is_shown, join_tokens, split_line, split_words, tokens_of
 
 EOS = "<eos>"
 UNKNOWN = "<unk>"
@@ -78,7 +78,7 @@ class Vocabulary:
         words = tuple(self.words)
         index = {word: number for number, word in enumerate(words)}
         for number, word in enumerate(words):
-            if not word or _BETWEEN_WORDS.search(word):
+            if not isinstance(word, str) or not word or _BETWEEN_WORDS.search(word):
                 shown = checks.shown(word)
                 raise ValueError(f"words: word {number} is {shown}; a word is not empty and holds no space, tab or line end")
             if index[word] != number:
@@ -112,11 +112,13 @@ class Vocabulary:
             units: what the words of the lines are; see the class.
 
         Raises:
-            ValueError: no words, `eos` stands in the text itself, or `max_size` leaves no room.
+            TypeError: a line is a string. ValueError: no words, `eos` stands in the text itself, or `max_size` leaves no room.
         """
         counts: Counter[str] = Counter()
         num_lines = 0
         for line in lines:
+            if isinstance(line, str):
+                raise TypeError(f"lines: line {num_lines + 1} is a string; expected a list of words (line.split())")
             counts.update(line)
             num_lines += 1
         return cls.from_counts(
@@ -155,8 +157,7 @@ class Vocabulary:
         if num_lines is not None and eos in counts:
             raise ValueError(
                 f"lines: the text holds the end-of-line word {checks.shown(eos)} itself; remove it there (one is added at the "
-                "end "
-                "of every line), or choose another word for eos"
+                "end of every line), or choose another, Vocabulary.build(lines, eos=...)"
             )
         # The unknown word's own occurrences never fall under the cut.
         kept = {word: count for word, count in counts.items() if count >= min_count or word == unknown}
@@ -166,7 +167,7 @@ class Vocabulary:
             kept.pop(unknown, None)
             room = None if room is None else room - 1
         if room is not None and room < 1:
-            raise ValueError(f"max_size: {max_size} leaves no room beside {' and '.join(special)}; raise it")
+            raise ValueError(f"max_size (max_vocabulary): {max_size} leaves no room beside {' and '.join(special)}; raise it")
         ranked = sorted(kept.items(), key=lambda item: -item[1])[:room]
         if unknown in special:
             special[unknown] = sum(counts.values()) - sum(count for _, count in ranked)
@@ -210,7 +211,7 @@ class Vocabulary:
             (N,) int64; a word outside the vocabulary gives `unknown_id`.
 
         Raises:
-            TypeError: `words` is one string.
+            TypeError: `words` is one string, or a word is none.
             ValueError: a word is unknown and the vocabulary has no word for unknown words.
         """
         if isinstance(words, str):
@@ -226,6 +227,8 @@ class Vocabulary:
         found = self.index.get(word)
         if found is None and self.units != "words" and isinstance(word, str) and len(own := tokens_of(word, self.units)) == 1:
             found = self.index.get(own[0])
+        if found is None and not isinstance(word, str):
+            raise TypeError(f"words: expected strings, got {checks.shown(word)}")
         return unknown if found is None else found
 
     def unknown_word_message(self, word: str, place: str = "words") -> str:
@@ -272,10 +275,12 @@ class Vocabulary:
 
         Raises:
             FileNotFoundError: no such file.
-            ValueError: not UTF-8 text with one word a line.
+            ValueError: a folder, or not UTF-8 text with one word a line.
         """
+        if existing_path(path).is_dir():
+            raise ValueError(f"{path}: expected a vocabulary, a word per line, got a folder; name one of the files in it")
         try:
-            lines = Path(path).read_bytes().decode("utf-8").split("\n")
+            lines = existing_path(path).read_bytes().decode("utf-8").split("\n")
         except UnicodeDecodeError as error:
             raise ValueError(f"{path}: not a vocabulary: byte {error.start} is not UTF-8 text") from error
         words = [line.removesuffix("\r") for line in lines]

@@ -108,7 +108,7 @@ def seeded(seed: int | None) -> AbstractContextManager[Any]:
     Raises:
         TypeError, ValueError: for what is no seed.
     """
-    return nullcontext() if seed is None else _Draws(checks.count("seed", seed, 0))
+    return nullcontext() if seed is None else _Draws(checks.seed("seed", seed))
 
 
 @contextmanager

@@ -151,7 +151,7 @@ class Estimator(DiagnosticQueries, StateOrder, HeldParameters, SequenceModel):
         if known or vocabulary is None or vocabulary.eos_id is None or isinstance(x, (Tensor, Text)):
             return x, lengths
         rows, ends = self._in_form(x, lengths)
-        return (with_ends(rows, vocabulary), None) if holds_words(rows) else (x, lengths)
+        return (with_ends(rows, vocabulary), None) if holds_words(rows) or holds_words(x) else (x, lengths)
 
     def _results_like(self, x, **known) -> Any:
         """The data in whose form results come back."""

@@ -86,6 +86,8 @@ def in_form(
                 "of "
                 "it, or take a model of words"
             )
+        told = sentences(x, name) if num_features is None else x
+        of_text, x = told is not x, told
         if num_features is None and len(x) > 1 and all(isinstance(row, str) and len(split(row)) == 1 for row in x):
             raise ValueError(
                 f"{name}: {len(x)} strings of one word each could be one sentence or {len(x)}: write [list({name})] for the "
@@ -94,7 +96,10 @@ def in_form(
         first = next((row for row in x if row is not None), None)
         if first is None or isinstance(first, str) or np.ndim(first) > 0 or is_table(first):
             of_table = num_features is None and isinstance(x, Sequences)  # a column that lacks a word is one of floats
-            rows = [whole(row) if of_table and _floats(row) else _row(row, num_features, name) for row in x]
+            rows = [
+                row if of_text and isinstance(row, (list, tuple))
+                else whole(row) if of_table and _floats(row) else _row(row, num_features, name) for row in x
+            ]  # fmt: skip
             if num_features == 1 and len(x) > 1 and all(np.shape(row) == (1,) for row in x):
                 raise ValueError(
                     f"{name}: {len(x)} lists of one number could be one sequence or {len(x)}: write [{name}] for the first, "
@@ -122,6 +127,41 @@ def in_form(
     if dims == 2 and x.shape[1] == 1 and x.shape[0] > 1:  # words
         return _column(x, lengths, name)
     return x, lengths
+
+
+def sentences(x: Sequence[Any], name: str = "x") -> Sequence[Any]:
+    """Sentences as strings and lists of words, None where one is missing; a list that holds no text as it is.
+
+    Raises:
+        ValueError: for a sentence that is missing. TypeError: for a word that is no string.
+    """
+    rows = list(x)
+    if not any(isinstance(row, str) or isinstance(_first(row), str) for row in rows):
+        return x
+    for place, row in enumerate(rows):
+        if isinstance(row, (list, tuple)) or _is_column(row):
+            words = rows[place] = [None if missing(word) else word for word in row]
+            if other := [word for word in words if not (word is None or isinstance(word, str))]:
+                raise TypeError(
+                    f"{name}: sentence {place} holds {checks.shown(other[0])}, and words are strings, None where one is "
+                    "missing; give words alone, or their numbers alone"
+                )
+        elif np.ndim(row) == 0 and missing(row):
+            raise ValueError(
+                f"{name}: sentence {place} is missing; leave it out, or write [{name}] where {name} is one sentence"
+            )
+    return rows
+
+
+def _is_column(row: Any) -> bool:
+    """Whether a row is an array or a series, which has one dimension."""
+    return (isinstance(row, np.ndarray) or is_frame(row)) and len(row.shape) == 1
+
+
+def _first(row: Any) -> Any:
+    """The first word of a row that is there."""
+    may_hold = isinstance(row, (list, tuple)) or _is_column(row) and getattr(row.dtype, "kind", "O") in "UO"
+    return next((word for word in row if not missing(word)), None) if may_hold else None
 
 
 def are_arrays(x: Any, num_features: int | None) -> bool:

@@ -40,7 +40,8 @@ class RegimeQueries(Estimator):
 
     def regimes(self, probs: Tensor) -> Tensor:
         """(..., R) probabilities of (..., N) those of states."""
-        if checks.numbers("probs", probs).shape[-1:] != self.regime_of.shape or not torch.is_floating_point(probs):
+        probs = checks.numbers("probs", probs)
+        if probs.shape[-1:] != self.regime_of.shape or not torch.is_floating_point(probs):
             raise ValueError(f"probs must be floating-point and end in N = {len(self.regime_of)}, got {checks.shown(probs)}")
         return probs.new_zeros(*probs.shape[:-1], self.num_regimes).index_add_(-1, self.regime_of, probs)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from pplseq.data.tables import goes_on
 from pplseq.sources.lines import why
 
 STEPS = 10  # where nothing says how many
@@ -30,6 +31,25 @@ def rows_ahead(settings: Any, future: Mapping[str, Any] | None, name: str) -> tu
             f"steps: {settings.future} has {len(rows)} steps of sequence {name!r}, got --steps {settings.steps}"
         )
     return len(rows), rows
+
+
+def check_ahead(path: Any, table: Any, coming: Any, name: str) -> None:
+    """Raises ValueError where the rows of a sequence that are to come could not be read, or begin at a time at which its own do
+    not go on.
+
+    Args:
+        path: of the second table. table, coming: both, :class:`~pplseq.data.tables.SequenceTable`.
+    """
+    if name in coming.errors:
+        raise ValueError(coming.errors[name])
+    if table.times is None or coming.times is None or name not in coming.times:
+        return
+    past, first = table.times[name], coming.times[name][0]
+    if not goes_on(past, first):
+        raise ValueError(
+            f"{path}: the rows of sequence {name!r} begin at {first}, and its data end at {past[-1]}; give those of the "
+            "steps behind"
+        )
 
 
 def answer_sequences(table: Any, ask: Callable[[int], dict[str, Any]]) -> Iterator[dict[str, Any]]:

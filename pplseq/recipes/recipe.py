@@ -48,7 +48,7 @@ class RunSettings:
         deterministic: the same bits whatever --threads says, by one thread and deterministic algorithms alone.
     """
 
-    seed: int = 0
+    seed: int = setting(0, check=checks.seed)
     device: str = setting("auto", free=True)
     threads: int | None = setting(None, free=True, check=checks.count)
     max_time: Duration | None = setting(None, free=True)

@@ -122,7 +122,7 @@ def test_options_that_cannot_be_read(run):
     for options, message in (
         (["--length", "7-5"], "length must go from a smaller number to a larger one, like 5-7, got '7-5'"),
         (["--length", "x"], "length must be a whole number, or two like 12-20, got 'x'"),
-        (["--word-class", "x"], "word_class must be NAME=WORD,WORD, got 'x'"),
+        (["--word-class", "x"], "--word-class must be NAME=WORD,WORD, got 'x'"),
         (["--matching", "(the"], "a parenthesis that is not closed"),
         (["--containing", "a b c d e", "--max-states", "3"], "needs an automaton of more than 3 states; raise max_states"),
     ):

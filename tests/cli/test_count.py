@@ -159,7 +159,7 @@ def test_mistakes_are_one_line(text, tmp_path):
         assert message in result.stderr and result.stderr.count("\n") == 1
         assert not (tmp_path / "counts").exists()
     result = pplseq("count", text, "--max-lag", 2, "--out", tmp_path / "full", code=2)
-    assert "no lag counts at" in result.stderr
+    assert "something else than lag counts, which is not replaced; choose another folder" in result.stderr
     result = pplseq("count", text, "--max-lag", 2, "--out", tmp_path / "full", "--force", code=2)
     assert "something else than lag counts" in result.stderr
 

@@ -351,7 +351,8 @@ def test_words(folder):
         ("name,a,b,y\ns,1,2,3\ns,,2,3\n", [], "a"),
         ("name,a,b,z\ns,1,2,3\n", [], "y"),
         ("", [], "empty"),
-        ("name,a,b,y\ns,1,2,3\n", ["--num-states", "0"], "states must be numbers of at least 1"),
+        ("name,a,b,y\ns,1,2,3\n", ["--num-states", "0"], "--num-states must be numbers of at least 1"),
+        ("name,a,b,y\ns,1,2,3\n", ["--lr", "0.1"], "--lr: of --method sgd, and --method em has none"),
         ("name,a,b,y\ns,1,2,3\n", ["--symbols", "c"], "symbols: 'c' is neither"),
         ("name,a,b,y\ns,1,2,k\ns,1,2,m\n", [], "got 'k'; make one of it, or say that the column holds names: --symbols y"),
         ("name,a,b,y\ns,u,v,1\n", ["--symbols", "a"], "holds names: --symbols a,b"),
@@ -465,6 +466,10 @@ def test_rows_of_sequences_in_any_order(tmp_path):
         answers = lines(pplseq("query", tmp_path / name, "score", tmp_path / "mixed.csv"))
         scores.append({each["id"]: each["log_prob"] for each in answers})
     assert scores[0] == pytest.approx(scores[1]) and len(scores[0]) == 3
+    (tmp_path / "coming.csv").write_text("when,name,a,b\n" + "".join(f"{19 + k},s{k},0,{'x' * k}1\n" for k in range(3)))
+    ask = ["query", tmp_path / "mixed", "forecast", tmp_path / "sorted.csv", "--future", tmp_path / "coming.csv"]
+    errors = {each["id"]: each["error"] for each in lines(pplseq(*ask, code=1))}
+    assert "begin at 19.0, and its data end at 19.0" in errors["s0"] and "row 3, column 'b': expected a number" in errors["s1"]
 
 
 def test_fewer_rows_than_states_are_refused(tmp_path):

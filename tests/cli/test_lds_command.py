@@ -163,6 +163,11 @@ def test_rows_in_any_order(folder, tmp_path):
         call("train", "lds", table, *options, tmp_path / name)
         found.append({each["id"]: each["log_prob"] for each in answers("query", tmp_path / name, "score", data[1])})
     assert found[0] == pytest.approx(found[1], rel=1e-4) and len(found[0]) == 3
+    # what is to come goes on where a sequence ends: s0 at 19, s1 at 39, s2 at 59
+    coming = write(tmp_path / "coming.csv", [("s0", 20, 0.5), ("s1", 41, 0.5), ("s2", 58, 0.5)], header[:3])
+    told = answers("query", tmp_path / "a", "forecast", data[1], "--future", coming, code=1)
+    errors = {each["id"]: each.get("error", "") for each in told}
+    assert errors["s0"] == "" and "begin at 41.0, and its data end at 39.0" in errors["s1"] and "58.0" in errors["s2"]
 
 
 def test_bad_uses(folder, tmp_path, run):
@@ -177,7 +182,7 @@ def test_bad_uses(folder, tmp_path, run):
 
 @pytest.mark.parametrize(
     ("rows", "message"),
-    [(["1,2"], "table.csv: x must hold more than num_states = 2 observed vectors"),
+    [(["1,2"], "table.csv: x must hold more than --num-states 2 observed vectors"),
      (["1,2"] * 60, "table.csv: x must vary to fit the model"), (["1,", "2,", "4,"], r"columns \[1\] .* are never observed")],
 )  # fmt: skip
 def test_tables_of_which_nothing_can_be_learned(tmp_path, rows, message):

@@ -227,6 +227,7 @@ def test_continuations(run, trained):
 def test_cold_continuations_take_the_most_probable_word(run):
     greedy = ask(run, "continue", "--temperature", "1e-4", "--length", 1, input="the cat")[0]
     assert greedy["continuations"][0]["words"][0] == ask(run, "next-word", input="the cat")[0]["next"][0]["word"]
+    assert ask(run, "continue", "--temperature", "1e-300", "--length", 1, input="the cat")[0] == greedy
     assert "temperature" in ask(run, "continue", "--temperature", "0", code=1)[0]["error"]
 
 

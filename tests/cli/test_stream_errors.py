@@ -57,9 +57,9 @@ def test_other_words_than_the_state(general, whole, tmp_path, options, general_l
     assert "vocabulary mismatch" in message or "not the one it was learned with" in message
     assert "with 2 sources" in pplseq("personalize", general, "--order", 3, *state, code=2).stderr
     for change, told in (
-        (["--order", 4], "order = 3, not 4"),
-        (["--unknown", "error"], "unknown = None, not 'error'"),
-        (["--by-line"], "by_line = False, not True"),
+        (["--order", 4], "--order 3, not 4"),
+        (["--unknown", "error"], "--unknown None, not 'error'"),
+        (["--by-line"], "--by-line = False, not True"),
     ):
         message = pplseq("personalize", general, "--source", "cache", *change, *state, code=2).stderr
         assert f"it was begun with {told}, and would go on to other numbers" in message
@@ -68,7 +68,7 @@ def test_other_words_than_the_state(general, whole, tmp_path, options, general_l
 def test_other_settings_than_the_state(general, whole, options):
     command = ("personalize", general, *options, "--state", whole[1])
     message = pplseq(*command, "--num-perturbations", 5, "--seed", 0, code=2).stderr
-    assert "num_perturbations = 2, not 5" in message and "seed" not in message
+    assert "--num-perturbations 2, not 5" in message and "seed" not in message
 
 
 @pytest.mark.parametrize("damage", ["cut", "flipped"])

@@ -113,7 +113,7 @@ def test_columns_are_written_where_those_of_the_training_stood(files, text):
     assert pplseq(*run, "--to", "columns", input="sleeps\n").stdout == "V sleeps\n\n"
     for chosen in (("--column", 0), ("--word-column", 1)):
         refused = pplseq(*run, "--format", "words", *chosen, input="sleeps\n", code=2).stderr
-        assert chosen[0].strip("-").replace("-", "_") + ": " in refused and "'words'" in refused
+        assert f"{chosen[0]}: " in refused and "'words'" in refused
 
 
 def test_columns_are_known_by_their_names(files):

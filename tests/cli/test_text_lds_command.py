@@ -315,6 +315,8 @@ def test_queries(run):
     options = ["--num-samples", 3, "--length", 4]
     answer = json.loads(pplseq("query", run, "continue", *options, input=f"{word}\n").stdout)
     assert len(answer["continuations"]) == 3 and all(0 < len(row["words"]) <= 4 for row in answer["continuations"])
+    ranged = pplseq("query", run, "continue", "--length", "2-4", input=f"{word}\n", code=1).stdout
+    assert "length: of a TextLDS the most words alone" in json.loads(ranged)["error"]
     for question in ("filter", "smooth", "decode", "sample", "infill"):
         message = pplseq("query", run, question, input="a\n", code=2).stderr
         assert f"does not answer '{question}'" in message and "no question" not in message

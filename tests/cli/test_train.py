@@ -163,9 +163,9 @@ def test_config_errors(text, tmp_path, line, message):
 @pytest.mark.parametrize(
     "arguments,message",
     [
-        (["--num-states", "50"], "num_states = 50 is not divisible by num_blocks = 12: the nearest sizes are 48 and 60"),
-        (["--num-blocks", "1"], "num_blocks = 1, and <eos> has a block of its own"),
-        (["--num-blocks", "80", "--num-states", "80"], "num_blocks = 80 is more than the"),
+        (["--num-states", "50"], "--num-states 50 is not divisible by --num-blocks 12: the nearest sizes are 48 and 60"),
+        (["--num-blocks", "1"], "--num-blocks 1, and <eos> has a block of its own"),
+        (["--num-blocks", "80", "--num-states", "80"], "--num-blocks 80 is more than the"),
         (["--blocks", "bronw"], "blocks must be brown, uniform, none or an existing paths file, got 'bronw'"),
         (["--hidden-size", "0"], "hidden_size must be at least 1, got 0"),
         (["--clip", "lots"], "clip must be a number or none, got 'lots'"),
@@ -278,7 +278,7 @@ def test_full_disk(text, tmp_path, monkeypatch):
 
 def test_resume_refuses_other_settings(finished):
     result = pplseq("train", "--resume", finished, "--lr", "0.1", code=2)
-    assert "lr cannot change" in result.stderr and "max_time" in result.stderr
+    assert "--lr cannot change" in result.stderr and "--epochs, --feature-dropout, --max-time" in result.stderr
 
 
 def test_resume_of_nothing(tmp_path):

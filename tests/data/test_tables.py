@@ -2,12 +2,13 @@
 
 import gzip
 import io
+from datetime import UTC, datetime, timedelta
 
 import numpy as np
 import pytest
 
 from pplseq.data.labelled_strings import read_labelled_strings
-from pplseq.data.tables import read_table
+from pplseq.data.tables import goes_on, read_table
 
 CONTENT = """id,u,v,y,z,kind
 one,1,2.5,,7,b
@@ -237,6 +238,20 @@ def test_bad_files(tmp_path):
 def strings_of(tmp_path, content):
     (tmp_path / "strings.txt").write_bytes(content.encode())
     return read_labelled_strings(tmp_path / "strings.txt")
+
+
+def test_what_goes_on():
+    def days(*numbers, zone=None, hours=0):
+        return [datetime(2024, 1, 1, hours, tzinfo=zone) + timedelta(days=number) for number in numbers]
+
+    week = days(0, 1, 2, 3, 4)  # Monday to Friday
+    assert goes_on(week, *days(5)) and goes_on(week, *days(7)) and goes_on(days(0, 31), *days(40))
+    assert not any(goes_on(week, day) for day in [*days(0, 4, 6, 9, 40), *days(5, hours=7), *days(5, zone=UTC), 5.0])
+    months = [datetime(2024, month, 1) for month in (9, 10, 11, 12)]
+    assert goes_on(months, datetime(2025, 1, 1)) and not goes_on(months, datetime(2025, 2, 1))
+    for past in ([1.0, 2.0, 3.0], [1.0, 1.0, 3.0]):
+        assert goes_on(past, 4.0) and goes_on(past, 0.0) and goes_on(past, 1.0) and not goes_on(past, 3.0)
+    assert not goes_on([1.0, 2.0, 3.0], 5.0) and goes_on([0.1, 0.2, 0.3], 0.4)
 
 
 def test_both_ways_of_writing_labels(tmp_path):

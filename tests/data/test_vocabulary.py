@@ -51,7 +51,7 @@ def test_max_size_counts_everything(max_size):
 
 
 def test_max_size_without_room():
-    with pytest.raises(ValueError, match="max_size: 2 leaves no room beside <eos> and <unk>"):
+    with pytest.raises(ValueError, match=r"max_size \(max_vocabulary\): 2 leaves no room beside <eos> and <unk>"):
         Vocabulary.build([["a", "b", "c"]], max_size=2)
 
 
@@ -133,6 +133,10 @@ def test_load_refuses(tmp_path, content, message):
     path.write_bytes(content)
     with pytest.raises(ValueError, match=message):
         Vocabulary.load(path)
+    with pytest.raises(FileNotFoundError, match="no such file or folder; did you mean"):
+        Vocabulary.load(f"{path}s")
+    with pytest.raises(ValueError, match="expected a vocabulary, a word per line, got a folder"):
+        Vocabulary.load(tmp_path)
 
 
 def test_words_end_at_spaces_tabs_and_line_ends_alone():

@@ -55,7 +55,7 @@ def test_many_lags_are_asked_for(tmp_path):
         return CliRunner().invoke(main, ["count", str(tmp_path / "text"), "--out", str(tmp_path / "counts"), *options])
 
     result = count("--max-lag", "1001")
-    assert result.exit_code == 2 and "max_lag: got 1,001" in result.stderr and "--most-lags" in result.stderr
+    assert result.exit_code == 2 and "--max-lag: got 1,001" in result.stderr and "--most-lags" in result.stderr
     assert not (tmp_path / "counts").exists()
     assert count("--max-lag", "1001", "--most-lags", "1001").exit_code == 0
 

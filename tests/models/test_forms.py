@@ -180,7 +180,7 @@ def test_masked_states_matrices_and_parameters():
         x = [ids] if isinstance(form, list) else ids
         assert WORDS._as_batch(x, states=form).states.tolist() == [known]
     texts = np.ma.masked_array(["a", "b", "c"], [False, True, False])
-    assert in_form([texts], num_features=None)[0][0].tolist() == ["a", None, "c"]
+    assert in_form([texts], num_features=None)[0][0] == ["a", None, "c"]
     noises = np.ma.masked_array(np.ones((7, 1, 1)), np.arange(7).reshape(7, 1, 1) == 3)
     with pytest.raises(ValueError, match="emission_noises must be finite"):
         LDS(1, 1).set_parameters(transition=[[0.5]], emission=[[1.0]]).score(values, emission_noises=noises)

@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from support.grids import grid
@@ -134,3 +135,33 @@ def test_the_vocabulary_of_a_corpus_stays(corpus, tmp_path):
     other = Text.from_lines([["x", "y"]], Vocabulary.build([["x", "y"]]))
     with pytest.raises(ValueError, match="is encoded with other words .* than the model's"):
         model.score(other)
+
+
+def test_whatever_is_missing_among_words_is_a_gap():
+    """What pandas lists for a missing text is NaN; as a word it would be unknown."""
+    pandas = pytest.importorskip("pandas")
+    model = HMM(2, 5, vocabulary=Vocabulary(("<eos>", "<unk>", "the", "cat", "a")))
+    model = model.fit(["the cat a", "cat the"], seed=0, max_iterations=2)
+    expected = model.log_prob([["the", None, "a"], [None], ["cat"]])
+    for none in (math.nan, pandas.NA, pandas.NaT, np.float64("nan")):
+        assert torch.equal(model.log_prob([["the", none, "a"], (none,), "cat"]), expected)
+    arrays = [pandas.Series(["the", None, "a"]), np.array([None]), np.array(["cat"])]
+    assert torch.equal(model.log_prob(arrays), expected)
+    assert model.score([""]) == model.score([["<eos>"]]) == pytest.approx(model.score(["cat", ""]) - model.score(["cat"]))
+    with pytest.raises(TypeError, match="sentence 1 holds 7, and words are strings"):
+        model.score([["the"], ["cat", 7]])
+    with pytest.raises(ValueError, match="sentence 1 is missing; leave it out"):
+        model.score(["the cat", None])
+
+
+@pytest.mark.parametrize("word", [None, math.nan, 7, b"cat"])
+def test_a_word_is_a_string(word):
+    for encode in (Vocabulary(("<unk>", "cat")).encode, lambda words: Text.from_lines([words], Vocabulary(("<unk>", "cat")))):
+        with pytest.raises(TypeError, match="words.* strings.* got"):
+            encode(["cat", word])
+    with pytest.raises(TypeError, match="words are strings, and a text to learn from lacks none; got"):
+        Text.from_lines([["cat", word]])
+    with pytest.raises(ValueError, match="words: word 2 is"):
+        Vocabulary.build([["cat", word]])
+    with pytest.raises(TypeError, match="line 1 is a string; expected a list of words"):
+        Vocabulary.build(["cat"])

@@ -8,10 +8,11 @@ from typing import Any
 
 import click
 
+from pplseq.cli.options import GroupedCommand
 from pplseq.files import json_line, new_file
 
 
-@click.command()
+@click.command(cls=GroupedCommand)
 @click.argument("data")
 @click.option("--num-clusters", default=128, show_default=True, type=click.IntRange(1), help="Clusters of words.")
 @click.option(

@@ -6,10 +6,11 @@ from pathlib import Path
 
 import click
 
+from pplseq.cli.options import GroupedCommand
 from pplseq.files import check_may_be_folder, json_line
 
 
-@click.command("count-merge")
+@click.command("count-merge", cls=GroupedCommand)
 @click.argument("parts", nargs=-1, required=True, type=click.Path(path_type=Path))
 @click.option("--out", required=True, type=click.Path(file_okay=False, path_type=Path), help="The folder for the sums.")
 @click.option("--max-vocabulary", type=click.IntRange(1), help="Keep this many words; <unk> stands for the others.")

@@ -143,5 +143,5 @@ def innovations(chain, observations: Tensor) -> Innovations:
 
 def standard_normal(shape: tuple[int, ...], like: Tensor, seed: int | None) -> Tensor:
     """Draws on the device of a tensor; with a seed the same ones every time."""
-    generator = None if seed is None else torch.Generator(like.device).manual_seed(checks.count("seed", seed, 0))
+    generator = None if seed is None else torch.Generator(like.device).manual_seed(checks.seed("seed", seed))
     return torch.randn(shape, dtype=like.dtype, device=like.device, generator=generator)

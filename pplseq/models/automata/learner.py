@@ -200,7 +200,8 @@ class AutomatonLearner(checks.NamedArguments):
         self.max_wrong = max_wrong
         self.largest = None if self.largest is None else max(self.sizes)
         self.merging = merging and compiled.available()
-        self.blocks, self.max_iterations, self.seed, self.repair = tuple(blocks), max_iterations, seed, repair
+        self.blocks, self.max_iterations, self.repair = tuple(blocks), max_iterations, repair
+        self.seed = checks.seed("seed", seed)
         self._tried: tuple | None = None
         self._pos_label: str | None = None
 

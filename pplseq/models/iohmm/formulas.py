@@ -270,6 +270,8 @@ class Formulas:
         place, kept = names.index("Intercept"), [name for name in names if name != "Intercept"]
         if not kept:
             raise ValueError(f"formulas: {part} {checks.shown(text)} has no terms; leave it out, or write '1'")
+        if of_complex := [name for name, kind in matrix.dtypes.items() if kind.kind == "c"]:
+            raise ValueError(f"formulas: {part}: {of_complex[0]} holds complex numbers; make real ones of them")
         values = np.delete(matrix.to_numpy(dtype=float), place, 1)
         if not np.isfinite(values).all():
             row, column = np.argwhere(~np.isfinite(values))[0]
@@ -319,8 +321,9 @@ def _of_pandas(frame: Any) -> Any:
     columns = list(frame.columns)
     if twice := [name for number, name in enumerate(columns) if name in columns[:number]]:
         raise ValueError(f"formulas: the frame has two columns {twice[0]!r}; rename one, or leave it out")
-    if hasattr(frame, "isna"):
-        return frame
+    if hasattr(frame, "isna"):  # formulaic takes for numbers what is text of a type of its own, as convert_dtypes makes it
+        texts = [name for name, kind in frame.dtypes.items() if str(kind).startswith("string")]
+        return frame.astype(dict.fromkeys(texts, object)) if texts else frame
     import pandas
 
     return pandas.DataFrame({name: frame[name].to_list() for name in columns})

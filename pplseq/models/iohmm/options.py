@@ -68,7 +68,7 @@ def output_columns(outputs: Any, num_outputs: Any, links: Any, trials: int | Non
         for name, value in (("links", links), ("trials", trials)):
             if value is not None:
                 raise ValueError(
-                    f"{name}: of {', '.join(DRIVEN)}, or of a list of those; outputs={checks.shown(outputs)} has none"
+                    f"{name}: of {', '.join(DRIVEN)}, or of a list of those; {checks.shown(outputs)} outputs have none"
                 )
         if isinstance(num_outputs, (list, tuple)):
             raise ValueError(

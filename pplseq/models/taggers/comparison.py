@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from pplseq import checks
 from pplseq.data.columns import TaggedSentence
 from pplseq.models.taggers.scores import TagScores, score_tags, training_words
 from pplseq.models.taggers.spans.schemes import in_scheme
@@ -117,7 +118,7 @@ def learning_curve(
         ValueError: fractions that are not in (0, 1].
     """
     check_fractions(fractions)
-    order = np.random.default_rng(seed).permutation(len(train))
+    order = np.random.default_rng(checks.seed("seed", seed)).permutation(len(train))
     points = []
     for fraction in sorted(fractions):
         # in the text's order, as a system may depend on it

@@ -88,7 +88,7 @@ class DictionaryTagger(IterativeTagger, GenerativeTagger):
         decoder: str = "viterbi",
     ):
         self.learn_from = checks.choice("learn_from", learn_from, LEARN_FROM)
-        self.start, self.seed = checks.choice("start", start, STARTS), int(seed)
+        self.start, self.seed = checks.choice("start", start, STARTS), checks.seed("seed", seed)
         self.decoder, self.min_count = checks.choice("decoder", decoder, DECODERS), checks.count("min_count", min_count)
         self.num_states = checks.count("num_states", num_states)
         checks.fits("num_states", 4.0 * num_states**2, "choose fewer states")
@@ -319,7 +319,7 @@ class DictionaryTagger(IterativeTagger, GenerativeTagger):
         Classes of rare words stand for such words.
         """
         self.check_unconstrained("sample")
-        random = np.random.default_rng(seed)
+        random = np.random.default_rng(seed if seed is None else checks.seed("seed", seed))
         lengths, counts = np.array(list(self._lengths)), np.array(list(self._lengths.values()), dtype=float)
         drawn = np.minimum(random.choice(lengths, size=num_sequences, p=counts / counts.sum()), num_steps).tolist()
         if not drawn:

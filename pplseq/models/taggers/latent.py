@@ -76,6 +76,7 @@ class LatentTaggerSettings(checks.NamedArguments):
     seed: int = 0
 
     def __post_init__(self):
+        checks.seed("seed", self.seed)
         object.__setattr__(self, "lexicon", lexicon_entries(self.lexicon, self.lexicon_strength))
         if self.clusters is not None and not isinstance(self.clusters, Mapping):
             object.__setattr__(self, "clusters", read_clusters(self.clusters))  # once, as the settings are frozen

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from pplseq import checks
 from pplseq.data.columns import TaggedSentence
 from pplseq.data.tag_formats import NO_TAG
 from pplseq.threads import once
@@ -315,7 +316,7 @@ def bootstrap_interval(
     """
     if not 0.0 < level < 1.0:
         raise ValueError(f"level: expected between 0 and 1, got {level}")
-    size, random, ratios = len(values), np.random.default_rng(seed), []
+    size, random, ratios = len(values), np.random.default_rng(checks.seed("seed", seed)), []
     at_a_time = max(1, RESAMPLED_CELLS // size)
     for start in range(0, num_resamples, at_a_time):
         draws = random.multinomial(size, np.full(size, 1 / size), size=min(at_a_time, num_resamples - start))

@@ -80,7 +80,7 @@ class SentenceTagger(GenerativeTagger):
         self.check_unconstrained("sample")
         checks.count("num_steps", num_steps)
         checks.count("num_sequences", num_sequences, least=0)
-        rng, of_state = np.random.default_rng(seed), self.tag_of_state().tolist()
+        rng, of_state = np.random.default_rng(seed if seed is None else checks.seed("seed", seed)), self.tag_of_state().tolist()
         table = self.word_log_probs(self.words).exp().numpy() if num_sequences else np.zeros((0, 1))
         moves: dict[int | None, np.ndarray] = {}
         spoken: dict[int, np.ndarray] = {}

@@ -178,7 +178,7 @@ def check_sentences(sentences: Sequence[TaggedSentence], *, need_tags: bool = Tr
     """Raises unless there is something to learn from.
 
     Raises:
-        TypeError: for what is no tagged sentences.
+        TypeError: for what is no tagged sentences, and words and tags that are no strings.
         ValueError: no words, not as many tags as words, or (if they are needed) a word without a tag; by the sentence's number.
     """
     check_tagged(sentences)
@@ -187,6 +187,12 @@ def check_sentences(sentences: Sequence[TaggedSentence], *, need_tags: bool = Tr
     for i, (words, tags) in enumerate(sentences):
         if len(words) != len(tags):
             raise ValueError(f"x: number {i} has {len(words)} words but {len(tags)} tags")
+        for place, (word, tag) in enumerate(zip(words, tags, strict=True)):
+            if not isinstance(word, str) or not (tag is None or isinstance(tag, str)):
+                raise TypeError(
+                    f"x: number {i} holds the word {checks.shown(word)} with the tag {checks.shown(tag)} at {place}; expected "
+                    "strings, and None for the tag of a word that is not labelled"
+                )
         if need_tags and any(tag is None for tag in tags):
             raise ValueError(
                 f"x: number {i} has a word without a tag ({words[tags.index(None)]!r}); this tagger needs all tags; "

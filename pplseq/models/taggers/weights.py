@@ -209,6 +209,7 @@ class CRFSettings(checks.NamedArguments):
     seed: int = 0
 
     def __post_init__(self):
+        checks.seed("seed", self.seed)
         if self.method not in ("lbfgs", "sgd"):
             raise ValueError(f"method: expected 'lbfgs' or 'sgd', got {self.method!r}")
         if self.l2 is not None and checks.number("l2", self.l2) < 0:

@@ -86,6 +86,7 @@ class FitSettings:
 
     def __post_init__(self) -> None:
         checks.choice("start", self.start, STARTS)
+        checks.seed("seed", self.seed)
         if self.dtype not in ("float64", "float32"):
             raise ValueError(f"dtype must be float64 or float32, got {self.dtype!r}")
         for name, low in (("num_states", 1), ("max_iterations", 0), ("restricted_iterations", 1), ("pseudo_counts", 0)):

@@ -164,7 +164,7 @@ def fit(
         seed = 0
     batch_size, rate = batching(train_text.num_tokens, protocol, batch_size, segment_length, lr)
     schedule = replace(schedule, lr=rate)
-    batch_seed = int(torch.randint(2**31, ())) if seed is None else checks.count("seed", seed, 0)
+    batch_seed = int(torch.randint(2**31, ())) if seed is None else checks.seed("seed", seed)
     device = checks.device(device or ("cpu" if fresh else model.block_of_word.device))
     batches = make_batches(
         labelled, protocol, shuffle=shuffle, batch_size=batch_size, segment_length=segment_length,
@@ -370,7 +370,7 @@ def make_clusters(
         own_block = [vocabulary.eos_id] if eos_block and vocabulary.eos_id is not None else []
         options: dict[str, Any] = dict(own_block=own_block, exchange_passes=exchange_passes, progress=progress)
         return clustering.brown_clusters(text.tokens, len(vocabulary), num_blocks, **options)
-    if not Path(blocks).exists():
+    if not Path(blocks).exists() or Path(blocks).is_dir():
         raise ValueError(
             f"blocks must be brown, uniform, none or an existing paths file, got "
             f"{checks.shown(blocks)}.{checks.nearest(blocks, BLOCKS)}"
@@ -424,7 +424,7 @@ def check_blocks(
         )
     if num_blocks == 1 and own_block and blocks == "brown":
         raise ValueError(
-            "num_blocks = 1, and <eos> has a block of its own: choose at least 2, no eos_block, or blocks = none for one block"
+            "num_blocks = 1, and <eos> has a block of its own: choose at least 2, eos_block=False, or blocks = none for one"
         )
     if block_sizes == "even":
         check_divisible(num_states, num_blocks)

@@ -20,7 +20,7 @@ from pplseq.data.vocabulary import split_words
 from pplseq.distributions.drawing import seeded
 from pplseq.files import write_text
 from pplseq.models import IOHMM
-from pplseq.recipes.forecasts import answer_sequences, rows_ahead
+from pplseq.recipes.forecasts import answer_sequences, check_ahead, rows_ahead
 from pplseq.recipes.iohmm.formula_tables import FormulaColumns, saved_model
 from pplseq.recipes.iohmm.settings import AUTOMATON, check_automaton
 from pplseq.recipes.iohmm.tables import Columns, Run, is_run, read_run
@@ -325,13 +325,13 @@ def _table_answers(
         table = columns.read(data, leave_out=True, outputs=outputs)
     except MissingColumn as error:
         raise ValueError(_about_columns(str(error), question, columns if outputs else columns._replace(outputs=[]))) from None
-    future, steps_ahead = {}, None  # without a table of steps to come, and without inputs, all look ahead as far
+    future, steps_ahead, coming = {}, None, None  # without a table of steps to come, and without inputs, all look ahead as far
     if question == "forecast" and (options.future is not None or columns.inputs):
         if options.future is None:
             raise ValueError("future: this model has inputs; give those that are to come with --future TABLE")
-        ahead = columns.read(options.future, leave_out=True, outputs=False)
-        steps_ahead = dict(zip(ahead.ids, map(range, ahead.lengths), strict=True))
-        future = dict(zip(ahead.ids, columns.data(ahead)[1] or (), strict=False))
+        coming = columns.read(options.future, leave_out=True, outputs=False)
+        steps_ahead = dict(zip(coming.ids, map(range, coming.lengths), strict=True))
+        future = dict(zip(coming.ids, columns.data(coming)[1] or (), strict=False))
     if not outputs and not columns.inputs:
         raise ValueError(f"{folder}: this model has no inputs, so {question} has no answer; ask predict")
     x, inputs = columns.data(table)
@@ -340,6 +340,8 @@ def _table_answers(
         given = None if inputs is None else _together([inputs[n]])
 
         def forecast() -> Any:
+            if coming is not None:
+                check_ahead(options.future, table, coming, table.ids[n])
             steps, _ = rows_ahead(options, steps_ahead, table.ids[n])
             own = future.get(table.ids[n])
             if own is None:

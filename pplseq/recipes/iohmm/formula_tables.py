@@ -28,6 +28,7 @@ class FormulaTable(NamedTuple):
     outputs: list[np.ndarray]
     inputs: list[dict[str, torch.Tensor]]
     errors: Mapping[str, str] = {}  # noqa: RUF012  # a frame is read as a whole, or refused
+    times: None = None  # formulas name no column that says them
 
     @property
     def all_ids(self) -> tuple[str, ...]:

@@ -156,7 +156,7 @@ class IOHMMAsking(UseSettings):
     values: str | None = None
     png: Path | None = None
     dot: Path | None = None
-    seed: int = 0
+    seed: int = setting(0, check=checks.seed)
 
 
 QUESTIONS = {

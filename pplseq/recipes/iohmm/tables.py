@@ -44,7 +44,7 @@ def sizes_of(states: str | None, default: Sequence[int]) -> list[int]:
             return sizes
     except ValueError:
         pass
-    raise ValueError(f"states must be numbers of at least 1, like 3, 2,3,4 or 2-8; got {checks.shown(states)}")
+    raise ValueError(f"num_states must be numbers of at least 1, like 3, 2,3,4 or 2-8; got {checks.shown(states)}")
 
 
 # ---------------------------------------------------------------- folders
@@ -282,6 +282,8 @@ def _selection(settings: Any, num_sizes: int) -> str:
 
 
 def _fit_options(settings: Any, select: str, validation: Any) -> dict[str, Any]:
+    if settings.lr is not None and settings.method != "sgd":
+        raise ValueError(f"lr: of method='sgd', and method={settings.method!r} has none; leave it out")
     fit = dict(method=settings.method, select=select, validation=validation, early_stop=settings.early_stop, seed=settings.seed)
     fit["num_restarts"] = settings.num_restarts or 20
     if settings.max_iterations:

@@ -19,7 +19,7 @@ from pplseq.distributions.drawing import seeded
 from pplseq.files import new_file, write_text
 from pplseq.folder import FolderError, sealed, unsealed
 from pplseq.models import LDS
-from pplseq.recipes.forecasts import answer_sequences, rows_ahead
+from pplseq.recipes.forecasts import answer_sequences, check_ahead, rows_ahead
 from pplseq.recipes.recipe import Job
 from pplseq.runs.progress import Watch
 from pplseq.runs.signals import TimeOver
@@ -248,7 +248,8 @@ def query(folder: Path, question: str, data: str | Path, settings: Any) -> Itera
             f"{error}. {question} reads the columns of the training: {reads}; an output that is not known may be empty"
         ) from None
     x, inputs = columns.rows(table)
-    future = _future(columns, settings) if question == "forecast" else {}
+    coming = _future(columns, settings) if question == "forecast" else None
+    future = {} if coming is None else dict(zip(coming.ids, columns.input_rows(coming) or (), strict=True))
 
     def ask(k: int) -> dict[str, Any]:
         rows = x[k]
@@ -260,6 +261,8 @@ def query(folder: Path, question: str, data: str | Path, settings: Any) -> Itera
             deviations = states.covariances[0].diagonal(dim1=-2, dim2=-1).clamp_min(0).sqrt()
             return {"states": states.means[0].tolist(), "deviations": deviations.tolist()}
         if question == "forecast":
+            if coming is not None:
+                check_ahead(settings.future, table, coming, table.ids[k])
             num_steps, ahead = rows_ahead(settings, future if columns.inputs else None, table.ids[k])
             told = model.forecast([rows], num_steps, **known, **({} if ahead is None else {"future_inputs": ahead}))
         else:
@@ -279,16 +282,15 @@ def query(folder: Path, question: str, data: str | Path, settings: Any) -> Itera
         draw_forecast(settings.png, columns, table.outputs[table.ids.index(found[0]["id"])], found[0])
 
 
-def _future(columns: Columns, settings: Any) -> dict[str, Tensor]:
-    """Inputs that are to come, by sequence."""
+def _future(columns: Columns, settings: Any) -> SequenceTable | None:
+    """The table of inputs that are to come."""
     if settings.future is None:
         if columns.inputs:
             raise ValueError("future: this model has inputs; give those that are to come with --future TABLE")
-        return {}
+        return None
     if not columns.inputs:
         raise ValueError("future: this model has no inputs; say how many --steps, and leave --future out")
-    table = columns.read(settings.future, inputs_only=True, leave_out=True)
-    return dict(zip(table.ids, columns.input_rows(table) or (), strict=True))
+    return columns.read(settings.future, inputs_only=True, leave_out=True)
 
 
 def draw_forecast(path: Path, columns: Columns, past: np.ndarray, answer: dict[str, Any]) -> None:

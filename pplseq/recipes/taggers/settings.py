@@ -70,7 +70,7 @@ class TagQuestions:
     top: int = setting(0, check=SO_MANY)
     num_paths: int = setting(0, check=SO_MANY)
     num_samples: int = setting(0, check=SO_MANY)
-    seed: int = 0
+    seed: int = setting(0, check=checks.seed)
     entropy: bool = setting(False, flag="--entropy")
     log_prob: bool = setting(False, flag="--log-prob")
     surprising: bool = setting(False, flag="--surprising")
@@ -148,7 +148,7 @@ class TaggerAsking(TaggedReading, UseSettings):
     top: int = setting(3, check=checks.count)
     num_paths: int = setting(5, check=checks.count)
     num_samples: int = setting(1, check=checks.count)
-    seed: int = 0
+    seed: int = setting(0, check=checks.seed)
 
 
 QUESTIONS = {

@@ -306,6 +306,8 @@ def continue_text(
     if constraint is not None or isinstance(length, tuple):
         if temperature != 1.0:
             raise ValueError(f"temperature: texts under a constraint are drawn from the model as it is (1), got {temperature}")
+        if not hasattr(model, "constrained"):
+            raise ValueError(f"length: of a {type(model).__name__} the most words alone, such as 20; got {length}")
         return _continue_under(model, vocabulary, words, length, num_samples, seed, allow_unknown, constraint, whole)
     checks.count("length", length)
     log_probs, belief, answer = how.begin(model, vocabulary, words, num_samples)
@@ -313,7 +315,8 @@ def continue_text(
     totals, finished = [0.0] * num_samples, [False] * num_samples
     with seeded(seed):
         for _ in range(length):
-            sharp = torch.softmax(without_unknown(log_probs, vocabulary, allow_unknown) / temperature, -1)
+            scores = without_unknown(log_probs, vocabulary, allow_unknown)
+            sharp = torch.softmax((scores - scores.amax(-1, keepdim=True)) / max(temperature, 1e-30), -1)  # no overflow
             ids = torch.multinomial(sharp, 1)
             for row, (word, log_prob) in enumerate(
                 zip(ids[:, 0].tolist(), log_probs.gather(1, ids)[:, 0].tolist(), strict=True)

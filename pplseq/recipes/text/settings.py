@@ -353,7 +353,7 @@ class AskSettings(UseSettings):
     num_samples: int | None = setting(None, check=partial(checks.count, least=0))
     length: Bounds = 20
     temperature: float = 1.0
-    seed: int = 0
+    seed: int = setting(0, check=checks.seed)
     allow_unknown: bool = setting(True, flag="--allow-unknown/--no-unknown")
     eos: bool | None = None
     gap: str | None = None

@@ -48,7 +48,7 @@ class TextLDSSettings(RunSettings):
     validation: str | None = None
     patience: int | None = setting(None, free=True, check=checks.count)
     dtype: Literal["float64", "float32"] = "float64"
-    seed: int = 0
+    seed: int = setting(0, check=checks.seed)
     device: str = setting("cpu", free=True)
 
     def __post_init__(self) -> None:

@@ -70,7 +70,9 @@ def read_counts(folder: Path, name: str, watch: Watch) -> Any:
     """Counts, with a remark where not the whole text was counted."""
     try:
         counts = load_counts(folder)
-    except (FileNotFoundError, ValueError) as error:
+    except FileNotFoundError as error:
+        raise FileNotFoundError(f"{name}: {error}, or count a text first: pplseq count TEXT --out COUNTS") from None
+    except ValueError as error:
         raise type(error)(f"{name}: {error}") from None
     if counts.missing:
         watch.say(f"Note: {name}: not the whole text was counted: without {', '.join(map(str, counts.missing))}")

@@ -256,3 +256,20 @@ def test_names_in_the_place_of_numbers():
         model._as_batch([0, 1, 0], inputs=[1.0, 2.0, 3.0], states=["a", "b", "a"])
     model.fit([0, 1, 0], inputs=[1.0, 2.0, 3.0], states=["a", "b", "a"], seed=0)
     assert model.state_names == ("a", "b")
+
+
+@pytest.mark.parametrize("kinds", [{}, {"dtype_backend": "pyarrow"}])
+def test_a_frame_of_types_of_pandas_is_that_of_numpy(kinds):
+    """formulaic takes text of these types for numbers."""
+    pytest.importorskip("formulaic")
+    table, text = frame(), "power + road ~ speed + rain"
+    own = table.convert_dtypes(**kinds)
+    for first, other in ((table, own), (own, table)):
+        formulas = Formulas(text, transition="~ load", sequence_id="trip")
+        expected, found = formulas.read(first), formulas.read(other)
+        for rows, others in zip(expected.x, found.x, strict=True):
+            np.testing.assert_array_equal(rows, others)
+        for part in expected.inputs:
+            np.testing.assert_array_equal(np.concatenate(expected.inputs[part]), np.concatenate(found.inputs[part]))
+    with pytest.raises(ValueError, match="formulas: emission: speed holds complex numbers"):
+        Formulas(text).read(table.assign(speed=table.speed + 1j))

@@ -107,7 +107,7 @@ def test_links_are_their_inverses_and_slopes(name):
         (dict(outputs=["poisson"], links="identity"), "links: column 0, poisson, has log or sqrt"),
         (dict(outputs=["poisson"], links=["log", "log"]), "links: one for each of the 1 columns"),
         (dict(outputs="poisson", trials=3), "there are none"),
-        (dict(outputs="gaussian", num_outputs=1, links="log"), "has none"),
+        (dict(outputs="gaussian", num_outputs=1, links="log"), "outputs have none"),
         (dict(outputs="categorical", num_outputs=[2, 3]), "a list of families, one for each column"),
         (dict(outputs=["categorical"], num_outputs=[2], feedback=True), "one-hot as inputs"),
         (dict(outputs=[]), "a family for each column"),

@@ -138,3 +138,10 @@ def test_what_does_not_fit_is_said(make, message):
 def test_durations_are_numbers(value):
     with pytest.raises(TypeError, match="duration must hold numbers, got"):
         ARHMM(2, 1, duration="geometric").set_parameters(duration=value)
+
+
+def test_states_of_arrays_become_regimes():
+    model = drawn(ARHMM(2, 1, duration="explicit", max_duration=3))
+    probs = np.random.default_rng(0).dirichlet(np.ones(len(model.regime_of)), size=4)
+    expected = np.stack([probs[:, model.regime_of.numpy() == regime].sum(1) for regime in range(2)], 1)
+    np.testing.assert_allclose(model.regimes(probs).numpy(), expected)

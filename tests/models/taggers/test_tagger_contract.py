@@ -113,6 +113,9 @@ def test_before_and_without_training(make):
             tagger.fit(nothing)
     with pytest.raises(ValueError, match="number 1 has 2 words but 1 tags"):
         tagger.fit([TRAIN[0], TaggedSentence(("a", "dog"), ("D",))])
+    for words, tags in ((("a", None), "DN"), ((1, "a"), "DN"), ("ab", ("D", float("nan")))):
+        with pytest.raises(TypeError, match="number 1 holds the word .* with the tag .* expected strings"):
+            tagger.fit([TRAIN[0], TaggedSentence(tuple(words), tuple(tags))])
 
 
 def test_it_learns(tagger):
