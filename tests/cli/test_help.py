@@ -93,7 +93,7 @@ def test_an_error_of_the_library_names_flags(tmp_path):
     text.write_text("a b\nb c\nc a\n" * 9)
     config.write_text("num_states = 0\n")
     command = ["train", "vlhmm", text, "--out", tmp_path / "run"]
-    assert "--transition hierarchical" in pplseq(*command, "--num-topics", 4, code=2).stderr
+    assert "--transition hierarchical" in pplseq(*command, "--start", "counts", code=2).stderr
     assert "'--seed': seed must be at least 0, got -1" in pplseq(*command, "--seed", -1, code=2).stderr
     assert "--blocks must be brown, uniform, none or an existing paths file" in pplseq(*command, "--blocks", "", code=2).stderr
     assert f"{config}: num_states must" in pplseq(*command, "--config", config, code=2).stderr
