@@ -120,6 +120,26 @@ MUTANTS = [
         ("tests/models/test_topics.py",),
     ),
     Mutant(
+        "topics: the first block of a sentence is that of no topic", "pplseq/kernels/pair_scan.py",
+        "            steps = steps + lift.where(restart.unsqueeze(-1), 0.0)\n", "            pass\n",
+        ("tests/models/test_topics.py",),
+    ),
+    Mutant(
+        "topics: those that are known close nothing", "pplseq/distributions/topics.py",
+        "        lifts = lifts.masked_fill(others, -math.inf)\n", "",
+        ("tests/models/test_topics.py",),
+    ),
+    Mutant(
+        "topics: one softmax over states sums those that are left out", "pplseq/distributions/topics.py",
+        "        if torch.is_grad_enabled() or not self.layout.complete:\n            return self._sums(leaving)\n", "",
+        ("tests/models/test_topics.py",),
+    ),
+    Mutant(
+        "topics: labelled parts are clustered like all others", "pplseq/models/vlhmm/topics.py",
+        "        posterior = torch.where(known.unsqueeze(-1) > 0, told, found)\n", "        posterior = found\n",
+        ("tests/models/test_topics.py",),
+    ),
+    Mutant(
         "topics: next words behind the end of a sentence go on with it", "pplseq/distributions/topics.py",
         "belief.ids[:, :1, None, None]) == self.end_block", "belief.ids[:, :1, None, None]) < 0",
         ("tests/models/test_topics.py", "tests/report/test_transitions.py"),
