@@ -29,13 +29,6 @@ def new_figure(width: float, height: float, **options: Any) -> Any:
     return figure
 
 
-def colour_map() -> Any:
-    """A continuous scale of colours."""
-    from matplotlib.colors import LinearSegmentedColormap
-
-    return LinearSegmentedColormap.from_list("scale", ["#f6f3ec", "#a9c6d4", ACCENT, "#0b2534"])
-
-
 def plain(text: str, length: int = 60) -> str:
     """Text of at most `length` printable characters."""
     return shortened("".join(char if char.isprintable() or char in SPELT_WITH else "\ufffd" for char in text), length)

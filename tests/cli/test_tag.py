@@ -372,14 +372,12 @@ def test_eval(model, files):
     assert found["confusions"][0] == {"gold": "N", "predicted": "V", "count": 1, "words": [["barks", 1]]}
 
 
-def test_eval_draws_and_writes_pages(model, files):
-    pytest.importorskip("matplotlib")
-    drawings = ("--confusion", files / "new" / "c.png", "--html", files / "new" / "p.html")
-    pplseq("tag", "eval", model, files / "test.conllu", *drawings)
-    assert (files / "new" / "c.png").read_bytes()[:4] == b"\x89PNG"
+def test_eval_writes_pages(model, files):
+    pplseq("tag", "eval", model, files / "test.conllu", "--html", files / "new" / "p.html")
     page = (files / "new" / "p.html").read_text()
     assert (
         "All sentences with errors." in page
+        and "Confusion matrix" in page
         and "<bdi>barks</bdi>" in page
         and "<s>V" in page
         and "<bdi>dog" not in page

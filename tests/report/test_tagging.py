@@ -155,14 +155,8 @@ def test_other_texts():
 
 def test_pictures(tmp_path):
     pytest.importorskip("matplotlib")
-    from pplseq.report.tagging_picture import draw_confusion, draw_learning_curves
+    from pplseq.report.tagging_picture import draw_learning_curves
 
-    path = draw_confusion(SCORES, tmp_path / "new" / "confusion.png", title="$x$ 日本")
-    assert path.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
-    random = np.random.default_rng(0)
-    tags = [tuple(f"T{k}" for k in random.integers(0, 60, 400)) for _ in range(2)]
-    many = score_tags([TaggedSentence(("w",) * 400, tags[0])], [tags[1]])
-    assert draw_confusion(many, tmp_path / "many.svg").stat().st_size > 1000
     points = [CurvePoint(n, 10 * n, SystemResult("x", SCORES, 1.0)) for n in (1, 10, 100)]
     curves = {"one": points, "two": [CurvePoint(1, 5, SystemResult("two", error="failed"))]}
     assert draw_learning_curves({}, tmp_path / "none.png").exists()

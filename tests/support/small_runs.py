@@ -170,9 +170,7 @@ def small_writers(data: dict[str, Path], runs: Path) -> dict[str, Begin]:
         "automaton": call("query", runs / "strings" / "run", "automaton", "--dot", "{}/a.dot", "--png", "{}/a.png"),
         "tag run": call("tag", "run", runs / "tagger" / "run", data["tags.txt"], "--out", "{}/tags.txt", "--html", "{}/a.html"),
         "tag run json": call("tag", "run", runs / "tagger" / "run", data["tags.txt"], "--json", "--out", "{}/tags.jsonl"),
-        "tag eval": call(
-            "tag", "eval", runs / "tagger" / "run", data["tags.txt"], "--confusion", "{}/a.png", "--html", "{}/a.html"
-        ),
+        "tag eval": call("tag", "eval", runs / "tagger" / "run", data["tags.txt"], "--html", "{}/a.html"),
         "tag compare": call(
             "tag", "compare", data["tags.txt"], data["tags.txt"], "--systems", "hmm,most-frequent", "--out", "{}/a.json",
             "--learning-curve", "0.5,1", "--plot", "{}/a.png",

@@ -194,8 +194,9 @@ def score(gold: str, found: str, as_json: bool) -> None:
 @click.option("--against", type=click.Path(path_type=Path), help="Another tagger: McNemar's test between the two.")
 @click.option("--top", default=10, show_default=True, type=click.IntRange(0), help="Most frequent errors listed.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object instead of tables.")
-@click.option("--confusion", type=click.Path(dir_okay=False, path_type=Path), help="Draw the confusion matrix (PNG).")
-@click.option("--html", type=click.Path(dir_okay=False, path_type=Path), help="Write a page of sentences with errors.")
+@click.option(
+    "--html", type=click.Path(dir_okay=False, path_type=Path), help="Write a page: sentences with errors, the confusion matrix."
+)
 @click.option("--max-sentences", default=100, show_default=True, type=click.IntRange(1), help="Of the page.")
 @click.pass_context
 def evaluate(
@@ -205,7 +206,6 @@ def evaluate(
     against: Path | None,
     top: int,
     as_json: bool,
-    confusion: Path | None,
     html: Path | None,
     max_sentences: int,
     **_: Any,
@@ -220,7 +220,7 @@ def evaluate(
     from pplseq.recipes.taggers.answers import check_decoder
     from pplseq.recipes.taggers.systems import load_tagger
 
-    check_writable(confusion, html)
+    check_writable(html)
     settings = TaggerEvaluation(**given(ctx, TaggerEvaluation))
     use_threads(settings.threads)
     saved, decoder = load_tagger(model), settings.decoder
@@ -232,10 +232,6 @@ def evaluate(
         click.echo(json_line(tagging.scores_json(str(model), text, result, against, other)))
     else:
         click.echo(printable(tagging.scores_text(model, result, top, against, other)))
-    if confusion is not None:
-        from pplseq.report.tagging_picture import draw_confusion
-
-        draw_confusion(result.scores, confusion, title=f"{model.name} on {Path(text).name}")
     if html is not None:
         title = f"{model.name} on {Path(text).name}"
         tagging.errors_page(saved, sentences, result, html, title, max_sentences, decoder)
