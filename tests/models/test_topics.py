@@ -266,7 +266,8 @@ def test_windows_tell_topics_apart():
     parts = [rng.choice([*range(100), *range(100 + 50 * kind, 150 + 50 * kind)], WINDOW) for kind in (0, 1) for _ in range(20)]
     torch.manual_seed(0)
     found = window_topics(np.concatenate(parts), 200, 2)
-    assert found is not None
+    of_parts = window_topics(np.concatenate(parts), 200, 2, np.array([0, 15 * WINDOW, 40 * WINDOW]))
+    assert found is not None and of_parts is not None and all(map(torch.equal, found, of_parts))
     lifts, shares = found
     sign = torch.sign(lifts[100, 0] - lifts[100, 1])
     assert bool((sign * (lifts[100:150, 0] - lifts[100:150, 1]) > 0.5).all())

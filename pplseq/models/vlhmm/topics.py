@@ -1,7 +1,7 @@
 """Where the topics of a VLHMM start, at a mixture of unigrams over windows of its text; and for how long one is kept.
 
 Topics that start alike stay alike. Windows are clusters of words' counts by EM, annealed; what a topic lifts of a word is
-log p(word | topic) / p(word). Of a text whose topics are known in part its documents are what is clustered.
+log p(word | topic) / p(word). Of a text whose topics are known in part no window lies in two of its parts.
 
 Training on lines in a new order tells what topics are better than one on lines as they stand, whose neighbours in a batch are
 alike, but nothing of how long they last: there a topic is drawn anew in each sentence, and p(kept) is the likeliest for
@@ -13,6 +13,7 @@ the mixture; annealing: N. Ueda and R. Nakano (1998), Deterministic annealing EM
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -94,9 +95,11 @@ def window_topics(
     words that occur in some windows and not in others. They are of the text alone: the same for models of all seeds.
 
     Args:
-        tokens: (N,), with their topics where ``starts`` says what windows there are, (W + 1,).
+        tokens: (N,), with their topics where ``starts`` (L + 1,) says which parts have one; windows do not go beyond them.
     """
-    ends = np.arange(0, len(tokens) + 1, WINDOW) if starts is None else starts
+    parts = np.array([0, len(tokens) // WINDOW * WINDOW]) if starts is None else starts
+    begins = [np.arange(begin, end, WINDOW) for begin, end in itertools.pairwise(parts.tolist())]
+    ends = np.concatenate([*begins, parts[-1:]])
     windows = len(ends) - 1
     if windows < num_topics:
         return None
