@@ -353,7 +353,7 @@ class VLHMM(Constrainable):
     ) -> tuple[BlockTransition, BlockEmission]:
         wide, prior = TopicLayout(layout, self.num_topics), self.topic_prior.log_softmax(-1)
         if self._is_learning and self._learns_lines_apart:
-            mix = prior.expand(self.num_topics, -1) + 0 * self.topic_kept  # processes that share steps wait for every slope
+            mix = prior.expand(self.num_topics, -1) + 0 * self.topic_kept  # processes that share steps wait for its slope
         else:
             same = torch.eye(self.num_topics, device=prior.device, dtype=torch.bool)
             anew = nn.functional.logsigmoid(-self.topic_kept) + prior
