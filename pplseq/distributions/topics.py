@@ -35,6 +35,9 @@ from pplseq.threads import once
 
 def log_sum_of_both(scores: Tensor, own: Tensor) -> Tensor:
     """(..., C, P) log sum_b exp(scores_bp + own_bc) of scores (..., B, P) and own (..., B, C): one product."""
+    if not (torch.is_grad_enabled() and scores.is_cuda):
+        return log_matmul(own.mT, scores)
+    # a step of training that is captured as a graph cannot ask which entries are small
     top, most = scores.amax(-2, keepdim=True).detach(), own.amax(-2, keepdim=True).detach()
     return ((own - most).exp().mT @ (scores - top).exp()).log() + (top + most.mT)
 
@@ -121,7 +124,7 @@ class TopicTransition(HierarchicalTransition):
 
     Args:
         layout: of all topics. initial: (N / C,) scores of base states at the start, normalised. prior: (C,) log p(c_1).
-        mix: (C, C) p(c' | c) behind the end of a sentence. end_block: the block whose states end a sentence, or None.
+        mix: (C, C) log p(c' | c) behind the end of a sentence, finite. end_block: whose states end a sentence, or None.
         block_lifts: (M, C) g. start_lifts: (M, C) h.
         out, into, block_weight, block_bias, out_of, product_dtype: of base states, as for
             :class:`~pplseq.distributions.hierarchical.HierarchicalTransition`; without weights and biases of blocks it is one
@@ -202,7 +205,7 @@ class TopicTransition(HierarchicalTransition):
         step = log_matmul(message - norms, inner).view(rows, layout.num_topics, layout.num_blocks, -1)
         step = step.transpose(1, 2) + self.block_lifts.unsqueeze(-1)
         if self.end_block is not None:
-            afresh = (torch.logsumexp(message, -1).exp() @ self.mix).log().view(rows, 1, -1, 1)
+            afresh = self._mixed(message).view(rows, 1, -1, 1)
             ended = layout.block_of_global(belief.ids[:, :1, None, None]) == self.end_block  # pyright: ignore
             afresh = afresh + self.start_lifts.unsqueeze(-1) + layout.base.of_blocks(self.base_initial, every).unsqueeze(1)
             step = torch.where(ended, afresh, step)
@@ -221,11 +224,15 @@ class TopicTransition(HierarchicalTransition):
         else:
             step = log_matmul(message + gates, inner)
         if self.end_block is not None:
-            afresh = (torch.logsumexp(message, -1).exp() @ self.mix).log() + self.start_lifts[block]
+            afresh = self._mixed(message) + self.start_lifts[block]
             afresh = afresh.unsqueeze(-1) + layout.base.of_blocks(self.base_initial, block).unsqueeze(-2)
             ended = layout.block_of_global(ids[:, :1, None]) == self.end_block
             step = torch.where(ended, afresh, step)
         return step.flatten(-2)
+
+    def _mixed(self, message: Tensor) -> Tensor:
+        """(B, C) log p(topic) behind the end of a sentence, from log p(topic, state) (B, C, K) there."""
+        return logsumexp(logsumexp(message, -1).unsqueeze(-1) + self.mix, -2)
 
     def _base_outside(self, ids: Tensor) -> Tensor:
         """(..., D) leaving features of base states with global ids."""
@@ -268,7 +275,7 @@ class TopicTransition(HierarchicalTransition):
         stay = stay.masked_fill(own[..., None, :, None] == 0, -math.inf)  # (*b, P, U, C, K)
         if self.end_block is None:
             return stay.flatten(-2)
-        mixed = (own @ self.mix).log().unsqueeze(-2) + self.start_lifts[blocks].unsqueeze(-3)  # (*b, P, U, C)
+        mixed = (own @ self.mix).unsqueeze(-2) + self.start_lifts[blocks].unsqueeze(-3)  # (*b, P, U, C)
         afresh = mixed.unsqueeze(-1) + layout.base.of_blocks(self.base_initial, blocks).unsqueeze(-2).unsqueeze(-4)
         return torch.where(ended[..., None, None] > 0, afresh, stay).flatten(-2)
 

@@ -13,7 +13,7 @@ Where states have topics, which stay what they are but at a restart, gate, init 
 (..., C, K), and messages have C rows for every matrix. A restart cuts a row into segments that depend on each other by nothing
 but where they start; so each topic of a row is a row of its own, and topics are a chain of C states over those rows' steps:
 
-    mix      (C, C)      p(topic behind a restart | topic before)
+    mix      (C, C)      log p(topic behind a restart | topic before)
     lift     (T, B, C)   what a topic adds to restart_to
 
 A step's matrix is exp(gate_i) softmax_j(out_i . into_j) over the states j of the block entered. What depends on the token alone
@@ -385,8 +385,8 @@ class TopicForward(Forward):
     ):  # fmt: skip
         if restart is not None and lift is not None:
             steps = steps + lift.where(restart.unsqueeze(-1), 0.0)
-        stay = torch.zeros_like(mix).fill_diagonal_(1.0).log().expand(*steps[1:].shape, -1)
-        moves = stay if restart is None else torch.where(restart[1:, :, None, None], mix.log(), stay)
+        stay = torch.full_like(mix, -math.inf).fill_diagonal_(0.0).expand(*steps[1:].shape, -1)
+        moves = stay if restart is None else torch.where(restart[1:, :, None, None], mix, stay)
         topics = chain_log_prob(steps.new_zeros(len(mix)), moves, steps, valid)
         self.log_prob, self.step_log_prob, self.in_logs, self.kept = topics.log_prob, topics.step_log_prob, True, None
         self.topics, self.own = topics, (messages, in_logs)

@@ -116,7 +116,9 @@ class GradientTraining(Training):
         if self.together.several:
             self._check_shares()
             devices = [self.device] if self.device.type == "cuda" else None
-            self.loss = torch.nn.parallel.DistributedDataParallel(self.loss, device_ids=devices)
+            # without resets how a text starts is asked in the first step of a stream only
+            options = {"device_ids": devices, "find_unused_parameters": getattr(model, "reset_id", None) is None}
+            self.loss = torch.nn.parallel.DistributedDataParallel(self.loss, **options)
         fused = self.device.type in ("cpu", "cuda")
         # parameters that decay by themselves, whatever the settings say of the others
         decays = getattr(model, "decays", {})

@@ -349,10 +349,10 @@ class PersonalStream:
     def _next_probs(self, before: Sequence[str]) -> np.ndarray:
         """(V,) of the word behind these, which are read and forgotten again."""
         predict = self.model.learner.predict_proba_one
-        if not before and not self.options.by_line:
-            return predict()
         ids = self.encoder.of_words(before).ids
         if (back := self.model.mark(learn=False)) is None:
+            if not before and not self.options.by_line:
+                return predict()
             raise ValueError(
                 "prefix: a source cannot be put back to where it stands, so that no words are read on trial; give the "
                 "beginning of the next word alone, of a stream that is not by_line"

@@ -79,7 +79,7 @@ def topic_matrices(matrices, restart, restart_to, mix):
     same = torch.eye(count, dtype=torch.bool)[:, None, :, None]
     wide = torch.where(same, matrices.unsqueeze(-2).expand(*matrices.shape[:-1], count, width), -math.inf)  # (..., C, K, C, K)
     if restart is not None:
-        afresh = restart_to[1:, :, None, None, None, :] + mix.log()[:, None, :, None]
+        afresh = restart_to[1:, :, None, None, None, :] + mix[:, None, :, None]
         wide = torch.where(restart[1:, :, None, None, None, None], afresh, wide)
     return wide.flatten(-2).flatten(-3, -2)
 
@@ -92,7 +92,7 @@ def test_topics(topics, ragged, mixed):
     (out, into, *_), left, entered, pair_of = factors()
     gate, emit = torch.randn(T - 1, B, topics, K, dtype=F64), torch.randn(T, B, topics, K, dtype=F64)
     init, restart_to = torch.randn(B, topics, K, dtype=F64), torch.randn(T, B, K, dtype=F64)
-    mix = torch.rand(topics, topics, dtype=F64).softmax(-1) if mixed else torch.eye(topics, dtype=F64)
+    mix = torch.rand(topics, topics, dtype=F64).log_softmax(-1)
     valid = torch.arange(T).unsqueeze(-1) < LENGTHS if ragged else None
     restart = torch.rand(T, B) < 0.4 if mixed else None
     leaves = [value.requires_grad_() for value in (out, into, gate, init, emit, *([restart_to, mix] if mixed else []))]
@@ -116,7 +116,7 @@ def test_a_topic_that_comes_back_from_nothing(restarted):
     emit[1:6, :, 0] += 40.0
     emit[6:, :, 1] += 45.0
     emit[3, 0, 2] = -math.inf  # a topic that cannot be
-    init, mix = torch.randn(B, 3, K), torch.eye(3)
+    init, mix = torch.randn(B, 3, K), torch.eye(3).log()
     restart = torch.arange(12)[:, None].expand(12, B) == 9 if restarted else None
     restart_to = torch.randn(12, B, K) if restarted else None
     leaves = [value.requires_grad_() for value in (out, into, gate, init, emit)]

@@ -382,6 +382,30 @@ def test_a_topic_comes_back_across_segments_in_single_precision():
 
 
 @pytest.mark.parametrize("options", KINDS, ids=str)
+def test_topics_that_are_hundreds_of_nats_apart_have_values_and_slopes_in_single_precision(options):
+    model = made(**options)
+    with torch.no_grad():
+        for name, apart in (("words", 60.0), ("blocks", 50.0), ("starts", 50.0)):
+            own = getattr(model, f"topic_{name}")
+            own.copy_(apart * (torch.randn_like(own).sign() + 0.01 * own))
+        if hasattr(model, "word_score"):
+            model.word_score.bias.copy_(-model.topic_words[:, 0])
+        model.topic_prior.copy_(torch.tensor([0.0, -150.0, 3.0]))
+        model.topic_kept.fill_(30.0)
+        for parameter in model.parameters():
+            parameter.copy_(parameter.float())  # the same numbers in both
+    names = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
+    expected = torch.stack([log_prob(dense(model), row) for row in X[:, :5]])
+    slopes = torch.autograd.grad(expected.sum(), [model.get_parameter(name) for name in names], allow_unused=True)
+    model.float()
+    close(model.posterior(X[:, :5]).log_prob(), expected.detach().float(), rtol=1e-4, atol=1e-3)
+    found = torch.autograd.grad(model.log_joint(X[:, :5]), [model.get_parameter(name) for name in names], allow_unused=True)
+    for mine, truth in zip(found, slopes, strict=True):
+        if truth is not None:
+            close(mine, truth.float(), rtol=1e-2, atol=1e-2)
+
+
+@pytest.mark.parametrize("options", KINDS, ids=str)
 def test_states_that_are_left_out_are_left_out_of_every_normaliser(options):
     """In training: by base states as by all, from a belief over states that are left out now."""
     model = made(state_dropout=0.5, **options)

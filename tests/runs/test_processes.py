@@ -20,15 +20,16 @@ from pplseq.runs.status import run_status
 TESTS = Path(__file__).parents[1]
 
 
-def together(folder, count, epochs, resume=False, dies_at=0):
+def together(folder, count, epochs, resume=False, dies_at=0, resets=True):
     """Exit codes and what was said on stderr, of so many processes."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     path = os.pathsep.join([str(TESTS.parent), str(TESTS)])
     common = os.environ | dict(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), WORLD_SIZE=str(count), PYTHONPATH=path)
+    how = "resume" if resume else "new" if resets else "without resets"
     script = str(TESTS / "support" / "shared_training.py")
-    command = [sys.executable, script, str(folder), str(epochs), "resume" if resume else "new", str(dies_at)]
+    command = [sys.executable, script, str(folder), str(epochs), how, str(dies_at)]
     own = [common | {"RANK": str(rank)} for rank in range(count)]
     run = [subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) for environment in own]
     said = [process.communicate(timeout=240)[1] for process in run]
@@ -55,6 +56,15 @@ def test_two_processes_are_one(tmp_path):
     codes, said = together(tmp_path / "three", 2, 2, resume=True)  # and the other way round
     assert codes == [0, 0], said
     torch.testing.assert_close(checkpoint(tmp_path / "three"), checkpoint(tmp_path / "one"), rtol=1e-7, atol=1e-9)
+
+
+@pytest.mark.slow
+def test_two_processes_learn_topics_without_resets(tmp_path):
+    """Steps but the first of a stream ask nothing of how a text starts, and none how long a topic is kept."""
+    learn(tmp_path / "one", 2, resets=False)
+    codes, said = together(tmp_path / "two", 2, 2, resets=False)
+    assert codes == [0, 0], said
+    torch.testing.assert_close(checkpoint(tmp_path / "two"), checkpoint(tmp_path / "one"), rtol=1e-7, atol=1e-9)
 
 
 @pytest.mark.slow

@@ -3,9 +3,12 @@
 import json
 import math
 
+import numpy as np
 import pytest
 
+from pplseq.data.vocabulary import Vocabulary
 from pplseq.sources import PersonalStream
+from pplseq.sources.opening import Opened
 
 GENERAL = [*["the cat sees a dog", "a dog likes the cat here", "the bird finds my fish"] * 20, "a rare word"]
 MINE = ["my cat sees my fish", "the zebra likes my cat", "my fish"] * 10
@@ -176,6 +179,30 @@ def test_suggestions_are_the_most_probable_words_that_begin_so(general, text, by
         again = PersonalStream.open(general, by_line=by_line, min_count=2)
         read(again, MINE[:6])
         assert read(stream, MINE[6:9]) == read(again, MINE[6:9])  # nothing was learned by asking
+
+
+def test_who_asked_reads_on_to_the_same_digits(general):
+    """Probabilities of all words are a source's in other digits than that of the one that came."""
+
+    class Rough:
+        """A source whose vector is in single precision."""
+
+        def predict(self):
+            return np.float32([0.1, 0.7, 0.2]).astype(np.float64)
+
+        def log_prob_of(self, y):
+            return math.log([0.1, 0.7, 0.2][y])
+
+        def observe(self, y=None):
+            pass
+
+        reset = state_dict = load_state_dict = observe
+
+    vocabulary = Vocabulary(("a", "b", "c"), unknown=None)
+    one, other = (PersonalStream([Opened("rough", "rough", Rough(), vocabulary, "")]) for _ in range(2))
+    for line in ("a b", "c", "b b"):
+        one.suggest()
+        assert one.read(line) == other.read(line)
 
 
 @pytest.mark.parametrize(

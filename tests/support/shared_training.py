@@ -21,13 +21,14 @@ def text() -> Text:
     return Text.from_lines([[f"w{word}" for word in line] for line in words])
 
 
-def learn(folder: Path, epochs: int, *, resume: bool = False, dies_at: int | None = None):
+def learn(folder: Path, epochs: int, *, resume: bool = False, dies_at: int | None = None, resets: bool = True):
     """The model after so many epochs of four streams, in float64, with state dropout and resets."""
     torch.manual_seed(5)
     data = text()
     num_words = len(data.vocabulary)
     model = VLHMM(12, num_words=num_words, blocks=[word % 3 for word in range(num_words)], hidden_size=4, init_scale=1.0,
-                  transition="hierarchical", state_dropout=0.5, reset_id=data.vocabulary.eos_id).double()  # fmt: skip
+                  transition="hierarchical", state_dropout=0.5, num_topics=1 if resets else 2,
+                  reset_id=data.vocabulary.eos_id if resets else None).double()  # fmt: skip
     batches = StreamBatches(data, 4, 5, shuffle="line", seed=1)
     model.vocabulary = data.vocabulary
 
@@ -45,5 +46,5 @@ def learn(folder: Path, epochs: int, *, resume: bool = False, dies_at: int | Non
 
 
 if __name__ == "__main__":
-    place, number, resume, dies_at = sys.argv[1:]
-    learn(Path(place), int(number), resume=resume == "resume", dies_at=int(dies_at) or None)
+    place, number, how, dies_at = sys.argv[1:]
+    learn(Path(place), int(number), resume=how == "resume", dies_at=int(dies_at) or None, resets=how != "without resets")

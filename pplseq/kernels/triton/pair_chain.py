@@ -160,7 +160,7 @@ def topic_log_prob(
 
     Args:
         gate: (T-1, B, C, K). init: (B, C, K). emit: (T, B, C, K). restart_to: (T, B, K) log p(z_t) afresh, whatever the topic,
-            and lift (T, B, C) what a topic adds to it. mix: (C, C) p(c' | c) at a restart. Others as of :func:`chain_log_prob`.
+            and lift (T, B, C) what a topic adds to it. mix: (C, C) log p(c' | c) there. Others as of :func:`chain_log_prob`.
 
     Cost: as of :func:`chain_log_prob` for B C rows, but that a pair's matrix is made once.
     """

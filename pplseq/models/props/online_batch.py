@@ -116,14 +116,17 @@ class BatchStream:
             self.detached |= active
         self.filter = torch.where(active[:, None], phi, self.filter)
         self.fresh = self.fresh & ~active
-        source_prior, own_prior = prior[:, : self.num_sources].sum(-1), prior[:, self.num_sources :].sum(-1)
+        source_prior, own_prior = prior[:, : self.num_sources], prior[:, self.num_sources :].sum(-1)
+        log_own, log_source = by_own.log(), by_source.log()
+        if self.num_sources:  # in logarithms, as what is far off underflows
+            log_source = (source_prior.log() + logs).logsumexp(-1)
         return StepInfo(
             torch.where(seen, total.log(), 0.0),
             phi,
             by_own / total,
-            by_own.log() - by_source.log(),
-            source_prior.log() - by_source.log() if self.num_sources else torch.full_like(total, math.inf),
-            own_prior.log() - by_own.log(),
+            _log_ratio(log_own, log_source),
+            -_log_ratio(log_source, source_prior.sum(-1).log()),
+            -_log_ratio(log_own, own_prior.log()),
             self.residual.clone(),
         )
 
@@ -366,3 +369,8 @@ def _shares(counts: Tensor, wanted: Tensor, otherwise: Tensor) -> Tensor:
     """Counts over their sums, along the last axis; those given where nothing is wanted or counted."""
     total = counts.sum(-1, keepdim=True)
     return torch.where(wanted & (total > 0), counts / torch.where(total > 0, total, 1.0), otherwise)
+
+
+def _log_ratio(above: Tensor, below: Tensor) -> Tensor:
+    """The logs of quotients of what has these logs."""
+    return (above - below).where(above > -math.inf, above)

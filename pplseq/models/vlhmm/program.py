@@ -352,10 +352,13 @@ class VLHMM(Constrainable):
         self, layout: BlockLayout, words: WordGroups, initial: Tensor, scores: list[Tensor], *features: Tensor, **options: Any
     ) -> tuple[BlockTransition, BlockEmission]:
         wide, prior = TopicLayout(layout, self.num_topics), self.topic_prior.log_softmax(-1)
-        keeps = self.topic_kept.sigmoid() * float(not (self._is_learning and self._learns_lines_apart))
-        same = torch.eye(self.num_topics, device=prior.device, dtype=prior.dtype)
-        mix, end = keeps * same + (1 - keeps) * prior.exp(), self.reset_id
-        end = None if end is None else int(words.block_of_word[end])
+        if self._is_learning and self._learns_lines_apart:
+            mix = prior.expand(self.num_topics, -1) + 0 * self.topic_kept  # processes that share steps wait for its slope
+        else:
+            same = torch.eye(self.num_topics, device=prior.device, dtype=torch.bool)
+            anew = nn.functional.logsigmoid(-self.topic_kept) + prior
+            mix = torch.where(same, torch.logaddexp(nn.functional.logsigmoid(self.topic_kept), anew), anew)
+        end = None if self.reset_id is None else int(words.block_of_word[self.reset_id])
         lifts = self.topic_blocks, self.topic_starts
         emission = TopicEmission(wide, self.block_of_word, *topic_norms(words, scores, self.topic_words))
         return TopicTransition(wide, initial, prior, mix, end, *lifts, *features, **options), emission

@@ -1,5 +1,7 @@
 """Many users at once against the same users one by one."""
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -78,6 +80,23 @@ def test_a_batch_is_its_users(sizes, name):
     probs = batch.word_probs(torch.as_tensor(uniform))
     for user, stream in enumerate(alone):
         np.testing.assert_allclose(probs[user], stream.word_probs(uniform[user], averaged=False), rtol=1e-9)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_what_sources_all_but_exclude_has_numbers(dtype):
+    """And what perturbations exclude, or have no share of, is infinitely far off."""
+    options = OnlineEM(smoothing=0.0, fixed=("initial", "transition", "emission"))
+    tables = {"initial": [0.5, 0.2, 0.3], "transition": [[0.2, 0.3, 0.5]] * 3, "emission": [[0.6, 0.4, 0.0]]}
+    tensors = {name: torch.tensor(value, dtype=dtype) for name, value in tables.items()}
+    batch = BatchStream(**tensors, num_users=USERS, options=options)
+    alone = [start_stream(**{name: np.array(value) for name, value in tables.items()}, options=options) for _ in range(USERS)]
+    words, logs = [0, 1, 2, -1], np.array([[-900.0, -1000.0], [-math.inf, -math.inf], [-1.0, -110.0], [0.0, 0.0]])
+    for _ in range(2):
+        info = batch.step(words, logs)
+        for user, stream in enumerate(alone):
+            single = stream.step(words[user], logs[user])
+            for name in ("log_odds", "source_anomaly", "perturbation_anomaly"):
+                np.testing.assert_allclose(getattr(info, name)[user], getattr(single, name), rtol=1e-5, atol=1e-5)
 
 
 def test_a_window_that_is_too_short_is_told():
