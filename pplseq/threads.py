@@ -54,13 +54,15 @@ else:
 
 # ------------------------------------------------------------------------------------------------ what is put back
 class _OfThread:
-    """How torch stood for this thread: gradients, and modes that change its functions."""
+    """How torch stood for this thread: gradients, modes that change its functions, and types of less precision."""
 
     def __init__(self) -> None:
         import torch
         from torch.overrides import _get_current_function_mode_stack
 
         self.grad, self.modes = torch.is_grad_enabled(), _get_current_function_mode_stack()
+        self.autocast, self.depth = torch.is_autocast_enabled("cpu"), _depth_of_autocast()
+        self.is_within = LOCK._is_owned()  # pyright: ignore[reportAttributeAccessIssue]
 
     def put_back(self) -> None:
         import torch
@@ -73,6 +75,29 @@ class _OfThread:
                 overrides._pop_mode()
             for mode in self.modes:
                 overrides._push_mode(mode)
+        if torch.is_autocast_enabled("cpu") != self.autocast:
+            torch.set_autocast_enabled("cpu", self.autocast)
+        for _ in range(_depth_of_autocast() - self.depth):
+            if torch.autocast_decrement_nesting() == 0:
+                torch.clear_autocast_cache()
+        if precisions and not self.is_within and LOCK.acquire(blocking=False):  # else they are another thread's
+            try:
+                _put_precisions_back()
+            finally:
+                LOCK.release()
+
+
+def _put_precisions_back() -> None:
+    for backend, before in list(precisions.items()):
+        backend.fp32_precision = before
+    precisions.clear()
+
+
+def _depth_of_autocast() -> int:
+    import torch
+
+    torch.autocast_increment_nesting()
+    return torch.autocast_decrement_nesting()
 
 
 class _OfProcess:
@@ -143,6 +168,7 @@ def undisturbed(function: Callable[Given, Value]) -> Callable[Given, Value]:
 # ------------------------------------------------------------------------------------------------ one at a time
 LOCK = threading.RLock()
 _outermost: tuple[int, _OfProcess] | None = None  # the thread that holds the lock, and how things were before
+precisions: dict[Any, str] = {}  # of products of torch's backends, before the thread that holds the lock set others
 
 
 def alone(function: Callable[[], Value], *, own_store: bool = True) -> Value:
@@ -220,6 +246,7 @@ def _forked() -> None:
     global LOCK, _outermost
     if not LOCK._is_owned():  # pyright: ignore[reportAttributeAccessIssue]
         LOCK = threading.RLock()
+        _put_precisions_back()
         if _outermost is not None:
             _outermost[1].put_back()
             _outermost = None

@@ -116,7 +116,7 @@ MUTANTS = [
     ),
     Mutant(
         "topics: shuffled lines teach how long one is kept", "pplseq/models/vlhmm/program.py",
-        "not (self._is_learning and self._learns_lines_apart)", "True",
+        "if self._is_learning and self._learns_lines_apart:", "if False:",
         ("tests/models/test_topics.py",),
     ),
     Mutant(

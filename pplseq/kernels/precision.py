@@ -92,9 +92,14 @@ def _oned_nn(precision: str):
 
 @contextlib.contextmanager
 def _set(backend: Any, precision: str) -> Iterator[None]:
-    before = backend.fp32_precision
-    backend.fp32_precision = precision
+    before, outermost = backend.fp32_precision, backend not in threads.precisions
     try:
+        if outermost:
+            threads.precisions[backend] = before
+        backend.fp32_precision = precision
         yield
     finally:
-        backend.fp32_precision = before
+        if backend in threads.precisions:  # else Ctrl-C ended this block before, and all is as it was
+            backend.fp32_precision = before
+        if outermost:
+            threads.precisions.pop(backend, None)

@@ -18,6 +18,7 @@ from support.model_cases import CASES
 from support.questions import all_questions, answered, as_text
 
 from pplseq import threads
+from pplseq.kernels import precision
 from pplseq.models import HMM, IOHMM, LDS, VLHMM
 
 ALL = all_questions()
@@ -243,6 +244,67 @@ def test_ctrl_c_leaves_everything_as_it_was(name, moments):
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, old)
     assert fit() == alone
+
+
+def test_ctrl_c_at_any_line_leaves_no_rounding_behind(monkeypatch):
+    """In each line of what sets the precision of products, torch's own among them."""
+    monkeypatch.setattr(precision, "has_bfloat16_tensors", lambda: True)
+    layer, x, files = torch.nn.Linear(2, 2), torch.ones(1, 2), ("precision.py", "contextlib.py", "autocast_mode.py")
+
+    @threads.undisturbed
+    def work():
+        with precision.matmul_precision("bfloat16"):
+            with precision.network_precision(x):
+                layer(x)
+            with precision.exact_products():
+                layer(x)
+
+    def stands():
+        torch.autocast_increment_nesting()
+        return *state(), torch.is_autocast_enabled("cpu"), torch.autocast_decrement_nesting(), len(threads.precisions)
+
+    work()
+    before, moment, done = stands(), 0, False
+    while not done:
+        moment, left = moment + 1, moment + 1
+
+        def interrupt(frame, event, _):
+            nonlocal left
+            if event == "line" and frame.f_code.co_filename.endswith(files):
+                left -= 1
+                if left == 0:
+                    raise KeyboardInterrupt
+            return interrupt
+
+        sys.settrace(interrupt)
+        try:
+            work()
+            done = True
+        except KeyboardInterrupt:
+            pass
+        finally:
+            sys.settrace(None)
+        assert stands() == before, moment
+    assert moment > 100
+
+
+def test_a_child_of_a_process_that_rounds_does_not():
+    rounds = threading.Event(), threading.Event()
+
+    def train():
+        with precision.matmul_precision("bfloat16"):
+            rounds[0].set()
+            rounds[1].wait()
+
+    thread, before = threading.Thread(target=train), torch.backends.mkldnn.matmul.fp32_precision
+    thread.start()
+    rounds[0].wait()
+    try:
+        assert torch.backends.mkldnn.matmul.fp32_precision == "bf16"
+        assert in_child(lambda: torch.backends.mkldnn.matmul.fp32_precision == before)
+    finally:
+        rounds[1].set()
+        thread.join()
 
 
 def test_an_error_in_a_program_leaves_nothing_behind():
