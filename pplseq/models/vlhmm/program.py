@@ -534,6 +534,9 @@ class VLHMM(Constrainable):
     def from_config(cls, config: dict, tensors: dict[str, Tensor]) -> VLHMM:
         if "block_of_word" not in tensors:
             raise ValueError("model.safetensors: no block_of_word in it, so this is not a vlhmm; was it saved by pplseq?")
+        count = config.get("num_topics", 1)
+        if count != 1 and tuple(tensors["topic_prior"].shape if "topic_prior" in tensors else ()) != (count,):
+            raise ValueError(f"model.safetensors: no topic_prior of {count} topics in it, of which the configuration is")
         return cls(blocks=tensors["block_of_word"], **config)
 
 
