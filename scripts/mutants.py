@@ -105,6 +105,21 @@ MUTANTS = [
         ("tests/kernels/test_chain_recursions.py",),
     ),
     Mutant(
+        "threads: Ctrl-C leaves products rounded", "pplseq/threads.py",
+        "        if precisions and not self.is_within and LOCK.acquire(blocking=False):", "        if False:",
+        ("tests/models/test_threads.py",),
+    ),
+    Mutant(
+        "threads: a block that is ended late puts a precision back that was put back", "pplseq/kernels/precision.py",
+        "        if backend in threads.precisions:", "        if True:",
+        ("tests/models/test_threads.py",),
+    ),
+    Mutant(
+        "threads: a fork beside a training goes on rounding", "pplseq/threads.py",
+        "        LOCK = threading.RLock()\n        _put_precisions_back()\n", "        LOCK = threading.RLock()\n",
+        ("tests/models/test_threads.py",),
+    ),
+    Mutant(
         "topics: what lies behind the end of a segment is part of it", "pplseq/kernels/pair_scan.py",
         "new = torch.where(restart[t][:, None, None], 1.0, new)", "new = new",
         ("tests/kernels/test_pair_scan.py",),
