@@ -310,7 +310,7 @@ def test_labels_place_topics_and_what_is_not_labelled_follows():
     assert bool((lifts[a, 0] > lifts[a, 1]).all()) and bool((lifts[b, 1] > lifts[b, 0]).all())
     assert shares[1] > shares[0]
     text = Text.from_lines(words, article_starts=[0, 100, 120])
-    tokens, starts = with_topics(text, np.array([math.nan, 1.0]), 2)
+    tokens, starts = with_topics(text, [np.float32(math.nan), np.float32(1)], 2)
     assert starts.tolist() == [0, 400, 480]
     assert (tokens.tokens // len(text.vocabulary)).tolist() == [0] * 400 + [2] * 80
 

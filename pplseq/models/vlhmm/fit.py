@@ -98,6 +98,7 @@ def fit(
         warm_start: train on from the parameters as they stand, instead of drawing them anew.
         fixed: what keeps its values, by the names of ``named_parameters()``, of a model that has its words.
         topics: that are known, one for each line of x, or each article: numbers from 0, None (NaN, -1) where it is not known.
+            Topics start at a clustering of these parts, in the place of windows over the text.
         device: where to train; None: where the model is.
         blocks, num_blocks, eos_block, exchange_passes: see :func:`make_clusters`; for a model without words. num_blocks None is
             the largest number up to 128 that divides the states.

@@ -52,9 +52,10 @@ def with_topics(text: Text, labels: Any, num_topics: int) -> tuple[Text, np.ndar
     """
     if not isinstance(labels, Iterable):
         raise TypeError(f"topics: expected a list of numbers, one for each line, got {checks.shown(labels)}")
-    values = [-1 if missing(value) else value for value in (labels.tolist() if hasattr(labels, "tolist") else labels)]
+    given: Any = labels.tolist() if isinstance(labels, (np.ndarray, Tensor)) else labels
+    values = [-1 if missing(value) else value for value in given]
     for number, value in enumerate(values):
-        if isinstance(value, bool) or not isinstance(value, (int, float, np.integer)) or value % 1 != 0:
+        if isinstance(value, bool) or not isinstance(value, (int, float, np.integer, np.floating)) or value % 1 != 0:
             raise TypeError(
                 f"topics: expected a whole number from 0 for each line, None where it is not known, got {checks.shown(value)} "
                 f"for line {number}; number the names of topics"
