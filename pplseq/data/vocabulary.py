@@ -277,10 +277,11 @@ class Vocabulary:
             FileNotFoundError: no such file.
             ValueError: a folder, or not UTF-8 text with one word a line.
         """
-        if existing_path(path).is_dir():
+        path = existing_path(path)
+        if path.is_dir():
             raise ValueError(f"{path}: expected a vocabulary, a word per line, got a folder; name one of the files in it")
         try:
-            lines = existing_path(path).read_bytes().decode("utf-8").split("\n")
+            lines = path.read_bytes().decode("utf-8").split("\n")
         except UnicodeDecodeError as error:
             raise ValueError(f"{path}: not a vocabulary: byte {error.start} is not UTF-8 text") from error
         words = [line.removesuffix("\r") for line in lines]
