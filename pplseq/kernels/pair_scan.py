@@ -233,7 +233,7 @@ class PairChainSteps(torch.autograd.Function):
         weight, ends = weight.unsqueeze(-1), None if restart is None else restart[1:, :, None, None]
         single *= weight
         # by token, with a last row of zeros: p(z_{t-1} | x_1..x_{t-1}) p(block | z_{t-1}), and what lies behind
-        tokens = [gate.new_empty(gate.shape[0] * gate.shape[1] + 1, gate[0, 0].numel()) for _ in range(2)]
+        tokens = [gate.new_empty(gate.shape[0] * gate.shape[1] + 1, gate.shape[2:].numel()) for _ in range(2)]
         for value in tokens:
             value[-1] = 0.0
         left, right = (value[:-1].view(gate.shape) for value in tokens)

@@ -4,9 +4,9 @@ import math
 
 import pytest
 import torch
-from support.chain_recursions import F64, LINKS, ByScans, ChainRecursion, matrices_of, weights
+from support.chain_recursions import F64, LINKS, ByScans, ChainRecursion, log_sum, matrices_of, weights
 
-from pplseq.kernels import compiled, long_scan, product_steps, restart_scan, scan, step_ops
+from pplseq.kernels import compiled, long_scan, pair_scan, product_steps, restart_scan, scan, step_ops
 from pplseq.kernels.chain import call, piece_call
 from pplseq.kernels.contexts import call as context_call
 from pplseq.kernels.contexts import reference
@@ -135,6 +135,47 @@ class TestLoopsOverTables(ChainRecursion):
         usual = bool((f.pair >= -30).all() and (f.emit >= -30).all() and (f.pair.logsumexp(-1) < 1e-6).all())
         assert found or not usual, "these rows need no log space"
         return found or {"log_prob": ChainRecursion.expected(f)}
+
+
+class TestPairsOfBlocks(ChainRecursion):
+    """The scores of a pair are the logarithms of its matrix. Blocks forbid no single move, and where digits may be lost the scan
+    refuses; then nothing is compared."""
+
+    def forward(self, f):
+        num_steps, size, emit = len(f.emit), f.emit.shape[-1], f.emit.flatten(1, -2)
+        of_steps = num_steps - 1, *f.rows, size, size
+        matrices = f.pair.unsqueeze(0) if f.pair.dim() == 2 else f.pair.expand(of_steps).reshape(-1, size, size)
+        pair_of = torch.arange((num_steps - 1) * emit.shape[1]).reshape(num_steps - 1, emit.shape[1]) % max(1, len(matrices))
+        valid, restart = (None if part is None else part.flatten(1) for part in (f.valid, f.restart))
+        used = None
+        for there in (valid, None if restart is None else ~restart):
+            used = used if there is None else there[1:] if used is None else used & there[1:]
+        plan = pair_scan.plan_pairs(torch.arange(len(matrices)), torch.zeros(len(matrices), dtype=torch.long), pair_of, used)
+        init = f.init.expand(f.emit.shape[1:]).flatten(0, -2)
+        to = None if restart is None else f.restart_to.expand(emit.shape)
+        return pair_scan.pair_chain_log_prob(
+            matrices, torch.eye(size, dtype=emit.dtype).unsqueeze(0), log_sum(matrices, -1)[pair_of], init, emit, plan,
+            valid=valid, restart=restart, restart_to=to,
+        )  # fmt: skip
+
+    def log_prob(self, f):
+        return self.forward(f).log_prob.reshape(f.rows)
+
+    def answers(self, f):
+        found = self.forward(f)
+        return {
+            "log_prob": found.log_prob.reshape(f.rows), "steps": found.step_log_prob.reshape(f.emit.shape[:-1]),
+            "filtered": found.filtered.reshape(f.emit.shape), "last": found.last.reshape(f.emit.shape[1:]),
+        }  # fmt: skip
+
+    def chain(self, links, num_steps, rows, num_states, scale=1.0, holes=0.0, **options):
+        return super().chain(links, num_steps, rows, num_states, scale, 0.0, **options)
+
+    def compare(self, f, tolerance=1e-9):
+        if bool(f.pair.isneginf().any()) or self.forward(f) is None:
+            assert not all(bool((part > -30).all()) for part in (f.init, f.pair, f.emit)), "these rows need no log space"
+            return {"log_prob": self.expected(f)}
+        return super().compare(f, tolerance)
 
 
 def contexts(size):
