@@ -5,10 +5,37 @@ import sys
 
 from pplseq._lazy import lazy_names
 
-# OpenMP reads this when torch is imported. Threads that spin while they wait take every core, and where another program uses
-# one of them, two rows of a softmax wait eight milliseconds; sleeping threads cost little.
+
+def _processors_allowed(root: str = "/") -> int | None:
+    """How many processors the process may keep busy, as its control group says; None where nothing limits it."""
+
+    def content(*path: str) -> str:
+        with open(os.path.join(root, *path)) as file:
+            return file.read()
+
+    def inside(folder: str, group: str, *names: str) -> list[str]:  # a container may see its own group as the root
+        own = [folder, group] if os.path.exists(os.path.join(root, folder, group, names[0])) else [folder]
+        return " ".join(content(*own, name) for name in names).split()
+
+    try:
+        groups = dict(line.split(":", 2)[1:] for line in content("proc/self/cgroup").splitlines())
+        first = next((path for kinds, path in groups.items() if "cpu" in kinds.split(",")), None)  # of the first version
+        if first is None:
+            quota, period = inside("sys/fs/cgroup", groups[""].strip("/"), "cpu.max")
+        else:
+            quota, period = inside("sys/fs/cgroup/cpu", first.strip("/"), "cpu.cfs_quota_us", "cpu.cfs_period_us")
+        return max(1, int(quota) // int(period)) if int(quota) > 0 else None
+    except (OSError, ValueError, KeyError):  # without a limit the quota is "max"
+        return None
+
+
+# OpenMP reads these when torch is imported. Threads that spin while they wait take every core, and where another program uses
+# one of them, two rows of a softmax wait eight milliseconds; sleeping threads cost little. Of a container's limit on processors
+# torch knows nothing: more threads than it allows are stopped together in the midst of a product.
 if "torch" not in sys.modules:
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    if (_allowed := _processors_allowed()) is not None and _allowed < (os.cpu_count() or 1):
+        os.environ.setdefault("OMP_NUM_THREADS", str(_allowed))
 
 __version__ = "0.1.0"
 

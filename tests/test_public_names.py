@@ -55,3 +55,23 @@ def test_waiting_threads_sleep_where_nobody_said_otherwise(given, torch_first, w
         monkeypatch.delitem(sys.modules, "torch")
     runpy.run_path(pplseq.__file__, run_name="pplseq")
     assert os.environ.get("OMP_WAIT_POLICY") == wanted
+
+
+@pytest.mark.parametrize(
+    "groups, files, wanted",
+    [
+        ("0::/", {"cpu.max": "250000 100000\n"}, 2),
+        ("0::/jobs/one", {"jobs/one/cpu.max": "50000 100000\n", "cpu.max": "max 100000\n"}, 1),
+        ("0::/", {"cpu.max": "max 100000\n"}, None),
+        ("0::/seen/from/outside", {"cpu.max": "100000 100000\n"}, 1),
+        ("5:cpuacct,cpu:/\n0::/", {"cpu/cpu.cfs_quota_us": "300000\n", "cpu/cpu.cfs_period_us": "100000\n"}, 3),
+        ("5:cpu:/a", {"cpu/a/cpu.cfs_quota_us": "200000\n", "cpu/a/cpu.cfs_period_us": "100000\n"}, 2),
+        ("5:cpu:/", {"cpu/cpu.cfs_quota_us": "-1\n", "cpu/cpu.cfs_period_us": "100000\n"}, None),
+        ("0::/", {}, None),
+    ],
+)
+def test_the_processors_that_a_container_may_use(groups, files, wanted, tmp_path):
+    for name, content in {"proc/self/cgroup": groups, **{f"sys/fs/cgroup/{name}": text for name, text in files.items()}}.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(content)
+    assert pplseq._processors_allowed(str(tmp_path)) == wanted

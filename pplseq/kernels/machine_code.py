@@ -39,6 +39,13 @@ TURN, LONGEST = 0.05, 120.0  # seconds between looks at what another process mak
 MESSAGE = "compiling loops for this machine, once; `pplseq warm-up` compiles all of them beforehand"
 DIGEST = 16  # bytes before the code itself, which end a process when they are wrong
 
+# a child has none of its parent's threads: it would wait for ever for the lock of one that compiled while it was forked
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(
+        before=global_compiler_lock.acquire, after_in_parent=global_compiler_lock.release,
+        after_in_child=global_compiler_lock.release,
+    )  # fmt: skip
+
 
 @functools.cache
 def _writable(folder_list: tuple[Path, ...]) -> Path | None:

@@ -200,6 +200,31 @@ def test_forked_beside_a_thread_that_asks(number, beside):
             other.join()
 
 
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no forks here")
+def test_forked_beside_a_thread_that_compiles():
+    """Which it waits for: the child would wait for ever for the lock of a thread that it lacks."""
+    pytest.importorskip("pplseq.kernels.machine_code")
+    from numba.core.compiler_lock import global_compiler_lock
+
+    begun = threading.Event()
+
+    def compiling():
+        with global_compiler_lock:
+            begun.set()
+            time.sleep(0.1)
+
+    def compiles():
+        with global_compiler_lock:
+            return True
+
+    other = threading.Thread(target=compiling)
+    other.start()
+    begun.wait()
+    assert in_child(compiles, seconds=5)
+    other.join()
+    assert compiles()
+
+
 def in_child(check, seconds=30):
     """Whether something holds in a forked process, which has so long to say so."""
     child = os.fork()
