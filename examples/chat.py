@@ -18,7 +18,7 @@ def answers(streams: PersonalStreams, lines: Iterable[str], offered: int = 3) ->
     """(user, log p(line) before it was learned, words that may come next) of each line."""
     for line in lines:
         name, colon, said = line.partition(":")
-        if colon and said.strip():
+        if colon and name.strip() and said.strip():
             stream = streams[name.strip()]
             log_prob = stream.read(said.strip()).log_prob
             yield name.strip(), log_prob, [suggestion.word for suggestion in stream.suggest("", offered)]

@@ -72,9 +72,10 @@ class ContinuousCache:
                 self.states = np.zeros((self.size, len(state)))
         size = min(self.count, self.size)
         assert self.states is not None
-        weights = np.exp(self.sharpness * (self.states[:size] @ self._now - 1))
+        cosines = self.states[:size] @ self._now
+        weights = np.exp(self.sharpness * (cosines - cosines.max(initial=-1.0)))  # the nearest one has a weight of 1
         share = size / (size + self.smoothing)
-        return self.words[:size], weights * (share / max(float(weights.sum()), 1e-300))
+        return self.words[:size], weights * (share / max(float(weights.sum()), 1.0))
 
     def _rest(self) -> float:
         size = min(self.count, self.size)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import copy
 import math
+from collections import Counter
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,7 @@ from pplseq.sources.weights import Weights, call_with, stretches
 
 BATCH = 64  # contexts that go through a network without a cache at once
 MAX_CONTEXT = 512  # pieces, where nothing else is said
+LINE_BYTE = "<0x0A>"  # a line end, where bytes without a piece of their own are pieces
 LEAST = 1e-12  # probability of the unknown word, where the others leave nothing
 
 
@@ -47,8 +49,10 @@ class HuggingFaceSource:
     Args:
         model: takes ``input_ids`` (B, t) and gives ``.logits`` (B, t, S) over S pieces.
         tokenizer: ``encode(text, add_special_tokens=False)`` to pieces and ``convert_ids_to_tokens(ids)`` to their spelling,
-            in which pieces that begin a word start with a mark (GPT-2's and Llama's do).
-        vocabulary: of the stream; it must have an unknown word. `<eos>` is a line's end, "\\n" to the model.
+            in which pieces that begin a word start with a mark (GPT-2's and Llama's do). A word's pieces are those behind
+            another line: what Llama's puts in front of a text stands once there, not before every word.
+        vocabulary: of the stream; it must have an unknown word. `<eos>` is a line's end, "\\n" to the model. Words of the same
+            pieces, as those out of a piece for unknown letters, share their probability evenly.
         start: pieces before the first word; default: the tokenizer's beginning or end of text.
         max_context: pieces the model reads at most; default: as many as it has positions, 512 at most. A context that has no
             room for another word loses its older half.
@@ -60,7 +64,8 @@ class HuggingFaceSource:
     A word that the vocabulary has not leaves nothing in the context, as nobody knows its spelling.
 
     Raises:
-        ValueError: a vocabulary without an unknown word, no start, or more context than the model has positions.
+        ValueError: a vocabulary without an unknown word, or with one that has no pieces, no start, more context than the model
+            has positions, or less than start and the longest word need.
 
     Cost: ``log_prob_of`` of a known word reads its pieces, whatever V is. ``predict``, and ``log_prob_of`` of the unknown word,
     whose probability is what all V words leave, read every piece of the tree that the words make up, once for a context: of
@@ -94,9 +99,20 @@ class HuggingFaceSource:
             start = [first]
         self.start, self.device = list(start), next(model.parameters()).device
         self.pieces = [self._spell(word) for word in vocabulary.words]
+        known = [tuple(pieces) for y, pieces in enumerate(self.pieces) if y != vocabulary.unknown_id]
+        if () in known:
+            empty = next(word for word, pieces in zip(vocabulary.words, self.pieces, strict=True) if not pieces)
+            raise ValueError(f"vocabulary: the tokenizer has no pieces for {empty!r}; leave the word out")
+        alike = Counter(known)
+        self._shared = torch.tensor([math.log(alike.get(tuple(pieces), 1)) for pieces in self.pieces], dtype=torch.float64)
         num_pieces = int(model.get_output_embeddings().weight.shape[0])
         self._begins = torch.tensor(self._word_beginnings(num_pieces), device=self.device)
         self.tree = PieceTree(self.pieces)
+        if (needed := len(self.start) + self.tree.depth) > self.max_context:
+            raise ValueError(
+                f"max_context: the longest word has {self.tree.depth} pieces behind {len(self.start)} of start, and at most "
+                f"{self.max_context} are read; give max_context of {needed} or more, or leave long words out of the vocabulary"
+            )
         if cache and not has_cache(model):
             raise ValueError(f"cache: {self.name} keeps no keys and values that can be cut; give cache=None or False")
         self.cached = has_cache(model) if cache is None else cache
@@ -146,9 +162,12 @@ class HuggingFaceSource:
         return cls(model, AutoTokenizer.from_pretrained(name), vocabulary, **options)
 
     def _spell(self, word: str) -> list[int]:
-        if word == self.vocabulary.eos:
-            return self.tokenizer.encode("\n", add_special_tokens=False)
-        return self.tokenizer.encode(" " + word, add_special_tokens=False)
+        text = "\n" if word == self.vocabulary.eos else " " + word
+        if len(line := self.tokenizer.encode("\n", add_special_tokens=False)) > 1:  # what stands before every text, too
+            behind = self.tokenizer.encode("\n" + text, add_special_tokens=False)
+            if len(behind) > len(line) and behind[: len(line)] == line:
+                return behind[len(line) :]
+        return self.tokenizer.encode(text, add_special_tokens=False)
 
     def _word_beginnings(self, num_pieces: int) -> list[bool]:
         """Which pieces cannot go on with a word: they begin one, or a line, or are special."""
@@ -162,7 +181,7 @@ class HuggingFaceSource:
             " ",
             "\n",
         )  # space and line end, as byte-level and sentence pieces write them
-        flags = [n in special or (name or "").startswith(marks) for n, name in enumerate(names)]
+        flags = [n in special or (name or "").startswith(marks) or name == LINE_BYTE for n, name in enumerate(names)]
         return flags + [False] * (num_pieces - size)
 
     @torch.no_grad()
@@ -215,7 +234,7 @@ class HuggingFaceSource:
                 if pieces := self._pieces_of(y):
                     end = place + len(pieces)
                     spelled = rows[range(place, end), pieces].sum()
-                    values.append(-spelled - torch.logsumexp(rows[end][self._begins], 0))
+                    values.append(float(self._shared[y]) - spelled - torch.logsumexp(rows[end][self._begins], 0))
                     place = end
         return torch.stack(values) if values else torch.zeros(0, dtype=torch.float64, device=self.device)
 
@@ -226,20 +245,20 @@ class HuggingFaceSource:
     def _after(self, context: list[int], y: int) -> list[int]:
         context = context + self._pieces_of(y)
         if len(context) + self.tree.depth > self.max_context:
-            context = context[-max(self.max_context // 2, 1) :]
+            context = context[-max(min(self.max_context // 2, self.max_context - self.tree.depth), 1) :]
         return context
 
-    def _log_prob_of_pieces(self, pieces: list[int]) -> float:
-        rows = self._reader.along(self.context, pieces)
-        spelled = sum(float(rows[n, piece]) for n, piece in enumerate(pieces))
-        return spelled + float(torch.logsumexp(rows[-1][self._begins], 0))
+    def _log_prob_by_pieces(self, y: int) -> float:
+        rows = self._reader.along(self.context, self.pieces[y])
+        spelled = sum(float(rows[n, piece]) for n, piece in enumerate(self.pieces[y]))
+        return spelled + float(torch.logsumexp(rows[-1][self._begins], 0)) - float(self._shared[y])
 
     def log_prob_of(self, y: int) -> float:
         """log p(y), nats."""
         check_token(y, self.num_words, self.name)
-        if y == self.vocabulary.unknown_id or self._known is not None:
-            return math.log(self.predict()[y])
-        return self._log_prob_of_pieces(self.pieces[y])
+        if (y == self.vocabulary.unknown_id or self._known is not None) and (prob := self.predict()[y]) > 0:
+            return math.log(prob)
+        return self._log_prob_by_pieces(y)  # below 1e-300, too
 
     @torch.no_grad()
     def predict(self) -> np.ndarray:
@@ -253,7 +272,7 @@ class HuggingFaceSource:
             for node, row in zip(nodes, rows.cpu(), strict=True):
                 children = self.tree.children[node]
                 mass[children] = mass[node] + row[self.tree.piece[children]]
-        probs = (mass + ends)[self.tree.words].exp().numpy()
+        probs = ((mass + ends)[self.tree.words] - self._shared).exp().numpy()
         unknown = self.vocabulary.unknown_id
         probs[unknown] = 0.0
         probs[unknown] = max(1 - probs.sum(), LEAST)

@@ -47,7 +47,7 @@ class MixtureSource:
             raise ValueError(f"exponent: expected above 1/2 and at most 1, got {exponent}")
         self.num_words, self.name, self.learn, self.exponent = sizes.pop(), name, learn, exponent
         self.weights, self.num_steps = shares / shares.sum(), 0
-        self._parts: tuple[Any, Any] = (None, None)  # the token that was asked for, and every source's probability
+        self._parts: tuple[Any, Any] = (None, None)  # the token that was asked for, and log p of every source
 
     def predict(self) -> np.ndarray:
         """(V,) the mixture."""
@@ -55,17 +55,16 @@ class MixtureSource:
 
     def log_prob_of(self, y: int) -> float:
         """log p(y), nats."""
-        self._parts = int(y), self._probs_of(y)
-        total = float(self.weights @ self._parts[1])
-        return math.log(total) if total > 0 else -math.inf
+        self._parts = int(y), self._log_probs_of(y)
+        top, shares = self._shares(self._parts[1])
+        return top + math.log(float(shares.sum())) if top > -math.inf else top
 
     def observe(self, y: int) -> None:
         """All sources observe; the weights move if they are learned."""
         asked, parts = self._parts
         if self.learn:
-            parts = self._probs_of(y) if asked != y else parts
-            joint = self.weights * parts
-            if joint.sum() > 0:
+            top, joint = self._shares(self._log_probs_of(y) if asked != y else parts)
+            if top > -math.inf:
                 self.num_steps += 1
                 step = (self.num_steps + 1) ** -self.exponent
                 self.weights = self.weights + step * (joint / joint.sum() - self.weights)
@@ -73,8 +72,13 @@ class MixtureSource:
         for source in self.sources:
             source.source.observe(y)
 
-    def _probs_of(self, y: int) -> np.ndarray:
-        return np.exp([source.log_prob_of(y) for source in self.sources])
+    def _log_probs_of(self, y: int) -> np.ndarray:
+        return np.array([source.log_prob_of(y) for source in self.sources])
+
+    def _shares(self, log_probs: np.ndarray) -> tuple[float, np.ndarray]:
+        """The largest log p of a source that counts, and what each adds to p(y) over that one's."""
+        top = float(log_probs[self.weights > 0].max())
+        return top, self.weights * np.exp(np.minimum(log_probs - top, 0.0)) if top > -math.inf else self.weights * 0.0
 
     def reset(self) -> None:
         """All sources begin a new sequence."""

@@ -74,7 +74,7 @@ class Overheard:
         return None if inner is None else back
 
     def _log_prob_of(self, word: int) -> float:
-        self.log_prob = float(self.source.log_prob_of(word))
+        self.log_prob, self._probs = float(self.source.log_prob_of(word)), None  # what was said before a boundary is of no word
         return self.log_prob
 
     def predict(self) -> Any:

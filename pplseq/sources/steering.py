@@ -76,7 +76,7 @@ class ConstraintProcessor:
         """
         chain = self.chain
         prompts = len(chain.first)
-        if len(input_ids) % prompts:
+        if not len(input_ids) or len(input_ids) % prompts:
             raise ValueError(f"input_ids: expected rows for each of {prompts} prompts, got {len(input_ids)} rows")
         per_prompt = len(input_ids) // prompts
         texts = [

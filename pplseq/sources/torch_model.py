@@ -87,7 +87,8 @@ class TorchLanguageModelSource:
         """(t, V) logits behind each token, (t, D) hidden states where the model says them, and a library's model's state."""
         ids = torch.tensor([tokens], device=self.device)
         if self.own:
-            logits, features, after = call_with(_Logits(self.model), _inside(self._weights), ids, state)
+            with evaluating(self.model, alone=self._weights is not None):  # which all users share, as not its wrapper
+                logits, features, after = call_with(_Logits(self.model), _inside(self._weights), ids, state)
             return logits, features, after
         try:
             result, hidden = call_with(self.model, self._weights, ids), None
@@ -185,7 +186,7 @@ class TorchLanguageModelSource:
 
     def state_dict(self) -> dict[str, Any]:
         """The tokens it still reads, and the carried state."""
-        return {"tokens": list(self._tokens), "state": [part.cpu().numpy() for part in self._state]}
+        return {"tokens": list(self._tokens), "state": [_array(part) for part in self._state]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Goes on from a state."""
@@ -216,6 +217,11 @@ class _Logits(nn.Module):
 
 def _inside(weights: Weights | None) -> Weights | None:
     return None if weights is None else {f"model.{name}": value for name, value in weights.items()}
+
+
+def _array(part: Tensor) -> np.ndarray:
+    """Its numbers; of bfloat16, which numpy has not, in single precision, which holds them."""
+    return (part.float() if part.dtype == torch.bfloat16 else part).cpu().numpy()
 
 
 def _described(result: tuple) -> str:

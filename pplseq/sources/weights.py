@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol, runtime_checkable
+from weakref import WeakKeyDictionary
 
 from torch import Tensor, nn
 from torch.func import functional_call
@@ -41,22 +43,66 @@ class WeightedSource(Protocol):
         ...
 
 
+class _Turns:
+    """Who reads a module: any number of threads as it is, or one that changes its mode or its weights for that long."""
+
+    def __init__(self) -> None:
+        self.gate, self.freed = threading.Lock(), threading.Condition()
+        self.readers = 0  # -1: one that changes it
+
+    def begin(self, is_free: Callable[[], bool]) -> None:
+        """Waits for a turn in the order of asking."""
+        with self.gate, self.freed:
+            self.freed.wait_for(is_free)
+
+    def end(self) -> None:
+        """Lets the next ones have theirs."""
+        with self.freed:
+            self.readers = max(self.readers - 1, 0)
+            self.freed.notify_all()
+
+
+_TURNS: WeakKeyDictionary[nn.Module, _Turns] = WeakKeyDictionary()
+_MAKING = threading.Lock()
+
+
 @contextlib.contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
-    """Inside, a module and its parts are in evaluation mode; afterwards each in the mode that its owner left it in."""
-    training = [part for part in model.modules() if part.training]
+def evaluating(model: nn.Module, *, alone: bool = False) -> Iterator[None]:
+    """Inside, a module and its parts are in evaluation mode; afterwards each in the mode that its owner left it in.
+
+    Other threads that read the module so meanwhile do it at the same time, unless its mode has to be changed, or `alone`: the
+    module is everybody's.
+    """
+    with _MAKING:
+        turns = _TURNS.setdefault(model, _Turns())
+    training: list[nn.Module] = []
+    held = False
+
+    def is_free() -> bool:
+        nonlocal held
+        training[:] = [part for part in model.modules() if part.training]
+        changes = alone or bool(training)
+        free = turns.readers == 0 if changes else turns.readers >= 0
+        if free:
+            turns.readers, held = -1 if changes else turns.readers + 1, True
+        return free
+
     try:
+        turns.begin(is_free)
         for part in training:
             part.training = False
         yield
     finally:
-        for part in training:
-            part.training = True
+        if held:
+            for part in training:
+                part.training = True
+            turns.end()
 
 
 def call_with(model: nn.Module, weights: Weights | None, *inputs: Any, **named: Any) -> Any:
     """What a module answers in evaluation mode, with some of its weights replaced."""
-    with evaluating(model):
+    # which puts them into the module itself for that long
+    with evaluating(model, alone=weights is not None):
         return model(*inputs, **named) if weights is None else functional_call(model, weights, inputs, named)
 
 

@@ -314,6 +314,11 @@ def test_overheard_sources_say_what_they_gave():
     source.predict()
     source.observe(2)
     assert source.log_prob == -math.inf
+    Plain.log_prob_of = lambda self, word: -2.0
+    source.predict()  # of the word that would have come, had not another line begun
+    assert source.log_prob_of(1) == -2.0
+    source.observe(1)
+    assert source.log_prob == -2.0
 
 
 def test_infinite_ratios_are_null():

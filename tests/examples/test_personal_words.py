@@ -29,7 +29,7 @@ def test_a_keyboard_saves_keys_and_more_when_it_knows_its_user(general):
 def test_a_chat_keeps_everybody_s_words(general, tmp_path):
     from chat import answers
 
-    lines = [f"{name}: {MINE[0]}" for _ in range(4) for name in ("ann", "bob", "eve")] + ["no name", "ann:"]
+    lines = [f"{name}: {MINE[0]}" for _ in range(4) for name in ("ann", "bob", "eve")] + ["no name", "ann:", " : nobody"]
     with PersonalStreams(general, tmp_path / "users", most_open=2, by_line=True) as streams:
         found = list(answers(streams, lines))
         assert [name for name, *_ in found] == ["ann", "bob", "eve"] * 4 and len(streams._open) == 2

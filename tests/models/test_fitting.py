@@ -1,5 +1,6 @@
 """Fits as runs on disk: the same parameters as in memory, also after an interruption."""
 
+import copy
 import json
 import math
 import os
@@ -13,6 +14,7 @@ import torch
 import pplseq
 from pplseq.infer.fit import gradients
 from pplseq.models import HMM, IOHMM, LDS, VLHMM, StructuralModel, fitting
+from pplseq.models.batch import split_rows
 
 torch.manual_seed(0)
 X = [torch.randint(5, (n,)) for n in (30, 12, 25, 8)]
@@ -227,3 +229,39 @@ def test_the_best_of_several_fits_is_kept(order):
         starts.append({name: value.clone() for name, value in model.state_dict().items()})
     history = fitting.fit_best(model, [model._as_batch(text)], "em", {"max_iterations": 30}, starts[::order])
     assert model.score(text) == pytest.approx(history.log_likelihoods[-1], rel=1e-3) and model.score(text) > -15
+
+
+# ---------------------------------------------------------------- batches
+SHORT_AND_LONG = [[1]] * 4 + [[0] * 9] * 4  # one word in ten is 1
+
+
+def test_the_mean_over_batches_is_the_gradient_of_the_whole():
+    """However many tokens each of them has; of the prior, too."""
+    torch.manual_seed(0)
+    model = HMM(2, num_words=3, priors={"emission": 2.0, "transition": 1.5})
+    rows = [[0], [1, 2, 1, 0, 0, 2], [2, 2], [1] * 9, [0, 1, 2, 0, 1]]
+    found = []
+    for size in (None, 1, 2):
+        batches = split_rows(model._as_batch(rows), size)
+        descent, slopes = gradients.Descent.of_model(copy.deepcopy(model), batches, lr=1e-30), []
+        for _ in batches:
+            descent.step()
+            slopes.append(torch.cat([leaf.grad.flatten() for leaf in descent.points.leaves]))
+        found.append(torch.stack(slopes).mean(0))
+    torch.testing.assert_close(found[1], found[0])
+    torch.testing.assert_close(found[2], found[0])
+
+
+def test_batches_of_few_tokens_count_little():
+    one = HMM(1, num_words=2).fit(SHORT_AND_LONG, method="em", step_size=0.7, batch_size=3, max_iterations=10, seed=0)
+    assert float(one.emission[0, 1]) == pytest.approx(0.1, abs=0.02)
+    rows = [[0]] * 6 + [[1]]  # in batches of six and one
+    one = HMM(1, num_words=2, priors={"emission": 2.0})
+    one.fit(rows, method="svi", guide="delta", batch_size=6, num_steps=150, lr=0.1, seed=0)
+    assert float(one.emission[0, 1]) == pytest.approx(2 / 9, abs=0.03)
+    x, inputs = [np.array(row) for row in SHORT_AND_LONG], [np.zeros((len(row), 1)) for row in SHORT_AND_LONG]
+    scores = [
+        IOHMM(1, num_inputs=1, outputs="categorical", num_outputs=2).fit(x, inputs=inputs, **how).score(x, inputs=inputs)
+        for how in ({"method": "em", "seed": 0}, {"method": "sgd", "seed": 0, "batch_size": 2, "num_steps": 150, "lr": 0.1})
+    ]
+    assert scores[1] == pytest.approx(scores[0], abs=0.2)

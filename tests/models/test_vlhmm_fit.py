@@ -289,6 +289,7 @@ def test_a_model_without_words_says_so(tmp_path):
         (np.zeros((4, 1), dtype=int), {}, "one sequence of 4 or 4 sequences of one word"),
         (SENTENCES, {"validation": [[1, 2]]}, "validation must be sentences like x"),
         (SENTENCES, {"num_blocks": 3}, "num_states = 8 is not divisible by num_blocks = 3: the nearest sizes are 6 and 9"),
+        (SENTENCES, {"batch_size": 0}, "batch_size must be at least 1, got 0"),
         (SENTENCES, {"num_blocks": 1}, "num_blocks = 1, and <eos> has a block of its own: choose at least 2"),
         (SENTENCES, {"num_blocks": 64}, "num_blocks = 64 is more than the 8 words"),
         (SENTENCES, {"blocks": "brwn"}, "got 'brwn'. Did you mean 'brown'"),

@@ -2,6 +2,7 @@
 
 import copy
 import math
+import threading
 from types import SimpleNamespace
 
 import numpy as np
@@ -343,6 +344,35 @@ def test_a_network_that_is_being_trained_is_read_in_evaluation_mode(kind):
     np.testing.assert_array_equal(follow(sources, tokens), expected)
     np.testing.assert_array_equal(stream_log_probs(other, np.array(tokens)), whole)
     assert all(part.training for part in source.model.modules())
+
+
+def test_users_in_threads_do_not_hear_of_each_other():
+    """While one of them reads the network with weights of its own, or without the dropout that it is trained with."""
+    source = module_source()
+    inside, read, found = threading.Event(), threading.Event(), []
+    expected = source.log_prob_of(1)
+
+    def slowly(part, given):
+        if threading.current_thread() is slow:
+            inside.set()
+            read.wait(0.05)
+
+    source.model.register_forward_pre_hook(slowly)
+    for way in ("weights", "mode"):
+        mine, other = source.apart(), source.apart()
+        if way == "weights":
+            mine.weights = {name: value + 1 for name, value in source.model.named_parameters()}
+        else:
+            source.model.train()
+        slow = threading.Thread(target=lambda reader=mine: found.append(reader.log_prob_of(1)))
+        inside.clear(), read.clear()
+        slow.start()
+        assert inside.wait(10)
+        assert other.log_prob_of(1) == expected
+        read.set()
+        slow.join()
+        assert source.model.training == (way == "mode")
+    assert found[0] != expected == found[1]
 
 
 def test_what_no_source_can_read_is_refused_by_name():

@@ -1,6 +1,7 @@
 """Sources that learn from the stream beside a network: a cache over hidden states, and dynamic evaluation."""
 
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -59,6 +60,24 @@ def test_a_continuous_cache_is_its_formula(size, sharpness):
             source.observe(y)
         if t == 20:
             cache.reset(), base.reset()
+
+
+def test_a_sharp_cache_has_the_nearest_word_however_far():
+    """exp(-1000) of each is a number no more, and still they share all that is not the uniform distribution's."""
+    states = iter(torch.eye(3, 3).tolist() + [[-1.0, 0.0, 0.0]])
+    source = SimpleNamespace(num_words=V, hidden_state=lambda: next(states))
+    cache = ContinuousCache(source, sharpness=1e3)
+    for y in (4, 5, 6):
+        cache.observe(y)
+    np.testing.assert_allclose(cache.predict(), np.where(np.isin(range(V), (5, 6)), 3 / 8, 0) + 1 / 4 / V, rtol=1e-12)
+
+
+def test_a_network_of_bfloat16_goes_on_from_a_state():
+    model = network().bfloat16()
+    source, other = TorchLanguageModelSource(model), TorchLanguageModelSource(model)
+    source.observe(3)
+    other.load_state_dict(source.state_dict())
+    np.testing.assert_array_equal(other.predict(), source.predict())
 
 
 def test_a_flat_cache_counts_words():

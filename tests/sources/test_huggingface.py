@@ -44,7 +44,7 @@ def test_unknown_words_behind_each_other_are_read_once():
     tree = PieceTree([[2], [3], [2]])
     source.__dict__.update(
         vocabulary=vocabulary, num_words=3, name="pieces", tree=tree, max_context=9, context=[0], pieces=[[2], [3], [2]],
-        _known=None,
+        _known=None, _shared=torch.zeros(3),
         _begins=torch.tensor([True] * 4 + [False] * 2), _reader=SimpleNamespace(over=over),
     )  # fmt: skip
     first = source.log_prob_of(2)
@@ -138,6 +138,73 @@ def test_the_context_ends_where_the_positions_do():
     before = list(source.context)
     source.observe(6)
     assert source.context == before  # an unknown word is no text "<unk>"
+
+
+class Marked:
+    """A tokenizer as Llama's: a mark before every text and in the place of spaces, and what has no piece is one for all."""
+
+    bos_token_id, eos_token_id, all_special_ids = 0, 0, [0]
+    names = ["<s>", "\u2581", "<0x0A>", "a", "b", "<?>"]
+
+    def __len__(self):
+        return len(self.names)
+
+    def encode(self, text, add_special_tokens=False):
+        letters = ("\u2581" + text.replace("0", "")).replace(" ", "\u2581").replace("\n", "N")
+        return [{"\u2581": 1, "N": 2, "a": 3, "b": 4}.get(letter, 5) for letter in letters]
+
+    def convert_ids_to_tokens(self, ids):
+        return [self.names[n] for n in ids]
+
+
+def test_what_stands_before_a_text_stands_before_no_word():
+    torch.manual_seed(0)
+    source = HuggingFaceSource(Positions(), Marked(), Vocabulary(("a", "ab", "<eos>", "<unk>")))
+    assert source.pieces[:3] == [[1, 3], [1, 3, 4], [2]]
+    assert source._begins.tolist() == [True, True, True, False, False, False]
+
+
+def test_words_of_the_same_pieces_share_what_these_have():
+    torch.manual_seed(0)
+    model = Positions()
+    with torch.no_grad():
+        model.table.weight[:, 1] += 3.0
+        model.table.weight[:, 5] += 3.0
+    source = HuggingFaceSource(model, Marked(), Vocabulary(("a", "x", "y", "z", "<eos>", "<unk>")))
+    rows = torch.log_softmax(model.table.weight.detach().double(), -1)
+    expected = float(rows[0, 1] + rows[1, 5] + rows[5, :3].logsumexp(0)) - math.log(3)
+    for y in (1, 2, 3):
+        assert source.log_prob_of(y) == pytest.approx(expected) == pytest.approx(math.log(source.predict()[y]))
+    assert -source.nats(source.state_dict(), [2]).item() == pytest.approx(expected)
+    with pytest.raises(ValueError, match="vocabulary: the tokenizer has no pieces for '0'; leave the word out"):
+        HuggingFaceSource(model, NoMark(), Vocabulary(("a", "0", "<eos>", "<unk>")))
+
+
+class NoMark(Marked):
+    """Without any mark."""
+
+    def encode(self, text, add_special_tokens=False):
+        return super().encode(text.replace(" ", ""))[1:]
+
+
+def test_a_word_far_below_the_smallest_number_has_a_log_probability():
+    torch.manual_seed(0)
+    model = Positions()
+    with torch.no_grad():
+        model.table.weight[:, 5] -= 900.0
+    source = HuggingFaceSource(model, Letters(), Vocabulary(("a", "ab", "<eos>", "<unk>")))
+    before = source.log_prob_of(1)
+    assert source.predict()[1] == 0 and source.log_prob_of(1) == before < -800
+
+
+def test_the_longest_word_fits_behind_every_context():
+    vocabulary = Vocabulary(("a", "abbab", "<eos>", "<unk>"))
+    source = HuggingFaceSource(Positions(), Letters(), vocabulary)  # of half the context there would be no room
+    for y in (1, 1, 0, 1, 0, 0, 1):
+        source.observe(y)
+        assert len(source.context) + 5 <= 8
+    with pytest.raises(ValueError, match="max_context: the longest word has 5 pieces behind 1 of start, and at most 5 are"):
+        HuggingFaceSource(Positions(), Letters(), vocabulary, max_context=5)
 
 
 def tiny(kind, num_pieces=40):

@@ -159,6 +159,8 @@ def test_what_is_refused(hmm):
         ConstraintProcessor(chain)(torch.tensor([[2, 3], [2, 4]]), torch.zeros(2, 8))
     with pytest.raises(ValueError, match="generate no more than that many"):
         ConstraintProcessor(chain)(torch.tensor([[2, 3] + [1] * 6]), torch.zeros(1, 8))
+    with pytest.raises(ValueError, match="expected rows for each of 1 prompts, got 0 rows"):
+        ConstraintProcessor(chain)(torch.zeros(0, 2, dtype=torch.long), torch.zeros(0, 8))
     both = hmm.posterior(torch.tensor([[1], [2]])).constrained(ABOUT.over(hmm.vocabulary), 3, end=0)
     with pytest.raises(ValueError, match="expected rows for each of 2 prompts, got 3 rows"):
         ConstraintProcessor(both, 1)(torch.tensor([[1], [1], [2]]), torch.zeros(3, 8))

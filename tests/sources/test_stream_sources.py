@@ -4,6 +4,7 @@ import contextlib
 import json
 import math
 from collections import Counter
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -251,6 +252,21 @@ def test_mixture_finds_the_better_part():
     np.testing.assert_allclose(fixed.predict(), [0.625, 0.1, 0.275])
     stream_log_probs(fixed, stream[:5])
     np.testing.assert_array_equal(fixed.weights, [0.25, 0.75])
+
+
+def test_a_mixture_has_words_far_below_the_smallest_number():
+    def saying(value):
+        said = SimpleNamespace(num_words=2, log_prob_of=lambda y: (0.0, value)[y], predict=lambda: np.array([1.0, 0.0]))
+        said.observe, said.reset = lambda y: None, lambda: None
+        return said
+
+    mixture = MixtureSource([saying(-800.0), saying(-801.0), saying(-np.inf)], learn=True)
+    assert mixture.log_prob_of(1) == pytest.approx(-800 + math.log((1 + math.exp(-1)) / 3))
+    mixture.observe(1)
+    share = 1 / (1 + math.exp(-1))
+    expected = 1 / 3 + 2**-0.8 * (np.array([share, 1 - share, 0]) - 1 / 3)
+    np.testing.assert_allclose(mixture.weights, expected)
+    assert MixtureSource([saying(-np.inf)]).log_prob_of(1) == -np.inf
 
 
 # ---------------------------------------------------------------- the guard

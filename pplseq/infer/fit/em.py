@@ -400,9 +400,9 @@ def _stepwise_iteration(model, batches, step_size: StepSize):
         for index in torch.randperm(len(batches)).tolist():
             statistics, log_prob = expectation(model, batches[index])
             log_likelihood += log_prob
-            # as if the whole data were like this batch, so that priors weigh what they weigh in batch EM
-            scale, eta = history.num_tokens / batches[index].num_tokens, step_size.at(state["step"])
-            average = {name: torch.lerp(average[name], value * scale, eta) for name, value in statistics.items()}
+            # as if all batches were like this one, so that priors weigh what they weigh in batch EM, and a small batch little
+            eta = step_size.at(state["step"])
+            average = {name: torch.lerp(average[name], value * len(batches), eta) for name, value in statistics.items()}
             history.note(model.maximize(average))
             state["step"] += 1
         state["average"] = average

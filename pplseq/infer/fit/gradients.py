@@ -35,6 +35,8 @@ class Descent:
 
     Args:
         loss: of a batch. parameters: that it is differentiable in. batches: the data.
+        sizes: of the batches, over which their losses are means: a step of one counts by its size, as batches are not of one,
+            so that the mean over all is the gradient of the whole.
         history: gets the losses. num_steps: gradient steps. lr: Adam's.
 
     Attributes:
@@ -44,9 +46,10 @@ class Descent:
 
     def __init__(
         self, loss: Callable[[Batch], Tensor], parameters: Iterable[Tensor], batches: Sequence[Batch],
-        history: FitHistory, num_steps: int, lr: float,
+        sizes: Sequence[int], history: FitHistory, num_steps: int, lr: float,
     ):  # fmt: skip
         self.loss, self.batches, self.history = loss, batches, history
+        self.weights = [size * len(sizes) / sum(sizes) for size in sizes]
         self.whose: Any = loss
         self.num_steps, self.order = checks.count("num_steps", num_steps), list[int]()
         self.parameters = list(parameters)
@@ -72,7 +75,7 @@ class Descent:
         parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         if not parameters:
             raise ValueError("fixed: every parameter is held, so there is nothing to fit")
-        found = cls(loss, parameters, batches, history, num_steps, lr)
+        found = cls(loss, parameters, batches, [batch.num_tokens for batch in batches], history, num_steps, lr)
         found.whose = model
         found.moved = {name: raw for name, raw in model.named_parameters() if raw.requires_grad}
         told = {name for name, raw in found.moved.items() if (own := entries_of(raw)) is not None and own.bounded}
@@ -84,10 +87,11 @@ class Descent:
         self.order = self.order or torch.randperm(len(self.batches)).tolist()
         self.optimizer.zero_grad()
         with undrawn(self.whose):
-            loss = self.loss(self.batches[self.order.pop()])
+            number = self.order.pop()
+            loss = self.loss(self.batches[number])
             if bool(loss.isnan()):
                 raise ArithmeticError(f"the loss is NaN at step {len(self.history.losses)}; use a smaller lr")
-            loss.backward()
+            (loss * self.weights[number]).backward()
             self.points.pull()
             if not _finite(self.points.leaves):
                 raise ArithmeticError(f"the gradient is NaN at step {len(self.history.losses)}; use a smaller lr")
@@ -327,7 +331,8 @@ def fit_variationally(
 
     def fit() -> FitHistory:
         loss(batches[0])  # autoguides make their parameters now
-        return Descent(loss, guide.parameters(), batches, history, num_steps, lr).run()
+        rows = [batch.x.shape[0] for batch in batches]
+        return Descent(loss, guide.parameters(), batches, rows, history, num_steps, lr).run()
 
     return alone(fit)
 

@@ -454,6 +454,7 @@ def batching(
     """
     if batch_size is None:
         batch_size = 64 if num_tokens >= MANY_STEPS * 64 * segment_length else 16
+    checks.count("batch_size", batch_size)
     if lr is None:
         lr = 0.003 * math.sqrt(batch_size / 16) if protocol == "carried" else 0.003
     return batch_size, lr

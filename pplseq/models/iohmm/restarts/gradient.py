@@ -80,9 +80,10 @@ class SGDRun(RestartRun):
         log_likelihood, gradient = problem.gradient(self.parameters)
         grads = [value for weights in gradient.values() for value in weights.values()]
         share = problem.num_steps / self.total
+        usual = self.total / len(self.problems)  # steps: a mini-batch counts by how many it has, so that all make up the whole
         for value, grad, part in zip(self.flat, grads, self.parts, strict=True):
             precision = 0.0 if part in problem.held else self.precisions.get(part, 0.0)
-            uphill = (grad - share * precision * value if precision else grad) / problem.num_steps
+            uphill = (grad - share * precision * value if precision else grad) / usual
             value.grad = -uphill.nan_to_num(0.0)  # a restart that broke stays as it is; it is dropped in the end
         self.optimizer.step()
         self._keep_inside()
