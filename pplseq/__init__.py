@@ -10,7 +10,7 @@ def _processors_allowed(root: str = "/") -> int | None:
     """How many processors the process may keep busy, as its control group says; None where nothing limits it."""
 
     def content(*path: str) -> str:
-        with open(os.path.join(root, *path)) as file:
+        with open(os.path.join(root, *path), encoding="utf-8") as file:
             return file.read()
 
     def inside(folder: str, group: str, *names: str) -> list[str]:  # a container may see its own group as the root

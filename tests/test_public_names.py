@@ -71,7 +71,7 @@ def test_waiting_threads_sleep_where_nobody_said_otherwise(given, torch_first, w
     ],
 )
 def test_the_processors_that_a_container_may_use(groups, files, wanted, tmp_path):
-    for name, content in {"proc/self/cgroup": groups, **{f"sys/fs/cgroup/{name}": text for name, text in files.items()}}.items():
+    for name, content in {"proc/self/cgroup": groups, **{f"sys/fs/cgroup/{n}": told for n, told in files.items()}}.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(content)
     assert pplseq._processors_allowed(str(tmp_path)) == wanted

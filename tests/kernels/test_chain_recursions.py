@@ -138,8 +138,8 @@ class TestLoopsOverTables(ChainRecursion):
 
 
 class TestPairsOfBlocks(ChainRecursion):
-    """The scores of a pair are the logarithms of its matrix. Blocks forbid no single move, and where digits may be lost the scan
-    refuses; then nothing is compared."""
+    """The scores of a pair are the logarithms of its matrix. Blocks forbid no single move, and where digits may be lost the
+    scan refuses; then nothing is compared."""
 
     def forward(self, f):
         num_steps, size, emit = len(f.emit), f.emit.shape[-1], f.emit.flatten(1, -2)
