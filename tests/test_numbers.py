@@ -19,7 +19,7 @@ OTHERS = {
     "docs/stability.md": {"3.11", "3.12", "3.13"},
     "docs/tutorials/constraints.md": {"1.3"},
     "docs/tutorials/regimes.md": {"0.7", "2.4"},
-    "docs/tutorials/scaling.md": {"1.25", "115.8", "125.0", "142.3", "154.2", "166.5"},
+    "docs/tutorials/scaling.md": {"1.25", "115.8", "125.0", "142.3", "152.5"},
     "docs/tutorials/steering.md": {"0.9"},
     "docs/tutorials/tagging.md": {"1.2", "2.5", "2.16"},
 }
