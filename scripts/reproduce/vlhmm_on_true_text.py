@@ -6,6 +6,8 @@
         --evaluate-only --trained-by "python scripts/reproduce/vlhmm_on_true_text.py ..."
 
 The second command writes the figures. With --text it goes on on more drawn text, in other batches, than the run it starts from.
+With --average the run's best model is the mean of the one that it starts from and the best: M. Wortsman and others (2022),
+Robust fine-tuning of zero-shot models, CVPR.
 """
 
 from __future__ import annotations
@@ -49,6 +51,7 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int, default=64)
     parser.add_argument("--segment-length", type=int, default=32)
     parser.add_argument("--validate-per-epoch", type=int, default=1)
+    parser.add_argument("--average", action="store_true", help="in the end, the parameters at the start and the best ones")
     parser.add_argument("--resume", action="store_true", help="a run in --out that was stopped, or has more time now")
     parser.add_argument("--threads", type=int, default=1)
     options = parser.parse_args()
@@ -58,6 +61,7 @@ def main() -> None:
         VLHMM.load(options.run / "best"), state_dropout=options.state_dropout, feature_dropout=options.feature_dropout,
         normalizer_dtype=options.normalizer_dtype,
     )  # fmt: skip
+    before = {name: value.detach().clone() for name, value in model.named_parameters()}
     corpus = load_corpus(options.text or data_folder() / options.corpus, vocabulary=model.vocabulary)
     model.fit(
         corpus, warm_start=True, folder=options.out, resume=options.resume, seed=0, progress=True,
@@ -65,6 +69,12 @@ def main() -> None:
         batch_size=options.batch_size, segment_length=options.segment_length, weight_decay=options.weight_decay,
         schedule="time", epochs=1000, validate_per_epoch=options.validate_per_epoch, log_interval=50,
     )  # fmt: skip
+    if options.average:
+        with torch.no_grad():
+            for name, value in model.named_parameters():
+                if name != "topic_kept":  # which only lines in their order tell
+                    value.lerp_(before[name], 0.5)
+        model.save(options.out / "best")
 
 
 if __name__ == "__main__":
