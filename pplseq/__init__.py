@@ -6,8 +6,8 @@ import sys
 from pplseq._lazy import lazy_names
 
 
-def _processors_allowed(root: str = "/") -> int | None:
-    """How many processors the process may keep busy, as its control group says; None where nothing limits it."""
+def _few_processors(root: str = "/") -> int | None:
+    """How many processors the process may keep busy where its control group allows less than it sees; None elsewhere."""
 
     def content(*path: str) -> str:
         with open(os.path.join(root, *path), encoding="utf-8") as file:
@@ -24,7 +24,9 @@ def _processors_allowed(root: str = "/") -> int | None:
             quota, period = inside("sys/fs/cgroup", groups[""].strip("/"), "cpu.max")
         else:
             quota, period = inside("sys/fs/cgroup/cpu", first.strip("/"), "cpu.cfs_quota_us", "cpu.cfs_period_us")
-        return max(1, int(quota) // int(period)) if int(quota) > 0 else None
+        allowed = max(1, int(quota) // int(period))
+        seen = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        return allowed if int(quota) > 0 and allowed < seen else None
     except (OSError, ValueError, KeyError):  # without a limit the quota is "max"
         return None
 
@@ -34,8 +36,8 @@ def _processors_allowed(root: str = "/") -> int | None:
 # torch knows nothing: more threads than it allows are stopped together in the midst of a product.
 if "torch" not in sys.modules:
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    if (_allowed := _processors_allowed()) is not None and _allowed < (os.cpu_count() or 1):
-        os.environ.setdefault("OMP_NUM_THREADS", str(_allowed))
+    if _few := _few_processors():
+        os.environ.setdefault("OMP_NUM_THREADS", str(_few))
 
 __version__ = "0.1.0"
 

@@ -1,10 +1,12 @@
 """What `import pplseq` offers, and that it costs nothing."""
 
 import importlib
+import io
 import os
 import runpy
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -70,8 +72,26 @@ def test_waiting_threads_sleep_where_nobody_said_otherwise(given, torch_first, w
         ("0::/", {}, None),
     ],
 )
-def test_the_processors_that_a_container_may_use(groups, files, wanted, tmp_path):
+def test_the_processors_that_a_container_may_use(groups, files, wanted, tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: range(4), raising=False)
     for name, content in {"proc/self/cgroup": groups, **{f"sys/fs/cgroup/{n}": told for n, told in files.items()}}.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(content)
-    assert pplseq._processors_allowed(str(tmp_path)) == wanted
+    assert pplseq._few_processors(str(tmp_path)) == wanted
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: range(wanted or 4), raising=False)
+    assert pplseq._few_processors(str(tmp_path)) is None  # no fewer than it sees
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="no control groups here")
+@pytest.mark.parametrize("said, wanted", [(None, "3"), ("2", "2")])
+def test_a_container_limits_threads_where_nobody_said_otherwise(said, wanted, monkeypatch):
+    """The program as it is imported, which finds a limit of three processors of eight."""
+    told = {"/proc/self/cgroup": "0::/", "/sys/fs/cgroup/cpu.max": "300000 100000"}
+    monkeypatch.setenv("OMP_NUM_THREADS", said or "")
+    if said is None:
+        monkeypatch.delenv("OMP_NUM_THREADS")
+    monkeypatch.delitem(sys.modules, "torch")
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: range(8))
+    code = compile(Path(pplseq.__file__).read_text(), pplseq.__file__, "exec")
+    exec(code, {"__name__": "pplseq", "__file__": pplseq.__file__, "open": lambda path, **_: io.StringIO(told[path])})
+    assert os.environ["OMP_NUM_THREADS"] == wanted

@@ -7,6 +7,7 @@ The first process alone writes. Importing this imports no torch.
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
@@ -179,5 +180,6 @@ def started() -> Iterator[Processes]:
             _now[-1].highest(0)
     finally:
         _now.pop()
+        gc.collect()  # a training that still held the group would end it when Python is gone, which aborts one process in two
         with contextlib.suppress(RuntimeError):
             dist.destroy_process_group()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol, runtime_checkable
@@ -64,6 +65,17 @@ class _Turns:
 
 _TURNS: WeakKeyDictionary[nn.Module, _Turns] = WeakKeyDictionary()
 _MAKING = threading.Lock()
+
+
+def _forked() -> None:
+    """A child has none of the threads whose turn it was."""
+    global _MAKING
+    _MAKING = threading.Lock()
+    _TURNS.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forked)
 
 
 @contextlib.contextmanager

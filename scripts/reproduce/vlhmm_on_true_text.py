@@ -55,6 +55,8 @@ def main() -> None:
     parser.add_argument("--resume", action="store_true", help="a run in --out that was stopped, or has more time now")
     parser.add_argument("--threads", type=int, default=1)
     options = parser.parse_args()
+    if options.average and options.resume:  # whose best model may be a mean already
+        parser.error("--average is of a run in one go; leave --resume out")
     torch.set_num_threads(options.threads)
     keep_freed_memory()
     model = with_settings(

@@ -20,6 +20,7 @@ from support.questions import all_questions, answered, as_text
 from pplseq import threads
 from pplseq.kernels import precision
 from pplseq.models import HMM, IOHMM, LDS, VLHMM
+from pplseq.sources.weights import evaluating
 
 ALL = all_questions()
 DEAR = ("summary",)  # asked once beside the others
@@ -201,28 +202,28 @@ def test_forked_beside_a_thread_that_asks(number, beside):
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no forks here")
-def test_forked_beside_a_thread_that_compiles():
-    """Which it waits for: the child would wait for ever for the lock of a thread that it lacks."""
-    pytest.importorskip("pplseq.kernels.machine_code")
-    from numba.core.compiler_lock import global_compiler_lock
-
+@pytest.mark.parametrize("busy", ["compiles", "changes a network"])
+def test_forked_beside_a_thread_that_holds_something(busy):
+    """The child would wait for ever for the lock, or the turn, of a thread that it lacks."""
+    if busy == "compiles":
+        pytest.importorskip("pplseq.kernels.machine_code")
+        from numba.core.compiler_lock import global_compiler_lock as held
+    else:
+        model, held = torch.nn.Linear(1, 1), None
     begun = threading.Event()
 
-    def compiling():
-        with global_compiler_lock:
+    def hold(seconds):
+        with held or evaluating(model, alone=True):
             begun.set()
-            time.sleep(0.1)
+            time.sleep(seconds)
+        return True
 
-    def compiles():
-        with global_compiler_lock:
-            return True
-
-    other = threading.Thread(target=compiling)
+    other = threading.Thread(target=hold, args=(0.1,))
     other.start()
     begun.wait()
-    assert in_child(compiles, seconds=5)
+    assert in_child(lambda: hold(0), seconds=5)
     other.join()
-    assert compiles()
+    assert hold(0)
 
 
 def in_child(check, seconds=30):
