@@ -9,6 +9,8 @@ from importlib.util import resolve_name
 from pathlib import Path
 from typing import Any
 
+from pplseq.threads import parsing
+
 
 def lazy_names(package: str, file: str):
     """``__getattr__``, ``__dir__`` and ``__all__`` of a package whose public names are imported in its stub, ``__init__.pyi``,
@@ -18,7 +20,7 @@ def lazy_names(package: str, file: str):
         file: ``__file__`` of the package.
     """
     names = {}
-    for node in ast.parse(Path(file).with_suffix(".pyi").read_text(encoding="utf-8")).body:
+    for node in parsing(ast.parse)(Path(file).with_suffix(".pyi").read_text(encoding="utf-8")).body:
         if isinstance(node, ast.ImportFrom):
             module = resolve_name("." * node.level + (node.module or ""), package)
             names |= {alias.name: module for alias in node.names if alias.asname}

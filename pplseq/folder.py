@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, TypeVar
 
 from pplseq.checks import is_path, shown
 from pplseq.files import beside, check_name, check_text, flush, flush_all, locked, new_file, unsteered, write_text
+from pplseq.threads import parsing
 
 if TYPE_CHECKING:
     import numpy as np
@@ -228,17 +229,22 @@ class FolderKind:
                 raise FolderError(f"{path}: damaged: its checksum is not the one in {self.header}; {self.again}")
 
     def _load_arrays(self, path: Path) -> dict[str, np.ndarray]:
-        import numpy as np
-
         with sound(f"{path}: not the arrays of {self.what}", self.again):  # zipfile and numpy raise nearly anything
-            # numpy leaves a file open that it opened itself and could not read
-            with opened(path) as stream, np.load(stream, allow_pickle=False) as file:
-                if sum(part.file_size for part in file.zip.infolist()) > path.stat().st_size:
-                    raise ValueError("it is packed, which pplseq does not do, and unpacks to more")
-                try:
-                    return dict(file)
-                except MemoryError as error:  # of the size that an array says it has
-                    raise ValueError(str(error)) from None
+            return _arrays_in(path)
+
+
+@parsing
+def _arrays_in(path: Path) -> dict[str, np.ndarray]:
+    import numpy as np
+
+    # numpy leaves a file open that it opened itself and could not read
+    with opened(path) as stream, np.load(stream, allow_pickle=False) as file:
+        if sum(part.file_size for part in file.zip.infolist()) > path.stat().st_size:
+            raise ValueError("it is packed, which pplseq does not do, and unpacks to more")
+        try:
+            return dict(file)
+        except MemoryError as error:  # of the size that an array says it has
+            raise ValueError(str(error)) from None
 
 
 def seal(path: Path, header: Mapping[str, Any], within: str | None = None) -> None:

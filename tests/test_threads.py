@@ -1,12 +1,16 @@
 """What threads share: values made once, warnings' filters, and generators of others."""
 
+import ast
+import gc
 import random
+import sys
 import threading
 import warnings
 
+import numpy as np
 import pytest
 
-from pplseq.threads import filtering, from_shared_generator, once
+from pplseq.threads import filtering, from_shared_generator, once, parsing
 
 
 class Slow:
@@ -76,3 +80,44 @@ def test_filters_and_shared_generators_are_put_back():
     with from_shared_generator(3):
         assert random.random() == first
     assert warnings.filters == before and random.getstate() == state
+
+
+@pytest.mark.skipif(sys.version_info >= (3, 12), reason="garbage is collected between instructions")
+def test_a_tree_is_parsed_beside_others(tmp_path):
+    """numpy parses the headers of its files, and so do threads beside; a collection of garbage lets them in."""
+    left = 0
+
+    def let_in(phase, info):
+        nonlocal left
+        if left > 0 and threading.current_thread() is threading.main_thread():
+            left -= 1
+            beside = threading.Thread(target=ast.parse, args=("1",))
+            beside.start()
+            beside.join()
+
+    np.savez(tmp_path / "x.npz", words=np.arange(3), others=np.arange(2))
+    threshold, gc.callbacks[:] = gc.get_threshold(), [*gc.callbacks, let_in]
+    try:
+        gc.set_threshold(1)
+        left = 1000
+        with pytest.raises(SystemError, match="depth"):
+            for _ in range(3):
+                ast.parse("{'shape': (3,), 'order': False}")
+        left = 1000
+        for _ in range(3):
+            assert _arrays(tmp_path / "x.npz")["words"].tolist() == [0, 1, 2]
+    finally:
+        gc.set_threshold(*threshold)
+        gc.callbacks.remove(let_in)
+    with pytest.raises(SystemError, match="another"):
+        parsing(_other)()
+
+
+@parsing
+def _arrays(path):
+    with np.load(path) as file:
+        return dict(file)
+
+
+def _other():
+    raise SystemError("another")

@@ -18,6 +18,9 @@ from pplseq.data.lag_streaming import Spool, count_numbered, number_words
 from pplseq.data.streams import TextStream
 from pplseq.data.vocabulary import Vocabulary
 from pplseq.folder import FolderError, FolderKind
+from pplseq.threads import parsing
+
+_load = parsing(np.load)
 
 RANGE_BYTES = 1 << 28  # of a range's sum, at most; while it is made and written, a few times that
 ENTRY_BYTES = 12  # of a pair that occurs: a count and a column
@@ -58,7 +61,7 @@ def save_numbered(stream: TextStream, folder: Path, settings: dict[str, Any], **
 
 def words_of(folder: Path) -> tuple[dict[str, int], int]:
     """How often each word stands in a part, in the order of its numbers, and the number of lines."""
-    words, counts = (folder / "words").read_bytes().decode(), np.load(folder / "counts.npy")
+    words, counts = (folder / "words").read_bytes().decode(), _load(folder / "counts.npy")
     return dict(zip(words.split("\0"), counts.tolist(), strict=False)), NUMBERED.read_header(folder)["num_lines"]
 
 
@@ -92,8 +95,8 @@ def save_part(counts: np.ndarray, lags: Sequence, folder: Path, settings: dict[s
 
 def sizes_of(folder: Path, max_lag: int) -> tuple[np.ndarray, np.ndarray, int]:
     """Of a part: how often each word stands there (V,), how many different pairs it ends (V,), and pairs one place apart."""
-    pairs = sum(np.diff(np.load(folder / f"indptr_{lag}.npy")).astype(np.int64) for lag in range(1, max_lag + 1))
-    return np.load(folder / "counts.npy"), np.asarray(pairs), PART.read_header(folder)["num_pairs"]
+    pairs = sum(np.diff(_load(folder / f"indptr_{lag}.npy")).astype(np.int64) for lag in range(1, max_lag + 1))
+    return _load(folder / "counts.npy"), np.asarray(pairs), PART.read_header(folder)["num_pairs"]
 
 
 def ranges_of(pairs: np.ndarray, range_bytes: int = RANGE_BYTES) -> list[tuple[int, int]]:
@@ -127,7 +130,7 @@ def add_range(folders: Sequence[Path], words: tuple[int, int], max_lag: int) -> 
     for lag in range(1, max_lag + 1):
         runs, num_words = [], 0
         for folder in folders:
-            indptr = np.load(folder / f"indptr_{lag}.npy", mmap_mode="r")
+            indptr = _load(folder / f"indptr_{lag}.npy", mmap_mode="r")
             num_words, mine = len(indptr) - 1, indptr[first : last + 1]
             values, columns = (_entries(folder, f"{name}_{lag}", mine[0], mine[-1]) for name in ("values", "columns"))
             add_to(runs, csr_counts(values, columns, mine - mine[0], num_words))
@@ -140,8 +143,8 @@ def add_range(folders: Sequence[Path], words: tuple[int, int], max_lag: int) -> 
 def _entries(folder: Path, name: str, first: int, last: int) -> np.ndarray:
     """Entries of a part's array, whose blocks are as they were written."""
     begin, end = int(first) // BLOCK, -(-int(last) // BLOCK)
-    blocks = np.load(folder / f"{name}.npy", mmap_mode="r")[begin * BLOCK : end * BLOCK]
-    if not np.array_equal(_sums(blocks), np.load(folder / f"{name}_sums.npy", mmap_mode="r")[begin:end]):
+    blocks = _load(folder / f"{name}.npy", mmap_mode="r")[begin * BLOCK : end * BLOCK]
+    if not np.array_equal(_sums(blocks), _load(folder / f"{name}_sums.npy", mmap_mode="r")[begin:end]):
         raise FolderError(f"{folder / name}.npy: damaged: its checksums are not those of its content; remove it, count again")
     return blocks[first - begin * BLOCK : last - begin * BLOCK]
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pplseq.threads import once
+from pplseq.threads import once, parsing
 
 if TYPE_CHECKING:
     from pplseq.models.taggers.columns import Columns, ColumnSource, Sentences
@@ -79,6 +79,7 @@ class SavedColumns:
         forms = getattr(model, "forms", str)
         return (EmbeddingColumns if self.kind == EMBEDDINGS else PosteriorColumns)(model, vocabulary, forms)
 
+    @parsing
     def _vectors(self) -> tuple[Any, Any]:
         """Vectors of words, and their vocabulary: words that it lacks have the mean vector."""
         import numpy as np

@@ -11,6 +11,7 @@ import numpy as np
 from pplseq.data.text import Corpus, Text, load_corpus
 from pplseq.data.vocabulary import Vocabulary
 from pplseq.folder import check_sum, write_with_sum
+from pplseq.threads import parsing
 
 SAMPLES, KEPT = "samples:", "samples.npz"
 HELD_OUT = 20  # one in so many texts is for validation
@@ -22,6 +23,7 @@ def is_drawn(data: str) -> bool:
     return data.startswith(SAMPLES)
 
 
+@parsing
 def corpus_of_run(folder: Path, data: str, vocabulary: Vocabulary | None = None, **how: Any) -> Corpus:
     """:func:`~pplseq.data.text.load_corpus`, or the samples that a run has drawn.
 
