@@ -15,8 +15,12 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Self, TypeVar, overload
+from weakref import WeakKeyDictionary
 
 from pplseq import checks
+
+if TYPE_CHECKING:
+    from torch import nn
 
 Value = TypeVar("Value")
 Given = ParamSpec("Given")
@@ -261,9 +265,73 @@ def _put_back(before: tuple[_OfThread, _OfProcess], outer: Any) -> None:
     _outermost = outer
 
 
+# ------------------------------------------------------------------------------------------------ networks that are shared
+class _Turns:
+    """Who reads a module: any number of threads as it is, or one that changes its mode or its weights for that long."""
+
+    def __init__(self) -> None:
+        self.gate, self.freed = threading.Lock(), threading.Condition()
+        self.readers = 0  # -1: one that changes it, the owner
+        self.owner: int | None = None
+
+    def begin(self, is_free: Callable[[], bool]) -> None:
+        """Waits for a turn in the order of asking."""
+        with self.gate, self.freed:
+            self.freed.wait_for(is_free)
+
+    def end(self) -> None:
+        """Lets the next ones have theirs."""
+        with self.freed:
+            self.readers, self.owner = max(self.readers - 1, 0), None
+            self.freed.notify_all()
+
+
+_TURNS: WeakKeyDictionary[nn.Module, _Turns] = WeakKeyDictionary()
+_MAKING = threading.Lock()
+
+
+@contextmanager
+def evaluating(model: nn.Module, *, alone: bool = False) -> Iterator[None]:
+    """Inside, a module and its parts are in evaluation mode; afterwards each in the mode that its owner left it in.
+
+    Other threads that read the module so meanwhile do it at the same time, unless its mode has to be changed, or `alone`: the
+    module is everybody's.
+    """
+    with _MAKING:
+        turns = _TURNS.setdefault(model, _Turns())
+    if turns.owner == threading.get_ident():
+        yield
+        return
+    training: list[nn.Module] = []
+    held = False
+
+    def is_free() -> bool:
+        nonlocal held
+        training[:] = [part for part in model.modules() if part.training]
+        changes = alone or bool(training)
+        free = turns.readers == 0 if changes else turns.readers >= 0
+        if free:
+            turns.readers, held = -1 if changes else turns.readers + 1, True
+            turns.owner = threading.get_ident() if changes else None
+        return free
+
+    try:
+        turns.begin(is_free)
+        for part in training:
+            part.training = False
+        yield
+    finally:
+        if held:
+            for part in training:
+                part.training = True
+            turns.end()
+
+
 def _forked() -> None:
-    """In a child, where the thread that held the lock is not."""
-    global LOCK, _outermost
+    """In a child, where the threads that held locks, or whose turn it was, are not."""
+    global LOCK, _MAKING, _outermost
+    _MAKING = threading.Lock()
+    _TURNS.clear()
     if not LOCK._is_owned():  # pyright: ignore[reportAttributeAccessIssue]
         LOCK = threading.RLock()
         _put_precisions_back()

@@ -7,7 +7,6 @@ library's own models (`pplseq train`), to which a network looks like a model who
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
@@ -27,7 +26,7 @@ from pplseq.kernels.precision import exact_products
 from pplseq.runs.loop import run_training
 from pplseq.runs.progress import recorder
 from pplseq.runs.settings import perplexity
-from pplseq.threads import undisturbed
+from pplseq.threads import evaluating, undisturbed
 
 
 class Carried(NamedTuple):
@@ -212,7 +211,7 @@ class NeuralLanguageModel(checks.NamedArguments, nn.Module):
     @torch.no_grad()
     def posterior(self, x: Tensor, lengths: Tensor | None = None, start: Carried | None = None) -> Reading:
         """Log-probabilities of the tokens of a batch of segments, without dropout; arguments as for `loss`."""
-        with _evaluating(self), exact_products():
+        with evaluating(self), exact_products():
             features, carried = self._read(x, lengths, start)
             # a row at a time: (B, T, V) at once would be the largest tensor of all
             log_probs = torch.stack(
@@ -257,7 +256,7 @@ class NeuralLanguageModel(checks.NamedArguments, nn.Module):
         tokens = torch.from_numpy(text.tokens.astype(np.int64)).to(device)
         before = torch.cat([tokens.new_full((1,), self.eos_id), tokens[:-1]])
         state, scores = self.initial_state(1), []
-        with torch.no_grad(), _evaluating(self):
+        with torch.no_grad(), evaluating(self):
             for words, targets in zip(before.split(at_once), tokens.split(at_once), strict=True):
                 features, state = self(words[None], state)
                 scores.append(-functional.cross_entropy(self.logits(features[0]), targets, reduction="none").double())
@@ -277,7 +276,7 @@ class NeuralLanguageModel(checks.NamedArguments, nn.Module):
         ids = np.array([self.eos_id, *(self.vocabulary.encode(context) if words else context)], dtype=np.int64)  # type: ignore
         if not 0 <= ids.min() <= ids.max() < len(self.vocabulary):
             raise ValueError(f"context: expected ids from 0 to {len(self.vocabulary) - 1}, got {ids[1:].tolist()}")
-        with torch.no_grad(), _evaluating(self):
+        with torch.no_grad(), evaluating(self):
             words = torch.from_numpy(ids)[None].to(next(self.parameters()).device)
             features, _ = self(words, self.initial_state(1))
             return torch.log_softmax(self.logits(features[0, -1]).double(), -1).cpu().numpy()
@@ -416,16 +415,3 @@ class MaximumLikelihood(nn.Module):
 
     def forward(self, x: Tensor, lengths: Tensor | None = None, start: Carried | None = None) -> Tensor:
         return self.model.loss(x, lengths, start)
-
-
-@contextlib.contextmanager
-def _evaluating(model: nn.Module):
-    """Without dropout, whatever the mode was."""
-    if not model.training:
-        yield
-        return
-    model.eval()
-    try:
-        yield
-    finally:
-        model.train()

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from pplseq import checks
 from pplseq.baselines.neural import Carried, NeuralLanguageModel
 from pplseq.models.props.source import PutBack, check_token, put_back
-from pplseq.sources.weights import Weights, call_with, evaluating, stretches
+from pplseq.sources.weights import Weights, call_with, stretches
+from pplseq.threads import evaluating
 
 
 class TorchLanguageModelSource:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
-import threading
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol, runtime_checkable
-from weakref import WeakKeyDictionary
 
 from torch import Tensor, nn
 from torch.func import functional_call
+
+from pplseq.threads import evaluating
 
 Weights = dict[str, Tensor]
 
@@ -42,73 +40,6 @@ class WeightedSource(Protocol):
         A word that says nothing of the weights may be left out.
         """
         ...
-
-
-class _Turns:
-    """Who reads a module: any number of threads as it is, or one that changes its mode or its weights for that long."""
-
-    def __init__(self) -> None:
-        self.gate, self.freed = threading.Lock(), threading.Condition()
-        self.readers = 0  # -1: one that changes it
-
-    def begin(self, is_free: Callable[[], bool]) -> None:
-        """Waits for a turn in the order of asking."""
-        with self.gate, self.freed:
-            self.freed.wait_for(is_free)
-
-    def end(self) -> None:
-        """Lets the next ones have theirs."""
-        with self.freed:
-            self.readers = max(self.readers - 1, 0)
-            self.freed.notify_all()
-
-
-_TURNS: WeakKeyDictionary[nn.Module, _Turns] = WeakKeyDictionary()
-_MAKING = threading.Lock()
-
-
-def _forked() -> None:
-    """A child has none of the threads whose turn it was."""
-    global _MAKING
-    _MAKING = threading.Lock()
-    _TURNS.clear()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forked)
-
-
-@contextlib.contextmanager
-def evaluating(model: nn.Module, *, alone: bool = False) -> Iterator[None]:
-    """Inside, a module and its parts are in evaluation mode; afterwards each in the mode that its owner left it in.
-
-    Other threads that read the module so meanwhile do it at the same time, unless its mode has to be changed, or `alone`: the
-    module is everybody's.
-    """
-    with _MAKING:
-        turns = _TURNS.setdefault(model, _Turns())
-    training: list[nn.Module] = []
-    held = False
-
-    def is_free() -> bool:
-        nonlocal held
-        training[:] = [part for part in model.modules() if part.training]
-        changes = alone or bool(training)
-        free = turns.readers == 0 if changes else turns.readers >= 0
-        if free:
-            turns.readers, held = -1 if changes else turns.readers + 1, True
-        return free
-
-    try:
-        turns.begin(is_free)
-        for part in training:
-            part.training = False
-        yield
-    finally:
-        if held:
-            for part in training:
-                part.training = True
-            turns.end()
 
 
 def call_with(model: nn.Module, weights: Weights | None, *inputs: Any, **named: Any) -> Any:

@@ -1,5 +1,7 @@
 """Neural language models: against slow twins, ragged and carried as the library's own models are, trained by the same loop."""
 
+import threading
+
 import numpy as np
 import pytest
 import torch
@@ -237,6 +239,27 @@ def test_a_loaded_network_learns_with_dropout(text, tmp_path):
     assert perplexities[0] == pytest.approx(perplexities[1])
     with pytest.raises(TypeError, match="epochs must be a whole number, got 2.5"):
         SGDSettings(epochs=2.5)
+
+
+def test_scores_in_a_thread_while_another_ends(text):
+    """Whoever ends first puts the mode back in which the owner trains it."""
+    model = LSTM(text.vocabulary, 4, dropout=0.5, seed=1).train()
+    expected, inside, read = model.log_prob(text), threading.Event(), threading.Event()
+
+    def wait(part, given):
+        if threading.current_thread() is slow:
+            inside.set()
+            read.wait(0.05)
+        else:
+            read.set()
+            slow.join()
+
+    slow = threading.Thread(target=model.next_word)
+    model.register_forward_pre_hook(wait)
+    slow.start()
+    assert inside.wait(10)
+    np.testing.assert_array_equal(model.log_prob(text), expected)
+    assert all(part.training for part in model.modules())
 
 
 def test_folders(tmp_path, text):

@@ -20,7 +20,7 @@ from support.questions import all_questions, answered, as_text
 from pplseq import threads
 from pplseq.kernels import precision
 from pplseq.models import HMM, IOHMM, LDS, VLHMM
-from pplseq.sources.weights import evaluating
+from pplseq.threads import evaluating
 
 ALL = all_questions()
 DEAR = ("summary",)  # asked once beside the others
