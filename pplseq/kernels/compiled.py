@@ -195,12 +195,9 @@ def jit(
         "no_cpython_wrapper": not entry, "no_cfunc_wrapper": True,
     }  # fmt: skip
 
-    dispatcher = njit(**options)(function)
-    if not entry:
-        return dispatcher
-    from pplseq.kernels.machine_code import keep
+    from pplseq.kernels.machine_code import Linked, keep
 
-    return keep(dispatcher, options, folders)
+    return keep(njit(**options)(function), options, folders) if entry else njit(**options, pipeline_class=Linked)(function)
 
 
 @functools.cache

@@ -92,20 +92,20 @@ def lengths_of(valid: Tensor | None, emit: Tensor) -> np.ndarray:
 
 
 def as_rows(emit: Tensor) -> np.ndarray:
-    """(T, N, K)"""
-    return array(emit).reshape(emit.shape[0], emit.shape[1:-1].numel(), emit.shape[-1])
+    """(T, N, K), double precision: loops are compiled once, for both."""
+    return array(emit).reshape(emit.shape[0], emit.shape[1:-1].numel(), emit.shape[-1]).astype(np.float64, copy=False)
 
 
 def piece_length(num_steps: int, num_states: int) -> int:
     return min(num_steps, max(32, CELLS // num_states))
 
 
-def _in_piece(kept: Kept) -> tuple[int, np.ndarray, np.ndarray | None]:
+def _in_piece(kept: Kept) -> tuple[int, np.ndarray, np.ndarray]:
     """How many matrices there is room for, the steps of a piece, and which matrix leads into each, as the loops take them."""
     num_steps, *_, num_states = kept.emit.shape
     index = np.arange(piece_length(num_steps, num_states)).reshape(1, -1)
     group = max(1, min(index.size, TOGETHER // num_states**2)) if kept.links.stride else 1
-    return group, index, index % group if kept.links.stride else None
+    return group, index, index % group
 
 
 def num_pieces(num_steps: int, num_states: int) -> int:
@@ -131,7 +131,7 @@ def forward_along(init: Tensor, links: Links, emit: Tensor, lengths: np.ndarray,
     carry, in_logs = np.empty((pieces + 1, num_rows, num_states)), np.zeros((pieces, num_rows), np.bool_)
     kept = Kept(links, emit.detach(), lengths, carry, in_logs, shape)
     steps, emissions = np.empty((num_steps, num_rows)), as_rows(emit)
-    _filter(piece_loops.forward, starts, kept, emissions, steps, np.empty((0, 1, 1), emissions.dtype))
+    _filter(piece_loops.forward, starts, kept, emissions, steps, np.empty((0, 1, 1)))
     return torch.from_numpy(steps).reshape(num_steps, *batch), kept
 
 
@@ -159,12 +159,10 @@ def messages(kept: Kept) -> Tensor:
     """log p(z_t | x_<=t) (T, N, K), over padded steps the last one, by another pass forward."""
     from pplseq.kernels.chain import piece_loops
 
-    num_steps, num_states = kept.emit.shape[0], kept.emit.shape[-1]
-    found = kept.emit.new_empty(num_steps, len(kept.lengths), num_states)
-    again = kept._replace(carry=kept.carry.copy(), in_logs=kept.in_logs.copy())
-    starts, steps = kept.carry[0].copy(), np.empty(found.shape[:2])
-    _filter(piece_loops.forward, starts, again, as_rows(kept.emit), steps, found.numpy())
-    return found
+    again, emissions = kept._replace(carry=kept.carry.copy(), in_logs=kept.in_logs.copy()), as_rows(kept.emit)
+    found, starts, steps = np.empty(emissions.shape), kept.carry[0].copy(), np.empty(emissions.shape[:2])
+    _filter(piece_loops.forward, starts, again, emissions, steps, found)
+    return torch.from_numpy(found).to(kept.emit.dtype)
 
 
 def last_message(kept: Kept) -> Tensor:
@@ -192,7 +190,7 @@ def smooth(
     parts = compiled.num_parts(num_rows, work)
     weights = np.ones(num_rows) if weight is None else array(weight.reshape(-1).double())
     shown = weights if scaled_states else np.ones(num_rows)
-    table, out = links.table, np.empty(emissions.shape, emissions.dtype)
+    table, out = links.table, np.empty(emissions.shape)
     nothing = np.zeros((0, 1, 1), table.dtype)
     sums = np.zeros((parts, *table.shape)) if pairs and shared else np.zeros((parts, 0, 1, 1))
     # without a matrix for all, a step and row has its own entries
@@ -206,7 +204,7 @@ def smooth(
         )  # fmt: skip
 
     compiled.by_rows(run, num_rows, work)
-    posterior = torch.from_numpy(out)
+    posterior = torch.from_numpy(out).to(kept.emit.dtype)
     if apart is None:
         return posterior.reshape(kept.emit.shape), None
     if shared:

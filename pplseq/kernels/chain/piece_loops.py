@@ -9,7 +9,7 @@ size T x K is kept.
 
 Shapes: init (N, K), table (M, K, K) of log matrices [from, to], emit (T, N, K), lengths (N,), first_matrix (N,): the matrix
 into step t of row n is number ``first_matrix[n] + (t - 1) * stride``, with stride 0 where all steps share it. index (1, P)
-numbers the steps of a piece, 0..P-1; moves (1, P) which of the room's matrices leads into each, or None where all share one.
+numbers the steps of a piece, 0..P-1; moves (1, P) which of the room's matrices leads into each.
 """
 
 from __future__ import annotations
@@ -178,31 +178,23 @@ def forward_probs(messages, p, n, links, step, index, moves, both, room):
         return False
     for j in range(num_states):
         room.start[0, j] = room.probs[0, j]
-    if moves is None:
+    group = group if links.stride else step
+    for begin in range(0, step, group):
+        size, fresh, before = min(group, step - begin), links.first and begin == 0, 1.0
+        if links.stride:
+            scale_group(links, begin, size, num_states <= FEW, both, room)
+        if begin:
+            before = mass_of(room.probs, begin, num_states)
         log = forward_piece(
-            room.start, room.matrices, room.transposed, room.weights, room.tops, STATES, index, moves, 0, 0, links.first, step,
-            room.probs, room.masses,
+            room.start, room.matrices, room.transposed, room.weights, room.tops, STATES, index, moves, 0, begin, fresh,
+            size, room.probs[begin:], room.masses[begin:],
         )  # fmt: skip
         if not log == log:
             return False
-        for k in range(step if len(room.masses) else 0):
-            room.scales[k] = room.peaks[0]
-    else:
-        for begin in range(0, step, group):
-            size, fresh, before = min(group, step - begin), links.first and begin == 0, 1.0
-            scale_group(links, begin, size, num_states <= FEW, both, room)
-            if begin:
-                before = mass_of(room.probs, begin, num_states)
-            log = forward_piece(
-                room.start, room.matrices, room.transposed, room.weights, room.tops, STATES, index, moves, 0, begin, fresh,
-                size, room.probs[begin:], room.masses[begin:],
-            )  # fmt: skip
-            if not log == log:
-                return False
-            if len(room.masses):
-                room.masses[begin] /= before
-            for k in range(size):
-                room.scales[begin + k] = room.peaks[k]
+        if len(room.masses):
+            room.masses[begin] /= before
+        for k in range(size):
+            room.scales[begin + k] = room.peaks[k if links.stride else 0]
     room.scales[0] = top + (0.0 if links.first else room.scales[0])
     return True
 
@@ -293,20 +285,18 @@ def backward_probs(message, links, step, to, pace, scale, shown, index, moves, r
     top = begin_probs(message, 0, 0, future, 0)
     if not top == top:
         return False
-    if moves is None:
-        group = step
+    group = group if links.stride else step
     for low in range((step - 1) // group * group, -1, -group):
         size, first = min(group, step - low), 1 if links.first and low == 0 else 0
-        if moves is not None and step > group:  # else those of the pass forward are there
+        if links.stride and step > group:  # else those of the pass forward are there
             scale_group(links, low, size, num_states > FEW, len(apart) > 0, room)
         if not backward_piece(
             room.matrices, room.transposed, room.weights, STATES, index, moves, 0, low, first, size, room.probs[low:],
             room.factors[low:], future, room.moved, room.single, scale, shown, single, to + low * pace, pace, room.none,
         ):  # fmt: skip
             return False
-        if moves is not None:
-            for k in range(first, size if len(apart) else 0):
-                set_pair(links, low + k, k, room, apart)
+        for k in range(first, size if links.stride and len(apart) else 0):
+            set_pair(links, low + k, k, room, apart)
     for j in range(num_states):
         message[0, 0, j] = log_of(future[0, j], False)
     return True
