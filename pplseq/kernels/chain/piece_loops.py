@@ -26,7 +26,6 @@ from pplseq.kernels.loop_math import exponentials, log_of, log_sum, product
 
 FAR = 300.0  # nats that two sides of a pair may lie apart before it is done entry by entry
 NEGLIGIBLE = -50.0  # nats below the largest term of a sum, whatever the number of terms
-STATES = (0,)  # as of the loops: their number is not known when this is compiled
 
 # Room for a piece of P steps. logs, weights: (P, K) emissions less their largest, and the exponentials of that. probs:
 # (P + 1, K) messages, [0] before the piece. factors: (P + 1, K) what a pair consists of besides probs and matrix. tops and
@@ -178,6 +177,7 @@ def forward_probs(messages, p, n, links, step, index, moves, both, room):
         return False
     for j in range(num_states):
         room.start[0, j] = room.probs[0, j]
+    states, row = (len(room.none),), len(room.none)  # zeros, not known when this is compiled: the code is that of rows' loops
     group = group if links.stride else step
     for begin in range(0, step, group):
         size, fresh, before = min(group, step - begin), links.first and begin == 0, 1.0
@@ -186,7 +186,7 @@ def forward_probs(messages, p, n, links, step, index, moves, both, room):
         if begin:
             before = mass_of(room.probs, begin, num_states)
         log = forward_piece(
-            room.start, room.matrices, room.transposed, room.weights, room.tops, STATES, index, moves, 0, begin, fresh,
+            room.start, room.matrices, room.transposed, room.weights, room.tops, states, index, moves, row, begin, fresh,
             size, room.probs[begin:], room.masses[begin:],
         )  # fmt: skip
         if not log == log:
@@ -285,13 +285,14 @@ def backward_probs(message, links, step, to, pace, scale, shown, index, moves, r
     top = begin_probs(message, 0, 0, future, 0)
     if not top == top:
         return False
+    states, row = (len(room.none),), len(room.none)  # as in the pass forward
     group = group if links.stride else step
     for low in range((step - 1) // group * group, -1, -group):
         size, first = min(group, step - low), 1 if links.first and low == 0 else 0
         if links.stride and step > group:  # else those of the pass forward are there
             scale_group(links, low, size, num_states > FEW, len(apart) > 0, room)
         if not backward_piece(
-            room.matrices, room.transposed, room.weights, STATES, index, moves, 0, low, first, size, room.probs[low:],
+            room.matrices, room.transposed, room.weights, states, index, moves, row, low, first, size, room.probs[low:],
             room.factors[low:], future, room.moved, room.single, scale, shown, single, to + low * pace, pace, room.none,
         ):  # fmt: skip
             return False
