@@ -137,7 +137,7 @@ def word_statistics(initial, transition, emission, index, lengths, states, gradi
     sums, pairs, counts = np.zeros((1, num_states)), np.zeros((1, num_states, num_states)), np.zeros(weights.shape)
     tables = matrix.reshape(1, num_states, num_states), transposed.reshape(1, num_states, num_states)
     if not add_rows(  # from 0, which is not known when this is compiled: the code is that of the loop over rows
-        len(posterior), num_rows, start, tables[0], tables[1], weights, shift, states, index, None, lengths, log_prob, posterior, sums,
+        len(posterior), num_rows, start, *tables, weights, shift, states, index, None, lengths, log_prob, posterior, sums,
         pairs, counts,
     ):  # fmt: skip
         return np.nan
