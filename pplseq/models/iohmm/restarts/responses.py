@@ -107,9 +107,9 @@ class ResponseOutputs(NoisyOutputs):
         before = network.values(own, seen.rows)  # (Z, 1, L, R)
         sums, total = (torch.zeros_like(before[:, 0]) for _ in range(2))
         sums = sums.index_add_(1, seen.entry, visits * seen.x.unsqueeze(-1))
-        size = next(iter(column.sizes(seen.sizes).values()), torch.ones_like(seen.x).unsqueeze(-1))
+        size = next(iter(column.sizes(seen.sizes).values()), torch.full_like(seen.x, column.unit).unsqueeze(-1))
         total = total.index_add_(1, seen.entry, visits * size)  # of what numbers are counted in
-        mean = sums / total
+        mean = column.unit * sums / total
         if column.link in SHARE_LINKS:
             limit = torch.finfo(mean.dtype).eps ** 0.8 * column.unit
             mean = mean.clamp(limit, column.unit - limit)
@@ -183,11 +183,22 @@ class ResponseOutputs(NoisyOutputs):
                     weight[:, :, column.first] *= dispersion[column.scale_place].exp()
             weight[:, -1] = eta
             in_units_of(seen.rows.features[..., :-1], weight)
+            for column in self.columns.columns:
+                if column.link == "sqrt":  # no count beside 0 can be passed where a predictor changes its sign
+                    self._above_zero(seen.rows.features, weight[:, :, column.first], eta[:, column.first])
             emission = {"weight": weight}
         elif (linear := self.network.network.linear_weight) is not None:
             emission[linear][:, -1] = eta
         noise = dispersion[:, None].expand(self.num_states, -1, count).clone()
         return {"emission": emission, "noise": {"raw": noise}}
+
+    @staticmethod
+    def _above_zero(features: Tensor, weight: Tensor, middle: Tensor) -> None:
+        """Flattens slopes of weights (Z, F, R) whose predictors are `middle` (Z, R) at the mean inputs, where some are below."""
+        below = (middle - torch.einsum("nf,zfr->znr", features, weight).amin(1)) / middle
+        share = (0.9 / below.clamp_min(0.9)).unsqueeze(1)
+        weight *= share
+        weight[:, -1] += (1 - share[:, 0]) * middle
 
 
 def generalised_regression(
@@ -249,6 +260,6 @@ def _derivatives(column: Column, eta: Tensor, targets: Tensor, dispersion: dict[
         return slope, torch.where(bend > 0, bend, slope.square()).nan_to_num(0.0)
     eta = eta.clamp(*LINKS[column.link].range)
     spread = column.distribution(eta, dispersion).variance.clamp_min(torch.finfo(eta.dtype).tiny ** 0.5)
-    size = 1.0 if column.kind is None or column.kind.sized is None else dispersion.get(column.kind.sized, 1.0)
-    expected = (size * column.slope(eta)).square() / spread
+    size = dispersion.get((column.kind and column.kind.sized) or "", column.unit)
+    expected = (size * LINKS[column.link].slope(eta)).square() / spread
     return slope, torch.where(bend >= 0, bend, expected).nan_to_num(0.0)
