@@ -194,7 +194,7 @@ class ResponseOutputs(NoisyOutputs):
 
     @staticmethod
     def _above_zero(features: Tensor, weight: Tensor, middle: Tensor) -> None:
-        """Flattens slopes of weights (Z, F, R) whose predictors are `middle` (Z, R) at the mean inputs, where some are below."""
+        """Flattens slopes of weights (Z, F, R) whose predictors are `middle` (Z, R) at the mean inputs, where they reach 0."""
         below = (middle - torch.einsum("nf,zfr->znr", features, weight).amin(1)) / middle
         share = (0.9 / below.clamp_min(0.9)).unsqueeze(1)
         weight *= share
