@@ -9,7 +9,16 @@ import torch
 from support.grids import grid
 
 from pplseq.data.columns import TaggedSentence
-from pplseq.models.taggers.spans.schemes import SCHEMES, Span, allowed, are_spans, converted, in_scheme, spans_of, tags_of
+from pplseq.models.taggers.spans.schemes import (
+    SCHEMES,
+    Span,
+    allowed,
+    are_spans,
+    converted,
+    in_scheme,
+    spans_of,
+    tags_of,
+)
 from pplseq.models.taggers.spans.scores import score_spans
 
 LETTERS = {"iob1": ("O", "B-x", "I-x", "B-y", "I-y"), "bio": ("O", "B-x", "I-x", "B-y", "I-y")}
