@@ -71,6 +71,22 @@ def test_a_square_root_link_does_not_begin_where_predictors_change_their_sign():
         np.testing.assert_allclose(weight, best, atol=1e-4)
 
 
+def test_laplace_outputs_come_to_the_least_absolute_deviations():
+    random = np.random.default_rng(0)
+    u = random.normal(size=20)
+    x = 1.0 + 0.7 * u + random.laplace(size=20)
+    lines = []  # the best one goes through two of the points
+    for i in range(20):
+        for j in range(i):
+            slope = (x[i] - x[j]) / (u[i] - u[j])
+            lines.append((np.abs(x - x[i] - slope * (u - u[i])).mean(), slope, x[i] - slope * u[i]))
+    model = IOHMM(1, num_inputs={"emission": 1}, outputs=["Laplace"], mealy=True)
+    model.fit(x[None, :, None], inputs=u[None], seed=0, tolerance=1e-7)
+    weight = model.emission_network.weight.detach().numpy()[0, :, 0]
+    np.testing.assert_allclose(weight, min(lines)[1:], atol=1e-3)
+    np.testing.assert_allclose(np.abs(x - weight[0] * u - weight[1]).mean(), min(lines)[0], rtol=1e-6)
+
+
 def test_em_rises_finds_the_states_and_ends_at_a_maximum():
     truth, x, inputs = two_kinds()
     x = [row.clone() for row in x]

@@ -20,6 +20,8 @@ from pplseq.models.parts.families import LARGEST, Family, maximize_each
 from pplseq.models.parts.links import LINKS, SHARE_LINKS
 from pplseq.models.parts.responses import Column, ResponseColumns
 
+SHARPEST = 1e6  # of a parabola, over the square of the slope: near a target it has no end
+
 
 class ResponseOutputs(NoisyOutputs):
     """Columns x_d ~ family_d(mean of predictors of state and input, dispersion of the state), independent given both.
@@ -250,14 +252,19 @@ def generalised_regression(
 
 def _derivatives(column: Column, eta: Tensor, targets: Tensor, dispersion: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
     """Of log p(y | eta), (P, M): the first, and minus the second unless it is negative, else what is expected of it: of means
-    slope^2 / variance, of other locations the square of the first."""
+    slope^2 / variance; of locations that of the parabola that touches the density and is as high on the other side of the
+    target, as of Laplace's, which has a corner there; of others the square of the first."""
     with torch.enable_grad():
         at = eta.detach().requires_grad_()
         slope = torch.autograd.grad(column.distribution(at, dispersion).log_prob(targets).sum(), at, create_graph=True)[0]
         bend = -torch.autograd.grad(slope.sum(), at)[0] if slope.requires_grad else torch.zeros_like(at)
     slope = slope.detach().nan_to_num(0.0)
     if not column.averages:
-        return slope, torch.where(bend > 0, bend, slope.square()).nan_to_num(0.0)
+        own = slope.square()
+        if column.link == "identity":
+            pull = slope / (targets - eta)
+            own = torch.where(pull > 0, pull.minimum(SHARPEST * own), own)
+        return slope, torch.where(bend > 0, bend, own).nan_to_num(0.0)
     eta = eta.clamp(*LINKS[column.link].range)
     spread = column.distribution(eta, dispersion).variance.clamp_min(torch.finfo(eta.dtype).tiny ** 0.5)
     size = dispersion.get((column.kind and column.kind.sized) or "", column.unit)
