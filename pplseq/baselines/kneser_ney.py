@@ -52,7 +52,7 @@ class KneserNey:
     unigrams stands the uniform distribution over the vocabulary. Each line begins with the context <s>, which is no
     word of the vocabulary; `<unk>` is a word like any other.
 
-    Where counts are too few to give discounts (some n_i is 0, or D_i is not in [0, i]), an order uses 0.5, 1, 1.5.
+    Where counts are too few to give discounts (some n_i is 0, or D_i is not in (0, i]), an order uses 0.5, 1, 1.5.
 
     Args:
         order: longest n-gram, at least 1.
@@ -250,7 +250,8 @@ def _discounts(counts: np.ndarray) -> tuple[float, float, float]:
         return FALLBACK_DISCOUNTS
     y = n1 / (n1 + 2 * n2)
     discounts = (1 - 2 * y * n2 / n1, 2 - 3 * y * n3 / n2, 3 - 4 * y * n4 / n3)
-    in_range = all(0 <= discount <= i for i, discount in enumerate(discounts, start=1))
+    # of 0, what nothing but frequent words follow would leave no mass to others
+    in_range = all(0 < discount <= i for i, discount in enumerate(discounts, start=1))
     return discounts if in_range else FALLBACK_DISCOUNTS
 
 

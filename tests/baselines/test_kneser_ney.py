@@ -47,7 +47,7 @@ class SlowKneserNey:
             return [0.5, 1.0, 1.5]
         y = number[1] / (number[1] + 2 * number[2])
         discounts = [i - (i + 1) * y * number[i + 1] / number[i] for i in (1, 2, 3)]
-        in_range = all(0 <= discount <= i for i, discount in enumerate(discounts, start=1))
+        in_range = all(0 < discount <= i for i, discount in enumerate(discounts, start=1))
         return discounts if in_range else [0.5, 1.0, 1.5]
 
     def discount(self, ngram):
@@ -70,6 +70,16 @@ class SlowKneserNey:
             for end in range(1, len(padded)):
                 context = tuple(padded[max(0, end - self.order + 1) : end])
                 yield math.log(self.prob(padded[end], context))
+
+
+def test_no_word_is_impossible_where_counts_would_give_a_discount_of_zero():
+    times = {"x y": 4, "z": 4, "u": 3, "p": 2, "q": 2, "r": 2, "s": 1, "t": 1}  # of the bigrams 2, 3, 1 and 3 come 1 to 4 times
+    lines = [line.split() for line, number in times.items() for _ in range(number)]
+    vocabulary = Vocabulary(("x", *"yzupqrst"), unknown=None)
+    model = KneserNey(2).fit(Text.from_lines(lines, vocabulary))
+    probs = np.exp(model.next_word(["x"]))
+    assert probs.min() > 0 and abs(probs.sum() - 1) < 1e-12
+    assert np.isfinite(model.log_prob(Text.from_lines([["x", "z"]], vocabulary))).all()
 
 
 @pytest.fixture(scope="module")

@@ -47,6 +47,25 @@ def put_to_steps(x: Any, inputs: Any, states: Any, lengths: Any, *, fill: bool) 
     return x, in_steps(states, given, "states")[0], lengths
 
 
+def begun(x: Any, inputs: Any, sizes: Mapping[str, Any]) -> tuple[Any, Any, Mapping[str, Any], list[bool] | None]:
+    """Lists of which some rows have no step yet, with the first step of another there; and which those are, None for none."""
+    empty = [np.shape(row)[:1] == (0,) for row in x] if isinstance(x, (list, tuple)) else []
+    if not any(empty) or all(empty):
+        return x, inputs, sizes, None
+    beside = [*parts_of(inputs).values(), *sizes.values()]
+    if any(isinstance(value, (list, tuple)) and [len(row) == 0 for row in value] != empty for value in beside):
+        return x, inputs, sizes, None  # they do not go together, which is said where they are put to each other
+
+    def filled(value: Any) -> Any:
+        if isinstance(value, Mapping):
+            return {name: filled(own) for name, own in value.items()}
+        if not isinstance(value, (list, tuple)):
+            return value
+        return [value[empty.index(False)][:1] if none else row for row, none in zip(value, empty, strict=True)]
+
+    return filled(x), filled(inputs), filled(sizes), empty
+
+
 def in_pairs(
     x: Any, inputs: Any, states: Any, lengths: Any, *, num_features: int | None, sizes: Sizes, alone: bool
 ) -> tuple[Any, Any, Any, Any]:

@@ -26,7 +26,7 @@ from pplseq.models.estimator import Sample
 from pplseq.models.forms import by_names, is_table
 from pplseq.models.iohmm.by_loops import chain_of_batch, sees_inputs_alone
 from pplseq.models.iohmm.data import SIZES, Inputs, Source, beside, sizes_of
-from pplseq.models.iohmm.forms import without_frames
+from pplseq.models.iohmm.forms import begun, without_frames
 from pplseq.models.iohmm.networks import GaussianNoise
 from pplseq.models.iohmm.parameters import IOParameters
 from pplseq.models.iohmm.quantiles import emission_means, with_quantiles
@@ -199,10 +199,11 @@ class IOHMMQueries(StateLanguages, IOParameters):
             (B, Z) states, and (B, V) words, nats; of bits and vectors means (B, D), of vectors covariances (B, D, D).
         """
         self._check_fitted()
+        asked, (x, inputs, sizes, empty) = x, begun(x, inputs, sizes)
         form, batch = self.format, self._nothing_yet(x) or self._as_batch(x, lengths, inputs=inputs, **sizes)
         rows, steps = batch.x.shape[:2]
-        here = (torch.arange(rows), torch.full((rows,), steps) if batch.lengths is None else batch.lengths)
-        known = form.check_inputs(self._future(next_inputs, rows, 1, one_step=True, past=x), (rows, 1), None)
+        here = (torch.arange(rows), _ends(batch, empty))
+        known = form.check_inputs(self._future(next_inputs, rows, 1, one_step=True, past=asked), (rows, 1), None)
         past = {} if not steps else form.check_inputs(batch.inputs, (rows, steps), batch.lengths)
         known: Any = self._sized_ahead(known, rows, 1, "next", trials=next_trials, exposure=next_exposure)
         if SIZES in known:
@@ -214,7 +215,7 @@ class IOHMMQueries(StateLanguages, IOParameters):
         found = self._expected(predicted(chain), seen, known, here[1] + 1)
         emission, shape = self._emission_at(seen, known, here[1] + 1), found.states.shape
         found = with_quantiles(self._as_next(found.each(lambda value: value[here])), emission, self.noise, shape, here)
-        return self._labelled(found, x, lengths, 1, self.output_names)
+        return self._labelled(found, asked, lengths, 1, self.output_names)
 
     @torch.no_grad()
     def forecast(  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -235,12 +236,13 @@ class IOHMMQueries(StateLanguages, IOParameters):
             that are not fed back it has ``intervals(level)``, exactly.
         """
         self._check_fitted()
+        asked, (x, inputs, sizes, empty) = x, begun(x, inputs, sizes)
         batch, chain = self._nothing_yet(x), cast(Any, None)
         if batch is None:
             batch, chain = self._posterior(x, lengths, inputs=inputs, **sizes)
         rows, steps = batch.x.shape[:2]
-        last = (torch.full((rows,), steps) if batch.lengths is None else batch.lengths).to(batch.x.device)
-        inputs = self._future(self._of_steps_ahead(future_inputs, x, lengths, num_steps), rows, num_steps, past=x)
+        last = _ends(batch, empty).to(batch.x.device)
+        inputs = self._future(self._of_steps_ahead(future_inputs, asked, lengths, num_steps), rows, num_steps, past=asked)
         known = self.format.check_inputs(inputs, None, None)
         num_steps = next(iter(known.values())).shape[1]
         inputs = self._sized_ahead(inputs, rows, num_steps, "future", trials=future_trials, exposure=future_exposure)
@@ -265,11 +267,11 @@ class IOHMMQueries(StateLanguages, IOParameters):
         ahead = self._as_next(found)
         if not self.feedback:
             ahead = with_quantiles(ahead, self._emission_at(unseen, inputs), self.noise, found.states.shape)
-        return self._labelled(ahead, x, lengths, num_steps, self.output_names, future_inputs)
+        return self._labelled(ahead, asked, lengths, num_steps, self.output_names, future_inputs)
 
     def _nothing_yet(self, x) -> Batch | None:
         """Rows of which none has any step."""
-        empty = isinstance(x, (list, tuple)) and len(x) > 0 and all(np.shape(row) == (0,) for row in x)
+        empty = isinstance(x, (list, tuple)) and len(x) > 0 and all(np.shape(row)[:1] == (0,) for row in x)
         return Batch(self.format.missing(len(x), 0)) if empty else None
 
     def _sized_ahead(self, inputs: Inputs, rows: int, num_steps: int, when: str, **given: Any) -> Inputs:
@@ -500,6 +502,12 @@ class IOHMMQueries(StateLanguages, IOParameters):
 def predicted(chain: Chain) -> Tensor:
     """(B, T, Z) p(z_t | x_1..x_{t-1}) of a chain of dense matrices."""
     return cast(DenseChain, chain).predicted_states().probs
+
+
+def _ends(batch: Batch, empty: list[bool] | None) -> Tensor:
+    """(B,) how many steps each row has, of which some had none before :func:`begun`."""
+    steps = torch.full((len(batch.x),), batch.x.shape[1]) if batch.lengths is None else batch.lengths
+    return steps if empty is None else steps.masked_fill(torch.tensor(empty, device=steps.device), 0)
 
 
 def _without_padding(value: Tensor, batch) -> Tensor:

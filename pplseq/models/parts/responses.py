@@ -99,9 +99,6 @@ class Column:
             return torch.softmax(eta, -1)
         return self.unit * LINKS[self.link].mean(eta)
 
-    def slope(self, eta: Tensor) -> Tensor:
-        return self.unit * LINKS[self.link].slope(eta)
-
     def predictor(self, mean: Tensor) -> Tensor:
         """The predictors of means inside the range."""
         return LINKS[self.link].predictor(mean / self.unit)

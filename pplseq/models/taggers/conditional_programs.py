@@ -208,7 +208,9 @@ class MEMM(FeatureWeights):
         """(number of sentences,) log p(tags | words), nats; all steps at once where all tags are known."""
         scores = self.scores(data)
         if not data.complete:
-            return self.chain(data.bucket(torch.arange(data.num_sentences)), scores, data.tags).log_prob()
+            chain = self.chain(data.bucket(torch.arange(data.num_sentences)), scores, data.tags)
+            with chain.unchecked():
+                return chain.log_prob()
         assert data.tags is not None  # as they are complete
         scores = scores.index_add(0, data.follows, self.transition.index_select(0, data.tags[data.follows - 1]))
         words = log_softmax(scores, -1).gather(-1, data.tags.unsqueeze(-1)).squeeze(-1)

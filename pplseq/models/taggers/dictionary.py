@@ -168,7 +168,9 @@ class DictionaryTagger(IterativeTagger, GenerativeTagger):
 
     def _set_vocabulary(self, words: Sequence[str]) -> None:
         self.words = tuple(words)
-        self._number = {word: i for i, word in enumerate((*self.words, *self._classes.names))}
+        # a word may be written as a class is, "<x>"
+        self._number = {word: i for i, word in enumerate(self.words)}
+        self._number_of_class = {name: i for i, name in enumerate(self._classes.names, len(self.words))}
 
     @property
     def vocabulary(self) -> tuple[str, ...]:
@@ -176,7 +178,8 @@ class DictionaryTagger(IterativeTagger, GenerativeTagger):
         return (*self.words, *self._classes.names)
 
     def _ids(self, words: Sequence[str]) -> list[int]:
-        return [self._number[word] if word in self._number else self._number[self._classes(word)] for word in words]
+        known, classes = self._number, self._number_of_class
+        return [known[word] if word in known else classes[self._classes(word)] for word in words]
 
     def _class_numbers(self) -> Tensor:
         """(vocabulary,) the number of each word's class, and of classes themselves."""
@@ -263,11 +266,11 @@ class DictionaryTagger(IterativeTagger, GenerativeTagger):
         prior = torch.as_tensor(model.priors.emission, dtype=torch.float64)
         emission = emission + (prior - 1.0)
         once = [i for i, word in enumerate(self.words) if counts[word] == 1]
-        classes = torch.tensor([self._number[self._classes(self.words[i])] for i in once], dtype=torch.long)
+        classes = torch.tensor([self._number_of_class[self._classes(self.words[i])] for i in once], dtype=torch.long)
         extra = torch.zeros_like(emission)
         if once:
             extra.index_add_(1, classes, emission[:, once])
-            extra[:, self._number["<any>"]] += emission[:, once].sum(1) * 1e-3
+            extra[:, self._number_of_class["<any>"]] += emission[:, once].sum(1) * 1e-3
         # never nothing: a class that no state emits would make sentences impossible
         visits = emission.sum(1, keepdim=True)
         extra[:, len(self.words) :] += 1e-6 * (visits + 1.0)
@@ -319,6 +322,8 @@ class DictionaryTagger(IterativeTagger, GenerativeTagger):
         Classes of rare words stand for such words.
         """
         self.check_unconstrained("sample")
+        checks.count("num_steps", num_steps)
+        checks.count("num_sequences", num_sequences, least=0)
         random = np.random.default_rng(seed if seed is None else checks.seed("seed", seed))
         lengths, counts = np.array(list(self._lengths)), np.array(list(self._lengths.values()), dtype=float)
         drawn = np.minimum(random.choice(lengths, size=num_sequences, p=counts / counts.sum()), num_steps).tolist()

@@ -157,6 +157,25 @@ def test_rows_without_steps_are_forecast_from_their_start(feedback):
     following = {part: value[0] for part, value in ahead.items()}
     exact = model.predict_next(torch.tensor([[0, 1], [0, 0]]), next_inputs=following, **known)
     torch.testing.assert_close(found.word_log_probs[:, 0], exact.word_log_probs)
+    rows = {"inputs": {part: [value[0], value[1, :0]] for part, value in inputs.items()}}
+    in_lists = model.predict_next([torch.tensor([0, 1]), []], next_inputs=following, **rows)
+    torch.testing.assert_close(in_lists.word_log_probs, exact.word_log_probs)
+    in_lists = model.forecast([torch.tensor([0, 1]), []], future_inputs=ahead, num_samples=3, **rows)
+    torch.testing.assert_close(in_lists.word_log_probs[:, 0], exact.word_log_probs)
+    with pytest.raises(ValueError, match="x: sequence 1 is empty"):  # and its inputs are not
+        model.predict_next([[0, 1], []], next_inputs=following, inputs={part: [*value] for part, value in inputs.items()})
+
+
+def test_counts_of_rows_without_steps_are_forecast_beside_others():
+    model = IOHMM(2, num_inputs=0, outputs=["binomial", "gamma"])
+    x, trials = [np.array([[2.0, 0.5], [np.nan, 0.3]]), np.zeros((0, 2)), np.array([[9.0, 1.0]])], [[3, 3], [], [9]]
+    model.fit([x[0], x[2]], trials=[trials[0], trials[2]], max_iterations=2, seed=0)
+    found = model.forecast(x, 2, trials=trials, future_trials=4)
+    for row in (0, 2):
+        alone = model.forecast([x[row]], 2, trials=[trials[row]], future_trials=4)
+        torch.testing.assert_close(found.means[row], alone.means[0])
+    nothing = model.forecast([x[1]], 2, future_trials=4)
+    torch.testing.assert_close(found.means[1], nothing.means[0])
 
 
 @pytest.mark.parametrize("lengths", [None, [1, 1, 1]])

@@ -7,7 +7,9 @@ from sklearn.linear_model import GammaRegressor, LogisticRegression, PoissonRegr
 from torch.testing import assert_close
 
 from pplseq.models import IOHMM
+from pplseq.models.iohmm.restarts.responses import generalised_regression
 from pplseq.models.parts.links import LINKS
+from pplseq.models.parts.responses import ResponseColumns
 
 NAMES = ["normal", "poisson", "categorical", "gamma"]
 
@@ -40,6 +42,50 @@ def test_one_state_is_the_regression_of_scikit_learn():
         peer.fit(u[seen], x[0, seen, column])
         np.testing.assert_allclose(place, np.append(peer.coef_, peer.intercept_), atol=2e-4)
     np.testing.assert_allclose(weight[4] - weight[3], weight[2], atol=1e-4)
+
+
+@pytest.mark.parametrize("symbols", [0, 3])
+def test_shares_of_trials_that_the_model_knows_beside_exposures_of_another_column(symbols):
+    random = np.random.default_rng(0)
+    u = random.integers(0, 3, 30) if symbols else np.zeros(30, int)
+    x = np.stack([random.binomial(5, np.array([0.2, 0.5, 0.8])[u]), random.poisson(2.0, 30)], -1).astype(float)
+    parts = {"mealy": True, "num_symbols": {"emission": 3}} if symbols else {"num_inputs": 0}
+    model = IOHMM(1, outputs=["binomial", "poisson"], trials=5, **parts)
+    known = {"inputs": u[None]} if symbols else {}
+    model.fit(x[None], exposure=np.full((1, 30), 2.0), seed=0, **known)
+    logits = model.emission_network.logits.detach().numpy().reshape(-1, 2)
+    means = np.array([x[u == k].mean(0) for k in range(symbols or 1)])
+    np.testing.assert_allclose(logits, np.stack([np.log(means[:, 0] / (5 - means[:, 0])), np.log(means[:, 1] / 2)], -1))
+
+
+def test_a_square_root_link_does_not_begin_where_predictors_change_their_sign():
+    random = np.random.default_rng(0)
+    u = random.normal(size=(60, 2))
+    eta = np.maximum(1.2 + u @ [0.5, 0.3], 0.2)
+    x, features = random.poisson(eta**2).astype(float), np.c_[u, np.ones(60)]
+    best = np.array([0.0, 0.0, np.sqrt(x.mean())])
+    for _ in range(100):  # Fisher's scoring, whose weights are all 4
+        best = np.linalg.lstsq(features, features @ best + (x / (features @ best) - features @ best) / 2, rcond=None)[0]
+    for seed in range(5):
+        model = IOHMM(1, num_inputs={"emission": 2}, outputs=["poisson"], links="sqrt", mealy=True)
+        model.fit(x[None, :, None], inputs=u[None], seed=seed, tolerance=1e-12)
+        weight = model.emission_network.weight.detach().numpy()[0, :, 0]
+        np.testing.assert_allclose(weight, best, atol=1e-4)
+
+
+def test_laplace_outputs_come_to_the_least_absolute_deviations():
+    random = np.random.default_rng(0)
+    u = random.normal(size=20)
+    x = 1.0 + 0.7 * u + random.laplace(size=20)
+    lines = []  # the best one goes through two of the points
+    for i in range(20):
+        for j in range(i):
+            slope = (x[i] - x[j]) / (u[i] - u[j])
+            lines.append((np.abs(x - x[i] - slope * (u - u[i])).mean(), slope, x[i] - slope * u[i]))
+    column, given = ResponseColumns(["Laplace"], [1]).columns[0], (np.c_[u, np.ones(20)], x, np.ones((1, 20)), np.zeros((1, 2)))
+    found = generalised_regression(column, *map(torch.from_numpy, given), {"scale": torch.ones(1, 1)}, 200, 1e-12)
+    np.testing.assert_allclose(found.weights[0, :, 0], min(lines)[1:], atol=1e-3)
+    np.testing.assert_allclose(-found.objective / 20 - np.log(2), min(lines)[0], rtol=1e-6)
 
 
 def test_em_rises_finds_the_states_and_ends_at_a_maximum():

@@ -51,6 +51,15 @@ def accuracy(tagger, sentences):
     )
 
 
+def test_words_that_are_written_as_classes_are(tmp_path):
+    text = [TaggedSentence(("<x>", "b", "c", "<any>"), ("B", "O", "O", "B")), TaggedSentence(tuple("cdefgh"), tuple("OOOOOO"))]
+    tagger = DictionaryTagger("tags").fit(text)
+    for one in (tagger, load_tagger(tagger.save(tmp_path / "tagger"))):
+        probs = one.smooth([["<x>"], ["new"]])
+        assert probs[0][0, 0] > 0.5 > probs[1][0, 0]  # "new" is like the words seen once, which are "O"
+        assert one.log_prob([["<x>"]])[0] > -10
+
+
 # ---------------------------------------------------------------- EM
 @pytest.mark.parametrize(
     "tagger",
@@ -256,6 +265,8 @@ def test_generated_sentences():
     assert len(text) == 20 and {len(s.words) for s in text} <= {3, 4}
     assert all(set(s.tags) <= set(tagger.tags) and set(s.words) <= set(tagger.vocabulary) for s in text)
     assert tagger.sample(4, 20, seed=0) == text and tagger.sample(4, 0) == []
+    with pytest.raises(ValueError, match="num_steps"):
+        tagger.sample(0)
 
 
 def test_batches_change_nothing(monkeypatch):

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from pplseq.data.columns import TaggedSentence
-from pplseq.models.taggers.conditional import MEMMTagger
+from pplseq.models.taggers.conditional import CRFTagger, MEMMTagger
 from pplseq.models.taggers.weights import CRFSettings
 
 TRAIN = [
@@ -85,6 +85,14 @@ def test_unknown_tags_are_summed_over(tagger):
     torch.testing.assert_close(*(torch.autograd.grad(loss, parameters) for loss in losses))
     fitted = MEMMTagger(TEMPLATES, settings=CRFSettings(max_iterations=30), dtype="float64").fit(sentences + TRAIN)
     assert fitted.tag([("the", "dog", "barks")]) == [("D", "N", "V")]
+
+
+def test_tags_that_a_lexicon_rules_out_are_impossible_beside_unknown_ones():
+    for kind in (MEMMTagger, CRFTagger):
+        tagger = kind(TEMPLATES, max_iterations=1, lexicon={"mouse": ["N"]}).fit(TRAIN)
+        some = [TaggedSentence(("the", "mouse"), tags) for tags in ((None, "V"), ("D", "V"), (None, "N"))]
+        found = tagger.log_prob(some)
+        assert found[0] == found[1] == -math.inf and abs(found[2]) < 1e-6
 
 
 def test_answers_are_those_of_enumeration(tagger):

@@ -36,6 +36,14 @@ def test_models_learn_from_another_text_as_if_alone():
     np.testing.assert_array_equal(model.smooth([("qc", "za")])[0], alone.smooth([("qc", "za")])[0])
 
 
+def test_members_that_come_to_other_tags_of_one_text_are_refused():
+    text = [TaggedSentence(("a", "b", "c"), ("B-x", "I-x", "B-y"))] * 3
+    members = HMMTagger(), CRFTagger(["word[0]"], spans="bio", max_iterations=1)  # which knows I-y, too
+    for some in (members, members[::-1]):
+        with pytest.raises(ValueError, match="same tags; only some of them know I-y, O"):
+            ProductOfTaggers(some).fit(text)
+
+
 def test_one_model_is_that_model():
     alone, product = LatentTagger(**SMALL).fit(TRAIN), ProductTagger(1, **SMALL).fit(TRAIN)
     assert product.tag(WORDS) == alone.tag(WORDS)

@@ -9,7 +9,16 @@ import torch
 from support.grids import grid
 
 from pplseq.data.columns import TaggedSentence
-from pplseq.models.taggers.spans.schemes import SCHEMES, Span, allowed, are_spans, converted, spans_of, tags_of
+from pplseq.models.taggers.spans.schemes import (
+    SCHEMES,
+    Span,
+    allowed,
+    are_spans,
+    converted,
+    in_scheme,
+    spans_of,
+    tags_of,
+)
 from pplseq.models.taggers.spans.scores import score_spans
 
 LETTERS = {"iob1": ("O", "B-x", "I-x", "B-y", "I-y"), "bio": ("O", "B-x", "I-x", "B-y", "I-y")}
@@ -74,6 +83,17 @@ def test_schemes_convert_into_each_other():
     with pytest.raises(ValueError, match="overlaps"):
         tags_of([Span("x", 0, 2), Span("x", 1, 3)], 4, "bio")
     assert are_spans(["O", "B-x", None]) and not any(are_spans(tags) for tags in (["O"], ["NN", "O"], ["B", "O"], ["I-"]))
+
+
+@pytest.mark.parametrize(("scheme", "written"), [("bio", "BIOBO"), ("bioes", "BEOSO"), ("iob1", "IIOIO")])
+def test_spans_without_a_kind_are_written_as_they_came(scheme, written):
+    from pplseq.models import CRFTagger
+
+    text = [TaggedSentence(tuple("abcdc"), tuple("BIOBO")), TaggedSentence(tuple("dab"), tuple("BBI"))]
+    tagger = CRFTagger(["word[0]", "word[1]"], spans=scheme, l2=0.01).fit(text)
+    assert tagger.tag([text[0].words]) == [tuple(written)] and set(written) <= set(tagger.tags)
+    assert in_scheme(tagger, text)[0].tags == tuple(written)
+    assert tagger.log_prob(in_scheme(tagger, text)).min() > -1
 
 
 def test_scores_of_spans():

@@ -20,6 +20,8 @@ from pplseq.models.parts.families import LARGEST, Family, maximize_each
 from pplseq.models.parts.links import LINKS, SHARE_LINKS
 from pplseq.models.parts.responses import Column, ResponseColumns
 
+SHARPEST = 1e6  # of a parabola, over the square of the slope: near a target it has no end
+
 
 class ResponseOutputs(NoisyOutputs):
     """Columns x_d ~ family_d(mean of predictors of state and input, dispersion of the state), independent given both.
@@ -107,9 +109,9 @@ class ResponseOutputs(NoisyOutputs):
         before = network.values(own, seen.rows)  # (Z, 1, L, R)
         sums, total = (torch.zeros_like(before[:, 0]) for _ in range(2))
         sums = sums.index_add_(1, seen.entry, visits * seen.x.unsqueeze(-1))
-        size = next(iter(column.sizes(seen.sizes).values()), torch.ones_like(seen.x).unsqueeze(-1))
+        size = next(iter(column.sizes(seen.sizes).values()), torch.full_like(seen.x, column.unit).unsqueeze(-1))
         total = total.index_add_(1, seen.entry, visits * size)  # of what numbers are counted in
-        mean = sums / total
+        mean = column.unit * sums / total
         if column.link in SHARE_LINKS:
             limit = torch.finfo(mean.dtype).eps ** 0.8 * column.unit
             mean = mean.clamp(limit, column.unit - limit)
@@ -183,11 +185,22 @@ class ResponseOutputs(NoisyOutputs):
                     weight[:, :, column.first] *= dispersion[column.scale_place].exp()
             weight[:, -1] = eta
             in_units_of(seen.rows.features[..., :-1], weight)
+            for column in self.columns.columns:
+                if column.link == "sqrt":  # no count beside 0 can be passed where a predictor changes its sign
+                    self._above_zero(seen.rows.features, weight[:, :, column.first], eta[:, column.first])
             emission = {"weight": weight}
         elif (linear := self.network.network.linear_weight) is not None:
             emission[linear][:, -1] = eta
         noise = dispersion[:, None].expand(self.num_states, -1, count).clone()
         return {"emission": emission, "noise": {"raw": noise}}
+
+    @staticmethod
+    def _above_zero(features: Tensor, weight: Tensor, middle: Tensor) -> None:
+        """Flattens slopes of weights (Z, F, R) whose predictors are `middle` (Z, R) at the mean inputs, where they reach 0."""
+        below = (middle - torch.einsum("nf,zfr->znr", features, weight).amin(1)) / middle
+        share = (0.9 / below.clamp_min(0.9)).unsqueeze(1)
+        weight *= share
+        weight[:, -1] += (1 - share[:, 0]) * middle
 
 
 def generalised_regression(
@@ -239,16 +252,21 @@ def generalised_regression(
 
 def _derivatives(column: Column, eta: Tensor, targets: Tensor, dispersion: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
     """Of log p(y | eta), (P, M): the first, and minus the second unless it is negative, else what is expected of it: of means
-    slope^2 / variance, of other locations the square of the first."""
+    slope^2 / variance; of locations that of the parabola that touches the density and is as high on the other side of the
+    target, as of Laplace's, which has a corner there; of others the square of the first."""
     with torch.enable_grad():
         at = eta.detach().requires_grad_()
         slope = torch.autograd.grad(column.distribution(at, dispersion).log_prob(targets).sum(), at, create_graph=True)[0]
         bend = -torch.autograd.grad(slope.sum(), at)[0] if slope.requires_grad else torch.zeros_like(at)
     slope = slope.detach().nan_to_num(0.0)
     if not column.averages:
-        return slope, torch.where(bend > 0, bend, slope.square()).nan_to_num(0.0)
+        own = slope.square()
+        if column.link == "identity":
+            pull = slope / (targets - eta)
+            own = torch.where(pull > 0, pull.minimum(SHARPEST * own), own)
+        return slope, torch.where(bend > 0, bend, own).nan_to_num(0.0)
     eta = eta.clamp(*LINKS[column.link].range)
     spread = column.distribution(eta, dispersion).variance.clamp_min(torch.finfo(eta.dtype).tiny ** 0.5)
-    size = 1.0 if column.kind is None or column.kind.sized is None else dispersion.get(column.kind.sized, 1.0)
-    expected = (size * column.slope(eta)).square() / spread
+    size = dispersion.get((column.kind and column.kind.sized) or "", column.unit)
+    expected = (size * LINKS[column.link].slope(eta)).square() / spread
     return slope, torch.where(bend >= 0, bend, expected).nan_to_num(0.0)

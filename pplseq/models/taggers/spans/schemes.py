@@ -46,11 +46,15 @@ def parsed(tag: str) -> Tag:
     return Tag(letter, kind)
 
 
-def are_spans(tags: Iterable[str | None]) -> bool:
-    """Whether all tags are such as B-NP, I-NP and O, with a kind, and not all are O."""
+def are_spans(tags: Iterable[str | None], *, with_kinds: bool = True) -> bool:
+    """Whether all tags are such as B-NP, I-NP and O, with a kind (or without: B, I and O), and not all are O."""
     found = {tag for tag in tags if tag is not None}
-    letters = {tag: tag.partition("-") for tag in found - {OUTSIDE}}
-    return bool(letters) and all(a in LETTERS | SAME.keys() and sep and kind for a, sep, kind in letters.values())
+    parts = [tag.partition("-") for tag in found - {OUTSIDE}]
+    return bool(parts) and all(a in LETTERS | SAME.keys() and (kind or not with_kinds) for a, _, kind in parts)
+
+
+def _written(letter: str, kind: str) -> str:
+    return f"{letter}-{kind}" if kind else letter
 
 
 def spans_of(tags: Iterable[str]) -> list[Span]:
@@ -85,11 +89,11 @@ def tags_of(spans: Iterable[Span], num_words: int, scheme: str) -> tuple[str, ..
         kind, start, end = span
         if not before.end <= start < end <= num_words:
             raise ValueError(f"spans: {span} is empty, or overlaps {before}, or leaves the sentence of {num_words} words")
-        tags[start:end] = [f"I-{kind}"] * (end - start)
+        tags[start:end] = [_written("I", kind)] * (end - start)
         if scheme != "iob1" or (before.end == start and before.kind == kind):
-            tags[start] = f"B-{kind}"
+            tags[start] = _written("B", kind)
         if scheme == "bioes":
-            tags[end - 1] = f"{'S' if end == start + 1 else 'E'}-{kind}"
+            tags[end - 1] = _written("S" if end == start + 1 else "E", kind)
         before = span
     return tuple(tags)
 
@@ -114,7 +118,8 @@ def converted(sentences: Iterable[TaggedSentence], scheme: str) -> list[TaggedSe
 def scheme_of(tagger: Any, sentences: Sequence[TaggedSentence]) -> str | None:
     """The scheme that a tagger writes all spans in, where the tags of a text stand for spans; None of other taggers."""
     scheme = getattr(tagger, "spans", None)
-    return scheme if scheme and are_spans(tag for sentence in sentences for tag in sentence.tags) else None
+    tags = (tag for sentence in sentences for tag in sentence.tags)
+    return scheme if scheme and are_spans(tags, with_kinds=False) else None
 
 
 def in_scheme(tagger: Any, sentences: Sequence[TaggedSentence]) -> Sequence[TaggedSentence]:
@@ -130,7 +135,7 @@ def all_tags(tags: Iterable[str | None], scheme: str) -> tuple[str, ...]:
     """O and every letter of the scheme with every kind there is, sorted: with them every sentence has a tagging."""
     kinds = {parsed(tag).kind for tag in tags if tag is not None and tag != OUTSIDE}
     letters = "BIES" if scheme == "bioes" else "BI"
-    return tuple(sorted([OUTSIDE, *(f"{letter}-{kind}" for letter in letters for kind in kinds)]))
+    return tuple(sorted([OUTSIDE, *(_written(letter, kind) for letter in letters for kind in kinds)]))
 
 
 class Allowed(NamedTuple):

@@ -120,7 +120,7 @@ class ProductOfTaggers(Product):
     Tags are chosen word by word, as by :class:`ProductTagger`, which may be a member, as one vote.
 
     Args:
-        members: taggers that give probabilities of tags (``smooth``). `fit` trains copies of them.
+        members: taggers that give probabilities of the same tags (``smooth``). `fit` trains copies of them.
 
     Attributes:
         models: the trained members.
@@ -170,7 +170,8 @@ class ProductOfTaggers(Product):
         self._check_members()
         check_sentences(x)
         copies = [member.__sklearn_clone__() for member in self.members]
-        return self._take([copy.fit(x, validation, progress=progress, on_record=on_record) for copy in copies])
+        models = [copy.fit(x, validation, progress=progress, on_record=on_record) for copy in copies]
+        return self._take(self.of(models).models)  # of the same tags
 
     # ---------------------------------------------------------------- on disk
     def state(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
