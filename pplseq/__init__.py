@@ -2,6 +2,8 @@
 
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import suppress
 
 from pplseq._lazy import lazy_names
 
@@ -13,22 +15,26 @@ def _few_processors(root: str = "/") -> int | None:
         with open(os.path.join(root, *path), encoding="utf-8") as file:
             return file.read()
 
-    def inside(folder: str, group: str, *names: str) -> list[str]:  # a container may see its own group as the root
-        own = [folder, group] if os.path.exists(os.path.join(root, folder, group, names[0])) else [folder]
-        return " ".join(content(*own, name) for name in names).split()
+    def limits(folder: str, group: str, *names: str) -> Iterator[int]:  # of the group and of those that it is in
+        parts = [part for part in group.split("/") if part]
+        for size in range(len(parts) + 1):  # a container may see its own group as the root
+            with suppress(OSError, ValueError):  # without a limit the quota is "max", or -1
+                quota, period = " ".join(content(folder, *parts[:size], name) for name in names).split()
+                if int(quota) > 0:
+                    yield max(1, int(quota) // int(period))
 
     try:
         groups = dict(line.split(":", 2)[1:] for line in content("proc/self/cgroup").splitlines())
-        first = next((path for kinds, path in groups.items() if "cpu" in kinds.split(",")), None)  # of the first version
-        if first is None:
-            quota, period = inside("sys/fs/cgroup", groups[""].strip("/"), "cpu.max")
-        else:
-            quota, period = inside("sys/fs/cgroup/cpu", first.strip("/"), "cpu.cfs_quota_us", "cpu.cfs_period_us")
-        allowed = max(1, int(quota) // int(period))
-        seen = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        return allowed if int(quota) > 0 and allowed < seen else None
-    except (OSError, ValueError, KeyError):  # without a limit the quota is "max"
+    except (OSError, ValueError):
         return None
+    first = next((path for kinds, path in groups.items() if "cpu" in kinds.split(",")), None)  # of the first version
+    if first is None:
+        found = limits("sys/fs/cgroup", groups.get("", ""), "cpu.max")
+    else:
+        found = limits("sys/fs/cgroup/cpu", first, "cpu.cfs_quota_us", "cpu.cfs_period_us")
+    seen = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    allowed = min(found, default=seen)
+    return allowed if allowed < seen else None
 
 
 # OpenMP reads these when torch is imported. Threads that spin while they wait take every core, and where another program uses

@@ -64,6 +64,8 @@ def test_waiting_threads_sleep_where_nobody_said_otherwise(given, torch_first, w
     [
         ("0::/", {"cpu.max": "250000 100000\n"}, 2),
         ("0::/jobs/one", {"jobs/one/cpu.max": "50000 100000\n", "cpu.max": "max 100000\n"}, 1),
+        ("0::/pod/one", {"pod/one/cpu.max": "300000 100000\n", "pod/cpu.max": "200000 100000\n"}, 2),
+        ("0::/pod/one", {"pod/one/cpu.max": "max 100000\n", "pod/cpu.max": "300000 100000\n"}, 3),
         ("0::/", {"cpu.max": "max 100000\n"}, None),
         ("0::/seen/from/outside", {"cpu.max": "100000 100000\n"}, 1),
         ("5:cpuacct,cpu:/\n0::/", {"cpu/cpu.cfs_quota_us": "300000\n", "cpu/cpu.cfs_period_us": "100000\n"}, 3),
