@@ -201,7 +201,7 @@ SCRIPT = "import sys; from pplseq.cli import main; main(sys.argv[1:])"
 
 
 @pytest.mark.parametrize("number", [
-    pytest.param(signal.SIGKILL, id="kill"), pytest.param(signal.SIGTERM, id="term"),
+    pytest.param(signal.SIGTERM, id="term"), pytest.param(signal.SIGKILL, id="kill", marks=pytest.mark.slow),
     pytest.param(signal.SIGINT, id="int", marks=pytest.mark.slow),
 ])  # fmt: skip
 def test_signals_to_a_process(general, whole, tmp_path, number, options, personal_lines):
