@@ -6,7 +6,7 @@ import torch
 from pplseq.models import VLHMM
 from pplseq.runs import captured, checkpoint, training
 
-TEXT = [[f"w{(7 * k + j * j) % 19}" for j in range(3 + k % 5)] for k in range(45)]
+TEXT = [[f"w{(7 * k + j * j) % 19}" for j in range(3 + k % 5)] for k in range(90)]
 CPU = torch.device("cpu")
 
 
