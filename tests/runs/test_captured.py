@@ -12,7 +12,7 @@ CPU = torch.device("cpu")
 
 def fit(**options):
     model = VLHMM(24, hidden_size=8, transition="hierarchical", state_dropout=0.5, **options)
-    model.fit(TEXT, num_blocks=6, epochs=2, batch_size=4, segment_length=8, seed=1, final_dropout=0.0, schedule="linear")
+    model.fit(TEXT, num_blocks=6, epochs=3, batch_size=4, segment_length=8, seed=1, final_dropout=0.0, schedule="linear")
     return [parameter.detach() for parameter in model.parameters()]
 
 
