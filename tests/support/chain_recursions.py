@@ -221,12 +221,12 @@ class ChainRecursion:
     @grid({"scale, holes": [(1.0, 0.5), (40.0, 0.3), (400.0, 0.0), (400.0, 0.3)], "links": [*LINKS, "restarts"]})
     def test_zeros_and_numbers_of_every_size(self, links, scale, holes):
         for shortest in (None, 0, 1):
-            self.compare(self.chain(links, 70, (3,), 4, scale, holes, shortest=shortest), 1e-8)
+            self.compare(self.chain(links, 80, (3,), 4, scale, holes, shortest=shortest), 1e-8)
 
     @pytest.mark.parametrize("links", LINKS)
     def test_factors_that_are_no_probabilities(self, links):
-        """Messages under matrices of ones would be 24^240 without bounds."""
-        f = self.chain(links, 240, (2,), 24)
+        """Messages under matrices of ones would be 24^300 without bounds."""
+        f = self.chain(links, 300, (2,), 24)
         self.compare(f._replace(pair=f.pair.masked_fill(f.pair > -math.inf, 0.0), emit=f.emit * 0.01), 1e-8)
         f = self.chain(links, 40, (3,), 4, shortest=0)
         self.compare(f._replace(init=f.init + 40.0, pair=f.pair + 20 * torch.randn(4, 1, dtype=F64), emit=f.emit + 200.0))

@@ -191,10 +191,9 @@ def test_next(family, situation):
 
 
 def segmentations(steps):
-    """Single steps, and every longer stretch with what is before and behind it."""
-    longer = [(begin, end) for begin, end in itertools.combinations(range(steps + 1), 2) if 1 < end - begin < steps]
-    found = {tuple(range(steps + 1))} | {tuple(sorted({0, *stretch, steps})) for stretch in longer}
-    return [list(itertools.pairwise(edges)) for edges in sorted(found)]
+    for cuts in itertools.product([False, True], repeat=steps - 1):
+        edges = [0, *(t + 1 for t, cut in enumerate(cuts) if cut), steps]
+        yield list(itertools.pairwise(edges))
 
 
 @every_case
