@@ -271,57 +271,41 @@ import os, sys, time
 sys.path.insert(0, {tests!r})
 from pathlib import Path
 import test_folder
-if {stop_after}:
-    rename, count = os.rename, []
-    def stop(*paths):
-        rename(*paths)
-        count.append(1)
-        if len(count) == {stop_after}:
-            print("ready", flush=True)
-            time.sleep(60)
-    os.rename = stop
-step = 4
-while True:
-    test_folder.write(Path({folder!r}), step=step)
-    step += 1
+folder, rename, step = Path({folder!r}), os.rename, 3
+def stop(*paths):
+    rename(*paths)
+    if folder.with_name("stop").exists() and Path(paths[0]) == folder:
+        print(step, flush=True)
+        time.sleep(60)
+os.rename = stop
+while step := step + 1:
+    test_folder.write(folder, step=step)
 """
 
 
-def writer(folder, stop_after=0):
-    code = WRITER.format(tests=os.path.dirname(__file__), folder=str(folder), stop_after=stop_after)
-    return subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
-
-
-def end(process):
-    process.kill()
-    process.wait()
-    process.stdout.close()
-
-
-def test_killed_between_the_two_renames(saved):
-    process = writer(saved, stop_after=1)
-    assert process.stdout.readline() == "ready\n"
-    assert not saved.exists() and whole_folder(saved).name == ".toy.old"
-    assert KIND.read(saved).header["step"] == 3  # beside the living writer, whose folders stay where they are
-    assert names(saved.parent) == [".toy.lck", ".toy.new", ".toy.old"]
-    end(process)
-    assert KIND.read(saved).header["step"] == 3
-    write(saved, step=8)  # the lock went with its process
-    assert KIND.read(saved).header["step"] == 8 and names(saved.parent) == ["toy"]
-
-
-def test_a_reader_beside_a_writer_sees_one_or_the_other(saved):
-    process = writer(saved)
-    try:
-        steps, until = set(), time.monotonic() + 90
-        while len(steps) < 4 and time.monotonic() < until:
-            header, _, _, text = KIND.read(saved, more=lambda folder, header: (folder / "vocab.txt").read_text())
-            steps.add(header["step"])
-            assert text == "the\ncat\n"
-            time.sleep(0.001)  # the writer has to begin before it can be met
-    finally:
-        end(process)
-    assert len(steps) >= 4
+def test_readers_beside_a_writer_and_behind_one_that_is_killed_between_its_two_renames(saved):
+    code = WRITER.format(tests=os.path.dirname(__file__), folder=str(saved))
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as process:
+        try:
+            steps, until = set(), time.monotonic() + 90
+            while len(steps) < 4 and time.monotonic() < until:
+                header, _, _, text = KIND.read(saved, more=lambda folder, header: (folder / "vocab.txt").read_text())
+                steps.add(header["step"])
+                assert text == "the\ncat\n"
+                time.sleep(0.001)  # the writer has to begin before it can be met
+            assert len(steps) >= 4
+            stop = saved.with_name("stop")
+            stop.touch()
+            before = int(process.stdout.readline()) - 1
+            stop.unlink()
+            assert not saved.exists() and whole_folder(saved).name == ".toy.old"
+            assert KIND.read(saved).header["step"] == before  # beside the living writer, whose folders stay where they are
+            assert names(saved.parent) == [".toy.lck", ".toy.new", ".toy.old"]
+        finally:
+            process.kill()
+    assert KIND.read(saved).header["step"] == before
+    write(saved, step=2)  # the lock went with its process
+    assert KIND.read(saved).header["step"] == 2 and names(saved.parent) == ["toy"]
 
 
 def test_a_folder_that_is_moved_aside_while_it_is_read(saved, monkeypatch):

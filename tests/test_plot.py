@@ -109,7 +109,7 @@ def test_the_interval_of_a_forecast_is_the_models_own(ax):
 def test_a_forecast_of_a_series_has_its_times():
     pandas = pytest.importorskip("pandas")
     y = pandas.Series([1.0, 3.0, 2.0, 4.0, 3.0, 5.0], index=pandas.period_range("2024-01", periods=6, freq="M"), name="sales")
-    model = SwitchingRegression(1, order=1).fit(y)
+    model = SwitchingRegression(1, order=1).fit(y, num_steps=1)
     found = model.forecast(y, 2)
     axes = plot.forecast(y, found)
     assert [str(time)[:10] for time in axes.lines[1].get_xdata()] == ["2024-07-01", "2024-08-01"]

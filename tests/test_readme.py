@@ -11,7 +11,7 @@ BLOCKS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
 
 @pytest.mark.parametrize("number", range(len(BLOCKS)))
 def test_python_block(number, capsys):
-    block = BLOCKS[number].replace("max_time=60", "max_time=1")  # what a reader waits for, a test need not
+    block = BLOCKS[number].replace("max_time=60", "max_time=0.2")  # what a reader waits for, a test need not
     exec(compile(block, f"README block {number}", "exec"), {"__name__": "readme"})
     assert "nan" not in capsys.readouterr().out
 

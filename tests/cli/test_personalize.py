@@ -188,6 +188,8 @@ def test_killed_between_lines(general, personal, whole, tmp_path, monkeypatch, n
         with pytest.raises(vanished):
             pplseq(*command)
     assert out.read_bytes().count(b"\n") == num_lines
+    (saved,) = json.loads((state / "saved" / "stream.json").read_text())["record"]["streams"].values()
+    assert saved[0] == (num_lines - 1) // save_every * save_every  # a line is out before it is saved
     pplseq(*command)
     assert out.read_bytes() == whole[0]
     assert "no further words" in pplseq(*command).stderr and out.read_bytes() == whole[0]
@@ -201,7 +203,7 @@ SCRIPT = "import sys; from pplseq.cli import main; main(sys.argv[1:])"
 
 
 @pytest.mark.parametrize("number", [
-    pytest.param(signal.SIGKILL, id="kill"), pytest.param(signal.SIGTERM, id="term"),
+    pytest.param(signal.SIGTERM, id="term"), pytest.param(signal.SIGKILL, id="kill", marks=pytest.mark.slow),
     pytest.param(signal.SIGINT, id="int", marks=pytest.mark.slow),
 ])  # fmt: skip
 def test_signals_to_a_process(general, whole, tmp_path, number, options, personal_lines):

@@ -1,5 +1,6 @@
 """`pplseq evaluate`, `query`, `cluster` and `info` against what the model itself says."""
 
+import functools
 import json
 import math
 import shutil
@@ -11,6 +12,7 @@ from support.commands import pplseq
 
 from pplseq.data.text import read_text
 from pplseq.models import VLHMM
+from pplseq.runs import cost
 
 EXAMPLE = "the cat sees a dog here"
 
@@ -348,7 +350,8 @@ def test_info(text):
     assert "estimated" not in pplseq("info", "hmm", text).stdout
 
 
-def test_info_estimates_the_cost(text):
+def test_info_estimates_the_cost(text, monkeypatch):
+    monkeypatch.setattr(cost, "measure_speed", functools.cache(cost.measure_speed))  # of one machine
     facts = json.loads(pplseq("info", "vlhmm", text, "--num-states", 32768, "--threads", 1, "--json").stdout)["estimate"]
     assert facts["num_weights"] > 32768 * 256 and facts["step_seconds"] > 0
     output = pplseq("info", "vlhmm", text, "--num-states", 2048, "--threads", 1).stdout

@@ -7,13 +7,13 @@ from support.commands import pplseq
 
 from pplseq.baselines import NeuralLanguageModel
 
-SMALL = ["builtin:generated", "--hidden-size", "8", "--epochs", "2", "--validate-per-epoch", "1", "--threads", "1"]
+SMALL = ["builtin:generated", "--hidden-size", "8", "--epochs", "1", "--validate-per-epoch", "1", "--threads", "1"]
 
 
 @pytest.fixture(scope="module")
 def lstm(tmp_path_factory):
     run = tmp_path_factory.mktemp("runs") / "lstm"
-    pplseq("train", "lstm", *SMALL, "--num-layers", 1, "--lr", 0.01, "--out", run)
+    pplseq("train", "lstm", *SMALL, "--num-layers", 1, "--lr", 0.01, "--epochs", 2, "--out", run)
     return run
 
 
@@ -31,7 +31,7 @@ def test_trained_and_evaluated(kind, tmp_path):
 
 
 def test_resumes_and_keeps_its_defaults(lstm, tmp_path):
-    pplseq("train", "lstm", *SMALL, "--num-layers", 1, "--lr", 0.01, "--epochs", 1, "--out", tmp_path / "run")
+    pplseq("train", "lstm", *SMALL, "--num-layers", 1, "--lr", 0.01, "--out", tmp_path / "run")
     pplseq("train", "--resume", tmp_path / "run", "--epochs", 2)
     one, two = (NeuralLanguageModel.load(run / "last").state_dict() for run in (lstm, tmp_path / "run"))
     assert all(one[name].equal(two[name]) for name in one)

@@ -198,12 +198,12 @@ def test_no_gradient_flows_into_a_filtered_belief():
 
 def test_an_emission_needs_only_two_methods():
     class Poisson(Emission):
-        num_states = 2
+        num_states = 3
 
         def log_likelihood(self, obs):
-            return torch.distributions.Poisson(torch.tensor([1.0, 4.0])).log_prob(obs.unsqueeze(-1))
+            return torch.distributions.Poisson(torch.tensor([1.0, 4.0, 9.0])).log_prob(obs.unsqueeze(-1))
 
-    transition, _ = simple()
+    transition = DenseTransition(torch.zeros(3).log_softmax(-1), torch.zeros(3, 3).log_softmax(-1))
     chain = build_chain(transition, Poisson(), torch.tensor([[0.0], [3.0]]))
     assert chain.next().word_log_probs is None
     assert chain.viterbi()[0][0].tolist() == [0, 1]

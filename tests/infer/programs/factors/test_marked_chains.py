@@ -1,5 +1,6 @@
 """Chains of marked sites: every answer against Pyro's own, or against all paths."""
 
+import functools
 import itertools
 
 import pyro
@@ -30,12 +31,19 @@ def log_joint(program, values):
     return sum(site.reshape(B, -1).sum(-1) for site in sites)
 
 
+@functools.cache
+def all_paths(name):
+    """(K^T, T), and how likely each is in each row."""
+    pyro.clear_param_store()
+    paths = torch.tensor(list(itertools.product(range(K), repeat=T)))
+    with torch.no_grad():
+        return paths, torch.stack([log_joint(PROGRAMS[name], {f"x_{t}": int(p[t]) for t in range(T)}) for p in paths])
+
+
 @pytest.mark.parametrize(("name", "factor"), [("hmm", True), ("hmm", False), ("autoregressive", True)])
 def test_answers_are_those_of_all_paths(name, factor):
+    paths, scores = all_paths(name)
     chain = chains_of(name, factor=factor)["x_0"]
-    with torch.no_grad():
-        paths = torch.tensor(list(itertools.product(range(K), repeat=T)))
-        scores = torch.stack([log_joint(PROGRAMS[name], {f"x_{t}": int(p[t]) for t in range(T)}) for p in paths])
     for row in range(B):
         length = int(LENGTHS[row])
         seen = (paths[:, length:] == 0).all(-1)  # one path of each prefix
