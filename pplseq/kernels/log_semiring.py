@@ -60,6 +60,8 @@ def log_matmul(a: Tensor, b: Tensor) -> Tensor:
 
     One product of scaled probabilities; the entries that come out too small to be trusted are redone in log space.
     """
+    kind = torch.promote_types(a.dtype, b.dtype)
+    a, b = a.to(kind), b.to(kind)
     floor = torch.finfo(a.dtype).min
     reach = math.exp(-500.0 if a.dtype == torch.float64 else -60.0)
     a_top = a.detach().amax(-1, keepdim=True).clamp_min(floor)

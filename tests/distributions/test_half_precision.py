@@ -61,6 +61,30 @@ def test_chains(kind, dtype):
         torch.testing.assert_close(got, wanted.to(dtype))
 
 
+@grid({"kind": SHAPES, "singles": [(0,), (1,), (2,), (0, 1)]})
+def test_tables_of_two_precisions(kind, singles):
+    """Are computed in the greater one, and each has a gradient of its own type."""
+    tables, x = [torch.randn(shape).log_softmax(-1).double() for shape in SHAPES[kind]], torch.randint(4, (6, 2))
+    mixed = [(table.float() if i in singles else table).clone().requires_grad_() for i, table in enumerate(tables)]
+    tables = [table.detach().requires_grad_() for table in tables]
+    found, expected = chain(kind, *mixed, x), chain(kind, *tables, x)
+    assert found.log_prob().dtype == torch.float64
+    for ask in ("log_prob", "marginals", "viterbi", "expected_counts", "entropy", "filtered_states", "sample"):
+        if ask == "sample":
+            answers = [torch.manual_seed(0) and each.sample(2) for each in (found, expected)]
+        else:
+            answers = [getattr(each, ask)() for each in (found, expected)]
+        torch.testing.assert_close(*[[part for part in answer if part is not None] for answer in answers])
+    if kind != "step":
+        torch.testing.assert_close(found.next().state_log_probs, expected.next().state_log_probs)
+    pairs = zip(
+        torch.autograd.grad(found.log_prob().sum(), mixed), torch.autograd.grad(expected.log_prob().sum(), tables), strict=True
+    )
+    for table, (got, wanted) in zip(mixed, pairs, strict=True):
+        assert got.dtype == table.dtype
+        torch.testing.assert_close(got.double(), wanted, atol=1e-5, rtol=1e-5)
+
+
 def test_rows_that_do_not_sum_to_one_are_still_refused():
     with pytest.raises(ValueError, match="must hold log-probabilities that sum to one"):
         DenseTransition(torch.zeros(2, dtype=torch.bfloat16), torch.zeros(2, 2, dtype=torch.bfloat16))

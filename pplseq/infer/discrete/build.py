@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import copy
+import functools
+from typing import Any
+
+import torch
 from torch import Tensor
 
 from pplseq.distributions.block import BlockTransition
@@ -35,6 +40,11 @@ def build_chain(transition: Transition, emission: Emission, obs: Tensor, **optio
             "parallel_in_time: only chains with full matrices (DenseTransition, StepTransition) go parallel in time, got "
             f"{type(transition).__name__}; leave it out for this model"
         )
+    parts = [value for spec in (transition, emission) for value in getattr(spec, "__dict__", {}).values()]
+    kinds = {value.dtype for value in parts if _is_real(value)}
+    if len(kinds) > 1:
+        kind = functools.reduce(torch.promote_types, kinds)
+        transition, emission = _of_type(transition, kind), _of_type(emission, kind)
     if isinstance(transition, SecondOrderTransition):
         return SecondOrderChain(transition, emission, obs, **options)
     if isinstance(transition, VariableOrderTransition):
@@ -55,6 +65,21 @@ def build_chain(transition: Transition, emission: Emission, obs: Tensor, **optio
         "transition must be a DenseTransition, StepTransition, ProductTransition, VariableOrderTransition, "
         f"SecondOrderTransition or BlockTransition, got {type(transition).__name__}"
     )
+
+
+def _is_real(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.is_floating_point()
+
+
+def _of_type(spec: Any, kind: torch.dtype) -> Any:
+    """A transition or an emission, and the emission of its resets, in another precision."""
+    found = copy.copy(spec)
+    for name, value in vars(spec).items():
+        if _is_real(value):
+            vars(found)[name] = value.to(kind)
+        elif isinstance(value, Emission):
+            vars(found)[name] = _of_type(value, kind)
+    return found
 
 
 def with_evidence(chain: Chain, emit: Tensor) -> Chain:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -261,7 +262,8 @@ class DenseChain(Chain):
         else:
             pair = transition.matrices(None if inputs is None else inputs[1:])
             pair = pair.expand(self.num_steps - 1, *batch, num_states, num_states)
-        return Factors(init, pair, emit, valid)
+        kind = functools.reduce(torch.promote_types, (init.dtype, pair.dtype, emit.dtype))  # of functions' tables, too
+        return Factors(init.to(kind), pair.to(kind), emit.to(kind), valid)
 
 
 def _filled(obs: Tensor, used: Tensor, emission: Emission) -> Tensor:
