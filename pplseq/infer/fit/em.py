@@ -239,28 +239,28 @@ class Acceleration:
         self.model, self.depth = model, depth
         self.memory: dict[str, Tensor] = {}
 
-    @property
-    def is_ahead(self) -> bool:
-        """Whether the model's parameters are extrapolated, and not M of the iterate before."""
-        return len(self.memory.get("images", ())) > 1
-
-    def step(self, iterate: Tensor) -> None:
-        """Moves the model, which stands at M(iterate), ahead."""
-        image, units = self.model._em_coordinates()
-        pairs: dict[str, Tensor] = {"iterates": iterate, "images": image}
+    def keep(self, iterate: Tensor) -> None:
+        """Remembers the iterate whose image M(iterate) the model stands at."""
+        pairs: dict[str, Tensor] = {"iterates": iterate, "images": self.model._em_coordinates()[0]}
         for name, value in pairs.items():
             known, last = self.memory.get(name), value.unsqueeze(0)
             self.memory[name] = last if known is None else torch.cat([known, last])[-self.depth - 1 :]
-        if self.is_ahead:
-            images = self.memory["images"]
-            changes = (images - self.memory["iterates"]) / units
-            weights = changes[-1] @ torch.linalg.pinv(changes.diff(dim=0), rtol=COLLINEAR)
-            ahead = -weights @ images.diff(dim=0)
-            ahead = ahead * (FARTHEST / (ahead / units).abs().amax().clamp_min(FARTHEST))
-            try:
-                self.model._set_em_coordinates(images[-1] + ahead)
-            except FAILURES:
-                self.fall_back()
+
+    def go_ahead(self) -> bool:
+        """Moves the model from the last image to an extrapolated point, which may lose; whether it did."""
+        if len(self.memory.get("images", ())) < 2:
+            return False
+        images, units = self.memory["images"], self.model._em_coordinates()[1]
+        changes = (images - self.memory["iterates"]) / units
+        weights = changes[-1] @ torch.linalg.pinv(changes.diff(dim=0), rtol=COLLINEAR)
+        ahead = -weights @ images.diff(dim=0)
+        ahead = ahead * (FARTHEST / (ahead / units).abs().amax().clamp_min(FARTHEST))
+        try:
+            self.model._set_em_coordinates(images[-1] + ahead)
+        except FAILURES:
+            self.fall_back()
+            return False
+        return True
 
     def fall_back(self) -> None:
         """Back to M of the last iterate; what was known is forgotten."""
@@ -360,7 +360,8 @@ def batch_iteration(
             return go_on(history, tolerance)
 
     def go_on(history: FitHistory, tolerance: float) -> bool:
-        ahead = acceleration is not None and acceleration.is_ahead
+        # not before: a fit that ends here stands at an M-step, which never loses
+        ahead = acceleration is not None and acceleration.go_ahead()
         total, log_likelihood = expect_ahead(history.log_posteriors[-1]) if ahead else expect()
         gain = _record(history, model, log_likelihood)
         if gain is not None:
@@ -382,7 +383,7 @@ def batch_iteration(
         history.note(model.maximize(total))
         if acceleration is not None:
             assert here is not None
-            acceleration.step(here)
+            acceleration.keep(here)
         return False
 
     return iterate

@@ -403,14 +403,16 @@ class GaussianChain:
         """
         path, valid = self.path, self.flat.valid
         filtered, predicted, noise = (_half_log_det(part) for part in (path.filtered, path.predicted, path.noise))
-        noise = noise.expand(len(filtered))
+        # what is singular stays so in all that follows from it, where rounding hides it
+        noise = noise.where(~_is_singular(path.noise), -torch.inf).expand(len(filtered))
         index = path.index if path.index.dim() == 2 else path.index.unsqueeze(-1)
         steps = filtered[index] + self.num_states * (1 + math.log(2 * math.pi)) / 2
         later = noise[index[:-1]] - predicted[index[1:]]
         if valid is not None:
             steps, later = steps.where(valid, 0.0), later.where(valid[1:], 0.0)
         total = steps.sum(0) + later.sum(0)
-        total = total.where(~total.isnan(), -torch.inf)  # a certain step, and what is certain after it
+        certain = total.isnan() | _is_singular(path.predicted)[index[0]]  # isnan: a certain step, and what is certain after it
+        total = total.where(~certain, -torch.inf)
         return total.expand(self.flat.mean.shape[-2]).reshape(self.batch_shape).to(self.flat.mean.dtype)
 
     # ---------------------------------------------------------------- draws and predictions
@@ -481,6 +483,14 @@ def _half_log_det(covariances: Tensor) -> Tensor:
     """(N,) of (N, h, h), or () of one for all; -inf where one is singular."""
     factor, info = torch.linalg.cholesky_ex(covariances)
     return factor.diagonal(dim1=-2, dim2=-1).log().sum(-1).where(info == 0, -torch.inf)
+
+
+def _is_singular(covariances: Tensor) -> Tensor:
+    """(N,) of (N, h, h), or () of one for all: whether some direction is certain, but for rounding."""
+    deviations = covariances.diagonal(dim1=-2, dim2=-1).clamp_min(0).sqrt()
+    correlations = covariances / (deviations.unsqueeze(-1) * deviations.unsqueeze(-2))
+    smallest = torch.linalg.eigvalsh(correlations.nan_to_num(0.0, 0.0, 0.0))[..., 0]  # whose units are all the same
+    return smallest <= 8 * covariances.shape[-1] * torch.finfo(smallest.dtype).eps
 
 
 def _dot(left: Tensor, right: Tensor) -> Tensor:

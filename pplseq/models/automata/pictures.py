@@ -9,9 +9,9 @@ import numpy as np
 
 from pplseq import checks
 
-_WORD = r'(?:"(?:[^"\\]|\\.)*"|[\w.+-]+)'
+_WORD = r'(?:"(?:[^"\\]|\\[\s\S])*"|[\w.+-]+)'
 _COMMENT = re.compile(r'("(?:[^"\\]|\\.)*")|//[^\n]*|/\*.*?\*/|^\s*\#[^\n]*', re.S | re.M)
-_STATEMENT = re.compile(rf"\s*({_WORD})\s*(?:->\s*({_WORD})\s*)?(?:\[((?:[^\]\"]|\"(?:[^\"\\]|\\.)*\")*)\])?\s*(?:;|\n|$)")
+_STATEMENT = re.compile(rf"\s*({_WORD})\s*(?:->\s*({_WORD})\s*)?(?:\[((?:[^\]\"]|\"(?:[^\"\\]|\\[\s\S])*\")*)\])?\s*(?:;|\n|$)")
 _SETTING = re.compile(rf"\s*\w+\s*=\s*{_WORD}\s*(?:;|\n|$)")
 _ATTRIBUTE = re.compile(rf"({_WORD})\s*=\s*({_WORD})")
 NO_CIRCLE = ("none", "point", "plaintext", "plain")
@@ -153,7 +153,7 @@ def _automaton(nodes, starts, arrows, first, labels):
 
 def _plain(word: str) -> str:
     """A word of the language without its quotes."""
-    return re.sub(r"\\(.)", r"\1", _bare(word))
+    return re.sub(r"\\(.)", r"\1", _bare(word), flags=re.S)
 
 
 def _bare(word: str) -> str:

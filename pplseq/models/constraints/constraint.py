@@ -135,15 +135,18 @@ class Constraint:
         """Texts of words that are the automaton's symbols, which it accepts: one that was learned, for instance.
 
         Raises:
-            ValueError: for more than two labels.
+            ValueError: for an automaton whose ``pos_label`` is not known.
         """
-        if len(automaton.labels) != 2:
-            raise ValueError(f"automaton: expected two labels, got {', '.join(automaton.labels)}")
+        if automaton.pos_label is None:
+            raise ValueError(
+                f"automaton: which of its labels {checks.shown(automaton.labels)} is that of accepted texts is not known; say "
+                f"it, dataclasses.replace(automaton, pos_label={checks.shown(automaton.labels[-1])})"
+            )
         least = automaton.minimise()
         moves = np.full((least.num_states + 1, len(least.symbols) + 1), least.num_states)
         moves[:-1, 1:] = least.transitions
         classes = {word: place for place, word in enumerate(least.symbols, 1)}
-        table = WordTable(classes, moves, np.append(least.outputs.astype(bool), False)).smallest()
+        table = WordTable(classes, moves, np.append(least.outputs == least.labels.index(automaton.pos_label), False)).smallest()
         return cls(table, f"of an automaton of {least.num_states} states", max_states=max_states)
 
     @classmethod

@@ -196,7 +196,8 @@ class LDSQueries(LDSTensors):
         """p(x_{T+1}), ..., p(x_{T+K}) given x.
 
         Args:
-            x, lengths, inputs: the past; a row may be empty. num_steps: K; may be left out where ``future_inputs`` tell.
+            x, lengths, inputs: the past; a row may be empty, and inputs left out where all are. num_steps: K; may be left out
+                where ``future_inputs`` tell.
             future_inputs: (B, K, U), or (K, U) for all rows: those of the steps to come.
             **known: what is known of single steps of the past ("transitions", "emission_noises", ...), and, as
                 "future_transitions", "future_transition_controls", ..., (B, K, ...), or (K, ...) for all rows, of those to
@@ -223,6 +224,8 @@ class LDSQueries(LDSTensors):
         x, lengths, empty = without_empty_rows(x, lengths, num_features=self.num_features)
         if empty is not None and self.initial == "diffuse":
             raise ValueError("x: a diffuse start foretells nothing, so no row may be empty")
+        if inputs is None and self.num_inputs and empty is not None and bool(empty.all()):
+            inputs = torch.zeros(len(x), len(x[0]), self.num_inputs)  # there are no steps yet that they could drive
         batch, chain = self._posterior(x, lengths, inputs=inputs, **known)
         matrices, gaps = (self.values.transition, self.values.state_noise), ahead.pop("future_gaps", None)
         if (gaps is None) != (batch.gaps is None):

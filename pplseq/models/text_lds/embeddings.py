@@ -43,13 +43,17 @@ class TokenEmbedder:
         kind: "smoothed" (given the whole sentence) or "filtered" (given the words so far).
         normalize: whiten by the second moment and divide by the norm; False: plain posterior means.
         dtype: of the passes over the text, "float32" or "float64"; the gains are always made in float64.
+        share: of the pseudo-counts; None: the model's ``embedding_share``. With 1 the means are those of the states.
 
     Long lines are cut into pieces that overlap by as much as the filter remembers, and go side by side.
 
     Cost: 3 h^2 multiplications a token (1 h^2 when filtered).
     """
 
-    def __init__(self, model: TextLDS, *, kind: str = "smoothed", normalize: bool = True, dtype: str = "float32"):
+    def __init__(
+        self, model: TextLDS, *, kind: str = "smoothed", normalize: bool = True, dtype: str = "float32",
+        share: float | None = None,
+    ):  # fmt: skip
         checks.choice("kind", kind, KINDS)
         checks.choice("dtype", dtype, DTYPES)
         self.model, self.kind, self.dtype = model, kind, DTYPES[dtype]
@@ -61,7 +65,9 @@ class TokenEmbedder:
             self._basis, self._inverse = self._choose_basis()
             predicted = predicted_covariance(*self._dynamics)
             self._steady = predicted, filtered_covariance(predicted, emission.information)
-            evidence = emission.table() * model.evidence_factor().unsqueeze(1)
+            share = model.embedding_share if share is None else share
+            self._factor = evidence_factor(model.probs.double(), model.shrinkage.double(), share)
+            evidence = emission.table() * self._factor.unsqueeze(1)
             self._table = (evidence @ (self._basis @ self._steady[1]).T).to(self.dtype)
             self._steady_gains = self._gains(self._steady[1])
             self._memory = self._steps_to_forget()
@@ -226,7 +232,7 @@ class TokenEmbedder:
     def _pass_with_gaps(self, words: np.ndarray) -> Tensor:
         ids = torch.from_numpy(words.astype(np.int64)).to(self._table.device)
         chain = self.model.posterior(ids.unsqueeze(0))
-        factor = self.model.evidence_factor()[ids.clamp_min(0)].to(chain.evidence.vector)
+        factor = self._factor[ids.clamp_min(0)].to(chain.evidence.vector)
         evidence = chain.evidence._replace(vector=chain.evidence.vector * factor.reshape(-1, 1, 1))
         chain = GaussianChain(chain.start, chain.dynamics, evidence, seen=(ids >= 0).unsqueeze(1))
         states = chain.smoothed_states() if self.kind == "smoothed" else chain.filtered_states()

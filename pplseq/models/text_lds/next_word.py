@@ -91,7 +91,7 @@ def token_probs(model: Any, tokens: np.ndarray, line_starts: np.ndarray) -> tupl
     Cost: V h multiplications a token, in blocks of bounded memory.
     """
     tokens, line_starts = np.asarray(tokens), np.asarray(line_starts)
-    filtered = TokenEmbedder(model, kind="filtered", normalize=False, dtype="float64").embed(tokens, line_starts)
+    filtered = TokenEmbedder(model, kind="filtered", normalize=False, dtype="float64", share=1.0).embed(tokens, line_starts)
     predicted = np.zeros_like(filtered)
     predicted[1:] = filtered[:-1] @ model.transition.double().cpu().numpy().T
     predicted[line_starts[:-1][np.diff(line_starts) > 0]] = 0  # the first word of a line has no past

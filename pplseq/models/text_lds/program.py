@@ -31,7 +31,7 @@ from pplseq.models.estimator import Sample
 from pplseq.models.forms import Form
 from pplseq.models.gaussian import GaussianEstimator
 from pplseq.models.information import Summary, observed_tokens
-from pplseq.models.text_lds.embeddings import TokenEmbedder, embed_tokens, evidence_factor, text_moments
+from pplseq.models.text_lds.embeddings import TokenEmbedder, embed_tokens, text_moments
 from pplseq.models.text_lds.fit import BLOCKS, FitSettings, as_counts, fit_counts
 from pplseq.models.text_lds.head_difference import HeadDifference, head_difference
 from pplseq.models.text_lds.next_word import NextWords, forecast_words, sample_words
@@ -308,10 +308,6 @@ class TextLDS(GaussianEstimator):
         return super()._split(text.lower() if self.forms.lower else text)  # before there are bytes
 
     # ---------------------------------------------------------------- embeddings
-    def evidence_factor(self) -> Tensor:
-        """(V,) (n + kappa) / (n + r kappa): what ``embedding_share`` r makes of each word's evidence in embeddings."""
-        return evidence_factor(self.probs.double(), self.shrinkage.double(), self.embedding_share)
-
     def set_embedding_share(self, share: float, x, lengths=None) -> TextLDS:
         """Sets ``embedding_share`` and, by :meth:`estimate_moments` of a text x, what whitens the new embeddings."""
         self.embedding_share = checks.share("embedding_share", share, "(0, 1]")

@@ -183,6 +183,11 @@ def test_dot_is_read_as_it_is_written(seed, num_labels):
         assert again.classify(string) == automaton.classify(string)
 
 
+def test_dot_of_a_symbol_that_ends_a_line():
+    automaton = Automaton.from_regex("a(\n|b)*")
+    assert automaton.equals(Automaton.from_dot(automaton.to_dot()))
+
+
 def test_dot_of_other_tools():
     """As AALpy writes it, and with what Graphviz allows beside: comments, settings, several statements a line."""
     read = Automaton.from_dot("""/* made

@@ -2,6 +2,7 @@
 
 import itertools
 import re
+from dataclasses import replace
 
 import pytest
 
@@ -55,6 +56,10 @@ CASES = {
     ),
     "anything": (Constraint.anything(), lambda t: True),
     "automaton": (Constraint.of_automaton(Automaton.from_regex("(ab)*c")), lambda t: re.fullmatch("(ab)*c", "".join(t))),
+    "automaton whose accepted label stands first": (
+        Constraint.of_automaton(replace(Automaton.from_regex("(ab)*c"), labels=("+", "-"), pos_label="+")),
+        lambda t: {*t} <= {*"abc"} and not re.fullmatch("(ab)*c", "".join(t)),
+    ),
 }
 
 
@@ -170,6 +175,8 @@ def test_what_is_refused():
         containing("a") & "b"
     with pytest.raises(ValueError, match="longest: expected at least shortest = 3, got 2"):
         Constraint.length(3, 2)
+    with pytest.raises(ValueError, match="automaton: which of its labels .*'x', 'y'.* is that of accepted texts is not known"):
+        Constraint.of_automaton(replace(Automaton.from_regex("a"), labels=("x", "y"), pos_label=None))
     with pytest.raises(ValueError, match="how must be"):
         containing("a", how="some")
     with pytest.raises(ValueError, match="constraint: 'bb', 'q' of containing 'a bb' and 'q' are not in the vocabulary"):

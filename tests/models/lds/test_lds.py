@@ -359,3 +359,13 @@ def test_bad_inputs_are_named():
         model.forecast(x, 2, inputs=inputs)
     with pytest.raises(ValueError, match="inputs must have a row for each step"):
         model.score([row.numpy() for row in x], inputs=[row[:3].numpy() for row in inputs])
+
+
+def test_entropy_of_certain_paths_that_rounding_hides():
+    for seed in range(8):
+        torch.manual_seed(seed)
+        root = torch.randn(3, 2, dtype=torch.float64)
+        singular, x = root @ root.T, torch.randn(1, 3, 1, dtype=torch.float64)
+        shaken = LDS(3, 1, dtype="float64").set_parameters(state_noise=singular)
+        begun = LDS(3, 1, dtype="float64").set_parameters(initial_covariance=singular)
+        assert [model.entropy(x).tolist() for model in (shaken, begun)] == [[-torch.inf], [-torch.inf]]

@@ -104,6 +104,16 @@ def test_the_objective_never_falls(options, initial):
     assert all(bool(value.isfinite().all()) for value in model.parameters())
 
 
+@pytest.mark.parametrize("folder", [False, True])
+def test_a_fit_that_is_cut_short_ends_where_the_objective_has_not_fallen(folder, tmp_path):
+    torch.manual_seed(0)
+    x = torch.randn(2, 30, 2, dtype=torch.float64).cumsum(1) * 0.3 + torch.randn(2, 30, 2, dtype=torch.float64)
+    for most in range(3, 40, 3):
+        options = {"folder": tmp_path / str(most)} if folder and most % 9 == 3 else {}
+        model = LDS(2, 2).fit(x, max_iterations=most, tolerance=0, **options)
+        assert model.score(x) > model.history.log_likelihoods[-1] - 1e-9
+
+
 def test_em_in_a_stationary_start_ends_where_the_gradient_vanishes():
     model = LDS(1, 1, initial="stationary")
     x = [np.cumsum(np.random.default_rng(k).normal(size=(12, 1)), 0) for k in range(2)]

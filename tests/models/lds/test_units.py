@@ -96,13 +96,14 @@ def test_a_linear_map_ends_after_as_many_steps_as_it_has_directions():
     for _ in range(5):
         here = model.place
         model.place = model.map @ model.place
-        acceleration.step(here)
+        acceleration.keep(here)
+        is_ahead = acceleration.go_ahead()
     assert float(model.place.abs().max()) < 1e-9
-    assert acceleration.is_ahead
+    assert is_ahead
     image = acceleration.memory["images"][-1]
     acceleration.fall_back()
     close(model.place, image)
-    assert not acceleration.is_ahead
+    assert not acceleration.go_ahead()
 
 
 def test_em_finds_the_level_of_the_nile():

@@ -88,6 +88,15 @@ def test_inputs_go_by_their_names(name):
             online.step(1.0, inputs=odd)
 
 
+@pytest.mark.parametrize("name", ["lds", "structural", "iohmm"])
+def test_what_is_to_come_before_the_first_step(name):
+    inputs = np.c_[u, u**2]
+    model = WITH_INPUTS[name]()
+    model.fit(x, inputs=inputs, seed=0, **{"max_iterations" if model.methods[0] == "em" else "num_steps": 2})
+    expected = model.forecast([x[:0]], inputs=[inputs[:0]], future_inputs=inputs[:2]).means.flatten().tolist()
+    assert model.online().forecast(future_inputs=inputs[:2]).means.flatten().tolist() == pytest.approx(expected, abs=1e-10)
+
+
 WITH_STATES = {
     "semi-markov": lambda **options: SemiMarkovHMM(2, num_features=1, max_duration=4, **options),
     "iohmm": lambda **options: IOHMM(2, num_inputs=1, outputs="gaussian", num_outputs=1, **options),

@@ -18,6 +18,7 @@ from support.text_lds_truth import (
 from pplseq.data.text import Text
 from pplseq.data.vocabulary import Vocabulary
 from pplseq.models.text_lds.embeddings import TokenEmbedder
+from pplseq.models.text_lds.next_word import token_probs
 from pplseq.models.text_lds.program import TextLDS
 
 
@@ -98,13 +99,15 @@ def test_embeddings_that_keep_a_share_of_the_pseudo_counts(kind, gap):
 
     # means are linear in the evidence of the words: the matrix comes from the model as it is
     matrix, *_ = np.linalg.lstsq(table[sentences].reshape(80, -1), means(), rcond=None)
-    likelihood = model.log_prob(X, LENGTHS)
+    likelihood, text = model.log_prob(X, LENGTHS), (sentences.reshape(-1), np.arange(len(sentences) + 1) * sentences.shape[1])
+    next_words = token_probs(model, *text)
     model.set_embedding_share(share, sentences.tolist())
     factor = ((counts + kappa) / (counts + share * kappa)).numpy()
     expected = (table * factor[:, None])[sentences].reshape(80, -1) @ matrix
     np.testing.assert_allclose(means(), expected, rtol=0, atol=1e-9)
     assert np.abs(expected).max() > 0.1
     torch.testing.assert_close(model.log_prob(X, LENGTHS), likelihood)
+    np.testing.assert_allclose(token_probs(model, *text), next_words)
     white = np.concatenate(model.embed_tokens(sentences.tolist(), kind=kind, normalize=False, dtype="float64"))
     white = white @ TokenEmbedder(model, kind=kind, dtype="float64")._basis.numpy().T
     np.testing.assert_allclose(white.T @ white / len(white), np.eye(NUM_STATES), atol=1e-8)
