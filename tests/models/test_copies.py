@@ -74,7 +74,7 @@ def test_models_and_answers(name):
         assert same(list(model.state_dict().values()), list(other.state_dict().values()))
     if "fit" in case.verbs:
         model.fit(x, **case.known, seed=0, **(case.fit | ({"num_steps": 1} if "num_steps" in case.fit else {})))
-    check(model, x, **case.known)
+    check(model.double(), x, **case.known)
     model(x, **case.known)
     copies(model)
 

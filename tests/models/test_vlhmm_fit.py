@@ -64,9 +64,7 @@ def ids(vocabulary):
     return [vocabulary.encode([*line.split(), "<eos>"]).tolist() for line in SENTENCES]
 
 
-@pytest.mark.parametrize(
-    "kind", ["strings", "words", "text", "ids", "padded ids"]
-)
+@pytest.mark.parametrize("kind", ["strings", "words", "text", "ids", "padded ids"])
 def test_every_kind_of_text(kind):
     text = Text.from_lines([line.split() for line in SENTENCES])
     rows = ids(text.vocabulary)

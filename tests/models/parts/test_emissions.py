@@ -58,9 +58,7 @@ TRIALS = np.random.default_rng(9).integers(1, 12, len(STATES)).astype(float)
 LEVELS = np.random.default_rng(8).random((2, len(STATES)))
 # emission and options, data, what is known of steps, density of one column
 CASES = {
-    "zero_inflated_poisson": (
-        {}, lambda r: counts(r, 2, 9), {}, zeros("zero_inflated", poisson, lambda rate: np.exp(-rate)),
-    ),
+    "zero_inflated_poisson": ({}, lambda r: counts(r, 2, 9), {}, zeros("zero_inflated", poisson, lambda rate: np.exp(-rate))),
     "hurdle_poisson": ({}, lambda r: counts(r, 2, 9), {}, zeros("hurdle", poisson, lambda rate: np.exp(-rate))),
     "hurdle_negative_binomial": (
         {}, lambda r: counts(r, 3, r.gamma(2, 6, len(STATES))), {},
@@ -212,14 +210,14 @@ def test_other_fits_models_and_folders(name, tmp_path):
     drawn = HMM(2, priors=True, **options).fit(short, **few, method="svi", num_steps=2, seed=0)
     if name in ("zero_inflated_gamma", "hurdle_Poisson", "categorical"):  # with densities, sizes of steps and rows of a table
         drawn.fit(short, **few, method="nuts", num_samples=4, warmup_steps=2, max_tree_depth=2, seed=0)
-    model = SemiMarkovHMM(2, max_duration=3, **options).fit(rows, **known, seed=0, max_iterations=5)
+    model = SemiMarkovHMM(2, max_duration=3, **options).fit(rows, **known, seed=0, max_iterations=3)
     assert np.diff(model.history.log_likelihoods).min() > -1e-8
     again = SemiMarkovHMM.load(model.save(tmp_path / "model"))
     assert again.score(rows, **known) == pytest.approx(model.score(rows, **known))
     for lost in known:
         with pytest.raises(ValueError, match=f"^{lost}: "):
             again.score(rows)
-    several = HMM(2, **options).fit(rows, **known, seed=0, max_iterations=4, num_restarts=3)
+    several = HMM(2, **options).fit(rows, **known, seed=0, max_iterations=3, num_restarts=2)
     reader, wanted = several.online(), several.filter(rows, **known).probs[0]
     for t, x in enumerate(rows[0][:9]):
         step = reader.step(x, **{n: v[0][t] for n, v in known.items()})
@@ -394,8 +392,9 @@ OUTPUTS = {
 }
 
 
-@pytest.mark.parametrize("mealy", [True, False])
-@pytest.mark.parametrize("name", OUTPUTS)
+@pytest.mark.parametrize(
+    ("name", "mealy"), [*((name, True) for name in OUTPUTS), *((name, False) for name in ("hurdle_gamma", "Laplace", "von_mises"))]
+)
 def test_em_of_every_family_that_inputs_drive_rises_to_where_the_gradient_is_zero(name, mealy):
     random = np.random.default_rng(0)
     u = random.normal(size=len(STATES))
@@ -404,7 +403,7 @@ def test_em_of_every_family_that_inputs_drive_rises_to_where_the_gradient_is_zer
     x[5] = np.nan
     known = {"inputs": u} if mealy else {}
     model = IOHMM(2, num_inputs=int(mealy), outputs=name, mealy=mealy)
-    model.fit(x, **known, num_restarts=1, seed=0, max_iterations=100, tolerance=1e-7)
+    model.fit(x, **known, num_restarts=1, seed=0, max_iterations=60, tolerance=1e-7)
     trace = model.history.restarts.trace
     assert float((trace[1:] - trace[:-1]).nan_to_num(0.0).min()) > -1e-8
     batch = model._as_batch(x, **known)
@@ -502,15 +501,14 @@ def test_families_that_inputs_cannot_drive(name):
         IOHMM(2, num_inputs=1, outputs=name, mealy=True)
 
 
-@pytest.mark.parametrize("unit", [1e5, 1e-5])
 @pytest.mark.parametrize("emission", ["negative_binomial", "poisson", "zero_inflated_poisson"])
-def test_fits_do_not_depend_on_the_unit_of_exposures(emission, unit):
+def test_fits_do_not_depend_on_the_unit_of_exposures(emission):
     rng = np.random.default_rng(0)
-    states, exposure = np.arange(400) // 50 % 2, rng.uniform(0.2, 5, 400)
+    states, exposure = np.arange(120) // 15 % 2, rng.uniform(0.2, 5, 120)
     x = rng.poisson(np.where(states, 6, 1.5) * exposure).astype(float)
     scores = []
-    for size in (1.0, unit):
+    for size in (1.0, 1e5, 1e-5):
         given = {"exposure": exposure * size}
         for model in (HMM(2, emission=emission), IOHMM(2, num_inputs=0, outputs=[emission])):
-            scores.append(model.fit(x, seed=0, max_iterations=20, **given).score(x, **given))
-    assert scores[2:] == pytest.approx(scores[:2], rel=1e-6)
+            scores.append(model.fit(x, seed=0, max_iterations=10, **given).score(x, **given))
+    assert scores[2:] == pytest.approx(2 * scores[:2], rel=1e-6)

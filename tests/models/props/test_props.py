@@ -46,10 +46,7 @@ def test_probabilities_at_the_observed_words_are_enough():
 
 def test_pyro_itself_agrees():
     model, x, _, seen = whole(1)
-    close(
-        generic_log_prob(model, x, LENGTHS, source_log_probs=seen),
-        model.log_prob(x, LENGTHS, source_log_probs=seen).sum(),
-    )
+    close(generic_log_prob(model, x, LENGTHS, source_log_probs=seen), model.log_prob(x, LENGTHS, source_log_probs=seen).sum())
 
 
 def test_svi_trains_it_and_sources_stay():
@@ -149,9 +146,7 @@ def test_a_batch_of_users_of_a_model():
 
 def test_the_stream_of_a_model_is_start_stream():
     model = PROPS(7, num_sources=1, seed=0)
-    direct = start_stream(
-        initial=model.initial.numpy(), transition=model.transition.numpy(), emission=model.emission.numpy()
-    )
+    direct = start_stream(initial=model.initial.numpy(), transition=model.transition.numpy(), emission=model.emission.numpy())
     assert direct.step(3, [-1.0]).log_prob == model.start().step(3, [-1.0]).log_prob
 
 

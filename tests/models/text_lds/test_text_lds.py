@@ -5,18 +5,7 @@ import pyro
 import pytest
 import torch
 from support.lag_texts import hmm_tables, hmm_text
-from support.text_lds_truth import (
-    LENGTHS,
-    NUM_STATES,
-    NUM_WORDS,
-    SENTENCES,
-    X,
-    close,
-    log_gain,
-    make,
-    rebased,
-    smoothed,
-)
+from support.text_lds_truth import (LENGTHS, NUM_STATES, NUM_WORDS, SENTENCES, X, close, log_gain, make, rebased, smoothed)
 
 from pplseq.data.lag_counts import LagCounts
 from pplseq.data.text import Text
@@ -205,9 +194,7 @@ def test_next_word_probabilities(model):
     words = SENTENCES[0]
     state = smoothed(model, words)[0][-1]
     vector = model.emission @ (model.transition @ state)
-    vector = (
-        model.probs + model.probs.sqrt() * (vector - model.probs.sqrt() * (model.probs.sqrt() @ vector))
-    ).clamp_min(0)
+    vector = (model.probs + model.probs.sqrt() * (vector - model.probs.sqrt() * (model.probs.sqrt() @ vector))).clamp_min(0)
     weight = float(model.mixture_weight)
     close(probs[0], (weight * vector / vector.sum() + (1 - weight) * model.probs).detach())
 
