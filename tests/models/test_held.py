@@ -8,7 +8,16 @@ import torch
 from support.grids import grid
 
 from pplseq import HMM, IOHMM, LDS, load
-from pplseq.models import (ARHMM, PROPS, VLHMM, ConstrainedLDS, SemiMarkovHMM, StructuralModel, SwitchingRegression, TextLDS)
+from pplseq.models import (
+    ARHMM,
+    PROPS,
+    VLHMM,
+    ConstrainedLDS,
+    SemiMarkovHMM,
+    StructuralModel,
+    SwitchingRegression,
+    TextLDS,
+)
 
 RNG = np.random.default_rng(0)
 REGIME = np.arange(120) // 20 % 2

@@ -10,7 +10,7 @@ from support.grids import grid
 from pplseq import SwitchingRegression
 from pplseq.models.parts.moves import shares
 from pplseq.models.regressions import start
-from pplseq.models.regressions.fit import (climb, expected_log_likelihood, left_variances, m_step, solve_regressions)
+from pplseq.models.regressions.fit import climb, expected_log_likelihood, left_variances, m_step, solve_regressions
 
 close = torch.testing.assert_close
 SWITCHING = ["mean", ("mean", "lags"), ("inputs", "variance"), ("mean", "inputs", "lags", "variance")]

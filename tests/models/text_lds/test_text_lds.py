@@ -5,7 +5,18 @@ import pyro
 import pytest
 import torch
 from support.lag_texts import hmm_tables, hmm_text
-from support.text_lds_truth import (LENGTHS, NUM_STATES, NUM_WORDS, SENTENCES, X, close, log_gain, make, rebased, smoothed)
+from support.text_lds_truth import (
+    LENGTHS,
+    NUM_STATES,
+    NUM_WORDS,
+    SENTENCES,
+    X,
+    close,
+    log_gain,
+    make,
+    rebased,
+    smoothed,
+)
 
 from pplseq.data.lag_counts import LagCounts
 from pplseq.data.text import Text
