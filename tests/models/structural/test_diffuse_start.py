@@ -114,7 +114,7 @@ def test_criteria_compare_models_of_different_components():
     diffuse, whose 13 diffuse states count as parameters."""
     rng, t = np.random.default_rng(9), np.arange(108)
     y = 50 + 0.3 * t + np.cumsum(rng.normal(0, 0.5, 108)) + 2.5 * np.sin(2 * np.pi * t / 12) + rng.normal(0, 1, 108)
-    wide, other = (StructuralModel(trend="stochastic", seasonal=seasonal).fit(y, initialization="still") for seasonal in (12, None))
+    wide, other = (StructuralModel(trend="stochastic", seasonal=seasonal).fit(y) for seasonal in (12, None))
     assert (wide.aic(y), wide.bic(y)) == pytest.approx((414.71157838694, 460.30780924805), rel=1e-6)
     assert wide.bic(y) < other.bic(y) and wide.score(y) < other.score(y)
     assert wide.summary(y).bic == pytest.approx(wide.bic(y))

@@ -234,14 +234,6 @@ def test_saved_and_loaded(tmp_path):
         assert again.fit(TEXT).tag(words) == tagger.tag(words)
 
 
-def test_generated_sentences():
-    tagger = DictionaryTagger.semi_supervised().fit(TEXT)
-    text = tagger.sample(4, 20, seed=0)
-    assert len(text) == 20 and {len(s.words) for s in text} <= {3, 4}
-    assert all(set(s.tags) <= set(tagger.tags) and set(s.words) <= set(tagger.vocabulary) for s in text)
-    assert tagger.sample(4, 20, seed=0) == text and tagger.sample(4, 0) == []
-
-
 def test_batches_change_nothing(monkeypatch):
     whole = DictionaryTagger.from_dictionary(max_iterations=3).fit(TEXT)
     monkeypatch.setattr("pplseq.models.taggers.dictionary.EM_CELLS", 60)

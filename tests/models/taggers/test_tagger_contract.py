@@ -311,7 +311,7 @@ def test_probabilities_of_words(generative):
 
 def test_generated_sentences(generative):
     drawn = generative.sample(8, 5, seed=1)
-    assert drawn == generative.sample(8, 5, seed=1) and len(drawn) == 5
+    assert drawn == generative.sample(8, 5, seed=1) and len(drawn) == 5 and generative.sample(8, 0) == []
     for words, tags in drawn:
         assert 1 <= len(words) == len(tags) <= 8
         assert set(tags) <= set(generative.tags)
