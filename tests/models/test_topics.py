@@ -288,8 +288,8 @@ def test_labelled_lines_make_a_classifier(tmp_path):
 
     lines, labels = drawn(160)
     some = [label if number % 2 else (None, math.nan, -1)[number % 3] for number, label in enumerate(labels)]
-    options = dict(num_blocks=5, batch_size=8, segment_length=8, seed=0, lr=0.03, folder=tmp_path / "run")
-    model = VLHMM(num_states=10, hidden_size=16, num_topics=2, topic_decay=0.0).fit(lines, topics=some, epochs=10, **options)
+    options = dict(num_blocks=5, batch_size=8, segment_length=8, seed=0, lr=0.05, folder=tmp_path / "run")
+    model = VLHMM(num_states=10, hidden_size=16, num_topics=2, topic_decay=0.0).fit(lines, topics=some, epochs=6, **options)
     with pytest.raises(ValueError, match="the training text of x is no longer the one"):
         VLHMM(num_states=10, hidden_size=16, num_topics=2, topic_decay=0.0).fit(
             lines, topics=some[::-1], epochs=11, resume=True, **options
