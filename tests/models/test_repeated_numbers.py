@@ -134,7 +134,7 @@ def test_shapes_have_ends_too(name, method):
     model = HMM(2, emission=name)
     if method not in model.methods:
         return
-    model.fit(x, method=method, seed=0, **({"num_steps": 60, "lr": 0.5} if method == "sgd" else {}))
+    model.fit(x, method=method, seed=0, **{"em": {}, "lbfgs": {}, "sgd": {"num_steps": 30, "lr": 1.0}}[method])
     found, limit = model.estimates()[which].detach(), end_of(name, x, which)
     assert bool((found <= limit * 1.001).all() if end == "largest" else (found >= limit / 1.001).all())
     assert np.isfinite(model.score(x)) and model.score(x) < 700
