@@ -172,6 +172,9 @@ def test_posterior_draws_average_to_the_smoothed_states(name):
     smoothed = states_of(model.smooth(x, LENGTHS, **case.known), model.num_states)
     if draws.is_floating_point():
         found = draws.mean(0)
+        apart = draws[:, VALID] - found[VALID]
+        spread = torch.einsum("nsi,nsj->sij", apart, apart) / len(draws)
+        close(spread, model.smooth(x, LENGTHS, **case.known).covariances[VALID], rtol=0.1, atol=0.05)
     else:
         assert ((draws >= 0) == VALID).all()
         found = torch.nn.functional.one_hot(draws.clamp_min(0), model.num_states).double().mean(0)

@@ -33,7 +33,7 @@ def draws(name, steps):
 
 @pytest.mark.parametrize("name", ANSWERED)
 def test_residuals_of_draws_are_independent_and_normal(name):
-    model, x, known = draws(name, 300)
+    model, x, known = draws(name, 180)
     found = model.diagnostics(x, seed=0, **known)
     for column in found.errors[0].T:
         assert stats.kstest(column, "norm").pvalue > 1e-3
@@ -170,9 +170,9 @@ def test_draws_of_a_wide_start_begin_where_the_data_begin(model):
 
 
 def test_words_of_a_linear_system_are_drawn_too():
-    model, x, _ = draws("text_lds", 60)
+    model, x, _ = draws("text_lds", 30)
     for statistic in (lambda data: (data == 0).double().mean(), lambda data: (data[:, 1:] == data[:, :-1]).double().mean()):
-        assert 0.01 < float(model.predictive_check(x, statistic, 60, seed=0).p_values) < 0.99
+        assert 0.01 < float(model.predictive_check(x, statistic, 40, seed=0).p_values) < 0.99
 
 
 # ------------------------------------------------------------------------------------------------ models beside each other

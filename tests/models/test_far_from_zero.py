@@ -31,9 +31,7 @@ def data(far, gaps=False):
 def test_hidden_markov_models(options):
     options = dict(options)
     gaps = options.pop("gaps", False)
-    near, far = (
-        HMM(2, num_features=2, **options).fit([data(where, gaps)], seed=0, max_iterations=8) for where in (0.0, 1e8)
-    )
+    near, far = (HMM(2, num_features=2, **options).fit([data(where, gaps)], seed=0, max_iterations=8) for where in (0.0, 1e8))
     own = {k: v for k, v in near.emission_parameters.items()}
     for name, value in own.items():
         moved = far.emission_parameters[name] - (1e8 if name.endswith("loc") else 0.0)

@@ -53,7 +53,7 @@ def test_every_method_tells_of_itself(method, capsys):
     size = "max_iterations" if method == "em" else "num_samples" if method == "nuts" else "num_steps"
     how, records = {"method": method, "seed": 0, size: 21}, []
     if method == "nuts":
-        how["warmup_steps"] = 2
+        how |= {"num_samples": 5, "warmup_steps": 2}
     alone = HMM(3, 5, priors=True).fit(X, **how)
     assert same(HMM(3, 5, priors=True).fit(X, **how, on_record=records.append, progress=True), alone)
     assert records or method == "nuts"

@@ -26,9 +26,7 @@ def modules():
     return [pytest.param(name, id=name) for name in ("pandas", "polars")]
 
 
-@pytest.mark.parametrize(
-    "model, x", [(WORDS, ids), (NUMBERS, values), (NUMBERS, values[:, None]), (VECTORS, vectors)]
-)
+@pytest.mark.parametrize("model, x", [(WORDS, ids), (NUMBERS, values), (NUMBERS, values[:, None]), (VECTORS, vectors)])
 def test_one_sequence_alone(model, x):
     expected = model.score([x])
     alone = [x, torch.as_tensor(x)] + ([x.tolist()] if x.ndim == 1 else [x[None]])
@@ -234,8 +232,7 @@ def test_symbols_and_words_of_an_iohmm():
     alone = IOHMM(2, num_inputs=0, num_outputs=6, outputs="categorical")  # nothing but outputs
     assert torch.equal(alone._as_batch(ids).x, whole.x) and alone._as_batch(ids, [3, 4]).x.shape == (2, 4)
     for call, error, message in [
-        (lambda: model._as_batch(ids, inputs=symbols[:, None]), ValueError,
-         r"7 sequences of one step: write inputs\[:, 0\]"),
+        (lambda: model._as_batch(ids, inputs=symbols[:, None]), ValueError, r"7 sequences of one step: write inputs\[:, 0\]"),
         (lambda: alone._as_batch(ids[:, None]), ValueError, r"one sequence of 7 or 7 sequences of one step: write x\[:, 0\]"),
         (lambda: model._as_batch(pandas.Series(["a", "b"]), inputs=symbols[:2]), TypeError,
          "x: expected the numbers 0, 1, .* of outputs, .* got the text 'a'"),

@@ -34,9 +34,7 @@ def masks(given):
 
 def test_padding_masks_both_sites_and_gaps_the_observation_only():
     given = Given((2, 3), X, X.clamp_min(0), X != MISSING, lengths=torch.tensor([3, 2]))
-    assert masks(given) == [
-        [[True, True], [True, True]], [[True, True], [False, True]], [[True, False], [True, False]]
-    ]  # fmt: skip
+    assert masks(given) == [[[True, True], [True, True]], [[True, True], [False, True]], [[True, False], [True, False]]]
     assert torch.equal(given.missing, X == MISSING) and not given.generates
     assert given.value(1).tolist() == [0, 1] and given.state(0) is None and given.input(0) is None
 

@@ -51,7 +51,7 @@ def by_differences(model, batch):
     return names, errors, slopes[:, ~known].square().sum(-1) / size.clamp_min(1e-300), size
 
 
-def regimes(seed=0, steps=90):
+def regimes(seed=0, steps=60):
     random = np.random.default_rng(seed)
     return random.normal(size=steps) * 0.6 + np.where(np.arange(steps) // 15 % 2, 2.5, -1.0)
 
@@ -65,7 +65,7 @@ def counts():
 
 
 def noisy():
-    return HMM(2, num_features=1, start_states=[0]), regimes(), {"emission_noises": torch.full((90, 1, 1), 0.2, dtype=F64)}
+    return HMM(2, num_features=1, start_states=[0]), regimes(), {"emission_noises": torch.full((60, 1, 1), 0.2, dtype=F64)}
 
 
 def arhmm():
@@ -78,7 +78,7 @@ def switching():
 
 
 def iohmm():
-    inputs = np.random.default_rng(5).normal(size=(90, 1))
+    inputs = np.random.default_rng(5).normal(size=(60, 1))
     x = (regimes() + 0.8 * inputs[:, 0])[:, None]
     return IOHMM(2, num_inputs=1, num_outputs=1, outputs="gaussian", mealy=True), [x], {"inputs": [inputs]}
 
@@ -86,8 +86,8 @@ def iohmm():
 def constrained():
     patterns = dict(transition=[["a"]], emission=[[1], [1]], emission_noise="scalar")
     patterns |= dict(initial_mean="zero", initial_covariance=[[1]])
-    level = np.random.default_rng(2).normal(size=70).cumsum() * 0.3
-    x = level[:, None] + 0.5 * np.random.default_rng(3).normal(size=(70, 2))
+    level = np.random.default_rng(2).normal(size=40).cumsum() * 0.3
+    x = level[:, None] + 0.5 * np.random.default_rng(3).normal(size=(40, 2))
     return ConstrainedLDS(1, 2, patterns, offsets="emission"), [x], {}
 
 
@@ -150,15 +150,15 @@ def test_second_derivatives_that_no_memory_holds_are_refused_at_once():
 @pytest.mark.parametrize("held", ["fixed", "bounds"])
 def test_what_is_held_takes_its_share_of_a_row_and_no_error(held):
     """The others are shares of what is left: a multinomial of the words that are not held."""
-    x = np.repeat([0, 1, 2, 3], [10, 60, 40, 90])
+    x = np.repeat([0, 1, 2, 3], [5, 30, 20, 45])
     model = HMM(1, 4).set_parameters(emission=[[0.2, 0.2, 0.3, 0.3]])
     known = {"fixed": {"emission": np.array([[True, False, False, False]])}, "bounds": {"emission": ([[0.2, 0, 0, 0]], 1.0)}}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         found = model.fit(x, **{held: known[held]}).summary(x)
-    share = np.array([60, 40, 90]) / 190
+    share = np.array([30, 20, 45]) / 95
     np.testing.assert_allclose(found.estimates[3:], 0.8 * share, rtol=1e-6)
-    np.testing.assert_allclose(found.errors[3:], 0.8 * np.sqrt(share * (1 - share) / 190), rtol=1e-6)
+    np.testing.assert_allclose(found.errors[3:], 0.8 * np.sqrt(share * (1 - share) / 95), rtol=1e-6)
     assert found.errors[2].isnan() and (found.fixed + tuple(found.bounds)) == ("emission[0][0]",)
     whole = np.array([[True, True, True, False]])
     assert model.fit(x, fixed={"emission": whole}).summary(x).errors[5] == 0  # nothing is left to choose
@@ -166,13 +166,13 @@ def test_what_is_held_takes_its_share_of_a_row_and_no_error(held):
 
 @pytest.mark.parametrize("method", ["em", "lbfgs"])
 def test_a_mean_at_its_bound_has_no_error_and_others_are_as_if_it_were_known(method):
-    x = np.random.default_rng(0).normal(1.0, 2.0, size=400)
+    x = np.random.default_rng(0).normal(1.0, 2.0, size=60)
     model = HMM(1, num_features=1).fit(x, bounds={"loc": (1.5, None)}, method=method)
     with pytest.warns(RuntimeWarning, match="at its bound 1.5"):
         found = model.summary(x)
     precision = 1 / np.square(x - 1.5).mean()
     assert found.bounds == {"loc[0][0]": pytest.approx(1.5)} and found.errors[2].isnan()
-    np.testing.assert_allclose(found.errors[3], precision * np.sqrt(2 / 400), rtol=1e-3)
+    np.testing.assert_allclose(found.errors[3], precision * np.sqrt(2 / 60), rtol=1e-3)
     assert not HMM(1, num_features=1).fit(x, bounds={"loc": (0.5, None)}, method=method).summary(x).bounds
 
 
@@ -181,7 +181,7 @@ def test_weights_at_their_bounds_have_no_errors():
     u = draws.normal(size=(60, 2))
     x = (u @ [1.0, -1.0] + draws.normal(size=60))[:, None]
     model = IOHMM(1, num_inputs=2, num_outputs=1, outputs="gaussian", mealy=True)
-    model.fit(x, inputs=u, bounds={"emission_network.weight": (-0.5, 0.5)}, method="sgd", num_steps=1500, seed=0)
+    model.fit(x, inputs=u, bounds={"emission_network.weight": (-0.5, 0.5)}, method="sgd", num_steps=200, lr=0.1, seed=0)
     with pytest.warns(RuntimeWarning, match="is at its bound 0.5"):
         found = model.summary(x, inputs=u)
     assert [*found.bounds] == ["emission[0].x0.u0", "emission[0].x0.u1"] and found.errors[1:3].isnan().all()
@@ -190,8 +190,8 @@ def test_weights_at_their_bounds_have_no_errors():
 
 @pytest.mark.parametrize("method", ["em", "lbfgs"])
 def test_means_that_an_order_makes_equal_are_one_number(method):
-    draws, states = np.random.default_rng(0), np.repeat([0, 1, 2], 60)
-    x = draws.normal(size=180) + np.array([1.0, 0.0, 3.0])[states]
+    draws, states = np.random.default_rng(0), np.repeat([0, 1, 2], 20)
+    x = draws.normal(size=60) + np.array([1.0, 0.0, 3.0])[states]
     model = HMM(3, num_features=1).fit(x, states=states, bounds={"loc": "increasing"}, method=method)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -202,8 +202,8 @@ def test_means_that_an_order_makes_equal_are_one_number(method):
     assert errors[0] == errors[1] == found.covariance[loc][:, loc][0, 1].sqrt()
     # a mean, beside two precisions that it is the mean by
     information = torch.zeros(3, 3, dtype=F64)
-    information[0, 0] = 60 * each[:2].sum()
+    information[0, 0] = 20 * each[:2].sum()
     for state in (0, 1):
-        information[0, 1 + state] = information[1 + state, 0] = -(gaps[state] - 60 * mean)
-        information[1 + state, 1 + state] = 30 / each[state] ** 2
+        information[0, 1 + state] = information[1 + state, 0] = -(gaps[state] - 20 * mean)
+        information[1 + state, 1 + state] = 10 / each[state] ** 2
     np.testing.assert_allclose(errors[0], information.inverse()[0, 0].sqrt(), rtol=1e-3)

@@ -191,9 +191,9 @@ def test_more_paths_than_fit_are_refused_and_those_that_cannot_be_are_left_out()
     with pytest.raises(ValueError, match="steps ahead is a mixture of .* Gaussians; ask for"):
         model.forecast(torch.randn(1, 4, 1), 40, inputs=torch.zeros(1, 4, 1), future_inputs=torch.zeros(40, 1)).intervals()
     stay = torch.eye(2).double()
-    moves = [torch.tensor([[[[1.0, 0.0], [1.0, 0.5]]] * 2]).double()] * 60
+    moves = [torch.tensor([[[[1.0, 0.0], [1.0, 0.5]]] * 2]).double()] * 30
     low = PathMixture(torch.tensor([[0.3, 0.7]]), stay, torch.ones(1, 2), moves, torch.ones(2, 1, 1), torch.zeros(1, 1))
-    assert low.quantiles(0.5).shape == (1, 60, 1)
+    assert low.quantiles(0.5).shape == (1, 30, 1)
 
 
 @pytest.mark.parametrize("feedback", [False, True])

@@ -40,7 +40,7 @@ def test_scales_have_the_floor_of_em(name, method):
     make, share = MODELS[name]
     x = np.exp(X) if name == "logarithms" else X[:, None] if name == "autoregressive" else X
     model = make()
-    model.fit(x, method=method, seed=0, **({"num_steps": 100, "lr": 0.1} if method == "sgd" else {}))
+    model.fit(x, method=method, seed=0, **({"num_steps": 40, "lr": 0.25} if method == "sgd" else {"num_steps": 60}))
     assert smallest(model) > 0.9 * share * X.var() / (2 if name == "laplace" else 1)
     assert model.score(x) < (100 if share == 1e-3 else 400)
 
@@ -134,7 +134,7 @@ def test_shapes_have_ends_too(name, method):
     model = HMM(2, emission=name)
     if method not in model.methods:
         return
-    model.fit(x, method=method, seed=0, **({"num_steps": 60, "lr": 0.5} if method == "sgd" else {}))
+    model.fit(x, method=method, seed=0, **{"em": {}, "lbfgs": {}, "sgd": {"num_steps": 30, "lr": 1.0}}[method])
     found, limit = model.estimates()[which].detach(), end_of(name, x, which)
     assert bool((found <= limit * 1.001).all() if end == "largest" else (found >= limit / 1.001).all())
     assert np.isfinite(model.score(x)) and model.score(x) < 700
@@ -166,7 +166,7 @@ def outputs_by(family, x, states, method="em"):
     """Scales of an IOHMM of numbers that one input drives."""
     x, inputs = torch.tensor(x).reshape(1, -1, 1), torch.tensor(INPUTS).reshape(1, -1, 1)
     model = IOHMM(states, num_inputs={"emission": 1}, num_outputs=[1], outputs=[family], mealy=True)
-    model.fit(x, inputs=inputs, method=method, seed=0, **({"num_steps": 300} if method == "sgd" else {}))
+    model.fit(x, inputs=inputs, method=method, seed=0, **({"num_steps": 100, "lr": 0.2} if method == "sgd" else {}))
     return next(value for _, name, value in model.noise.values() if name == "scale").detach()
 
 

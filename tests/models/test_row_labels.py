@@ -281,8 +281,7 @@ def test_other_indexes_of_time_that_lack_steps():
         with pytest.warns(UserWarning, match="x: 3 of 30 steps"):
             found, _ = in_steps(of(index).iloc[there])
         assert found.isna().to_numpy().nonzero()[0].tolist() == [3, 7, 8]
-    for index in (
-        days[[0, 1, 4, 9, 16, 25]], pd.DatetimeIndex(days[:9].to_numpy() + np.arange(9) ** 3),    ):  # fmt: skip
+    for index in (days[[0, 1, 4, 9, 16, 25]], pd.DatetimeIndex(days[:9].to_numpy() + np.arange(9) ** 3),    ):
         with pytest.warns(UserWarning, match="x: its times are in no even steps .*, and its rows are taken for equal steps"):
             assert in_steps(x := of(index))[0] is x
     two = pd.concat([of(days).iloc[there], of(days)])
@@ -382,9 +381,7 @@ def test_next_inputs_go_by_their_names(make, frame):
     model.fit(table["y"], inputs=table[["u", "v"]], seed=0, **few)
     further = pd.DataFrame({"v": [1.0], "u": [3.0]})
     expected = model.predict_next(table["y"], inputs=table[["u", "v"]], next_inputs=np.array([3.0, 1.0])).means
-    np.testing.assert_array_equal(
-        model.predict_next(table["y"], inputs=table[["u", "v"]], next_inputs=further).means, expected
-    )
+    np.testing.assert_array_equal(model.predict_next(table["y"], inputs=table[["u", "v"]], next_inputs=further).means, expected)
 
 
 def test_what_sources_say_of_other_steps():

@@ -212,10 +212,10 @@ def test_how_long_topics_are_kept_is_the_likeliest_for_sentences_in_their_order(
 
 
 def test_how_long_topics_are_kept_is_of_the_parameters_that_a_fit_ends_with(tmp_path):
-    lines = ["the cat sees the dog", "a dog sleeps", "stocks fell sharply", "the market fell again"] * 60
+    lines = ["the cat sees the dog", "a dog sleeps", "stocks fell sharply", "the market fell again"] * 15
     options = dict(num_blocks=4, batch_size=4, segment_length=8, seed=0, lr=0.05, schedule="plateau")
     found = []
-    for folder, epochs in ((None, 4), (tmp_path / "whole", 4), (tmp_path / "parts", 2), (tmp_path / "parts", 4)):
+    for folder, epochs in ((None, 2), (tmp_path / "whole", 2), (tmp_path / "parts", 1), (tmp_path / "parts", 2)):
         model = VLHMM(num_states=8, hidden_size=8, transition="hierarchical", num_topics=2)
         model.fit(lines, epochs=epochs, folder=folder, resume=folder is not None and folder.exists(), **options)
         before = model.topic_kept.detach().clone()
@@ -286,10 +286,10 @@ def test_labelled_lines_make_a_classifier(tmp_path):
         both = zip(pairs, kinds, strict=True)
         return [[w for k in some for w in (f"a{k}", f"b{k}")[:: 1 - 2 * kind]] for some, kind in both], kinds.tolist()
 
-    lines, labels = drawn(200)
+    lines, labels = drawn(160)
     some = [label if number % 2 else (None, math.nan, -1)[number % 3] for number, label in enumerate(labels)]
-    options = dict(num_blocks=5, batch_size=8, segment_length=8, seed=0, lr=0.03, folder=tmp_path / "run")
-    model = VLHMM(num_states=10, hidden_size=16, num_topics=2, topic_decay=0.0).fit(lines, topics=some, epochs=10, **options)
+    options = dict(num_blocks=5, batch_size=8, segment_length=8, seed=0, lr=0.05, folder=tmp_path / "run")
+    model = VLHMM(num_states=10, hidden_size=16, num_topics=2, topic_decay=0.0).fit(lines, topics=some, epochs=6, **options)
     with pytest.raises(ValueError, match="the training text of x is no longer the one"):
         VLHMM(num_states=10, hidden_size=16, num_topics=2, topic_decay=0.0).fit(
             lines, topics=some[::-1], epochs=11, resume=True, **options

@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from support.oracles.discrete import enumerate_paths, generic_log_prob
+from support.oracles.discrete import enumerate_paths
 from support.vlhmm_models import LENGTHS, OPTIONS, X, log_prob_by_hand, make, tables_by_hand
 
 from pplseq.models import VLHMM
@@ -77,16 +77,6 @@ def test_a_share_is_left_out(share):
         close_to(out[k::4].mean(), share, len(out) / 4)
     close_to((out[1:] * out[:-1]).mean(), share**2, len(out) / 3)
     assert dropout(x, share, False) is x and dropout(x, 0.0, True).equal(x) and not dropout(x, 1.0, True).any()
-
-
-@pytest.mark.parametrize("option", ["independent", "uneven", "scalar", "reset"])
-def test_pyros_own_enumeration(option):
-    model = make(option)
-    model(X, LENGTHS)
-    parameters = [p for n, p in model.named_parameters() if not n.startswith("start_score.bias")]
-    got, expected = model.chain.log_prob().sum(), generic_log_prob(model, X, LENGTHS)
-    close(got, expected)
-    close(torch.autograd.grad(got, parameters), torch.autograd.grad(expected, parameters))
 
 
 def test_float32_is_near():
@@ -195,16 +185,6 @@ def test_segments_are_one_chain(option):
         close(first.log_prob() + second.log_prob(), whole.log_prob())
         close(second.filtered().dense(6), whole.filtered().dense(6))
         close(second.next().word_log_probs, whole.next().word_log_probs)
-
-
-def test_the_next_words_sum_to_one_and_are_the_likelihoods():
-    for option in ("uneven", "reset", "no blocks"):
-        model = make(option).eval()
-        words = model.posterior(X[:, :3]).next().word_log_probs
-        close(words.exp().sum(-1), torch.ones(3, dtype=F64))
-        for word in range(6):
-            longer = torch.cat([X[:, :3], torch.full((3, 1), word)], 1)
-            close(words[:, word], model.log_prob(longer) - model.log_prob(X[:, :3]))
 
 
 def test_a_reset_forgets():

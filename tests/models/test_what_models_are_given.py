@@ -171,9 +171,7 @@ def test_misspelt_names_get_a_suggestion(call, message):
 
 @pytest.mark.parametrize(
     "call, message",
-    [
-        (lambda: IOHMM(2, num_symbols=2, num_outputs=3).set_parameters(**{"initial_network.logits": [np.nan, 0.0]}), "no NaN"),
-    ],
+    [(lambda: IOHMM(2, num_symbols=2, num_outputs=3).set_parameters(**{"initial_network.logits": [np.nan, 0.0]}), "no NaN")],
 )
 def test_values_that_emissions_and_networks_do_not_have(call, message):
     with pytest.raises(ValueError, match=message):

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from pplseq.distributions.drawing import seeded
-from pplseq.models import HMM, IOHMM, LDS, CRFTagger, HMMTagger, LatentTagger, MEMMTagger
+from pplseq.models import HMM, IOHMM, LDS, VLHMM, CRFTagger, HMMTagger, LatentTagger, MEMMTagger
 from support.model_cases import ARGUMENTS, CASES, FITTED, NUMBERS, Case, vectors, words
 from support.tagged_toy import tagged_sentences
 
@@ -42,7 +42,7 @@ def of_case(case: Case) -> tuple[Any, Questions]:
     found["predict_next"] = lambda: model.predict_next(
         x, LENGTHS, **known, **({} if inputs is None else {"next_inputs": inputs[:, 0]})
     )
-    if model.num_free_parameters < 80:
+    if model.num_free_parameters < (80 if isinstance(model, VLHMM) else 24):
         found["summary"] = lambda: model.summary(x, LENGTHS, **known)
     if model.num_features is None and case.x is words:
         gap = x.index_put((torch.tensor(0), torch.tensor(2)), torch.tensor(-1))

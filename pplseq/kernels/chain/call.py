@@ -200,7 +200,7 @@ def viterbi(
     """
     from pplseq.kernels.chain import loops
 
-    (index, lengths, _), num_states = rows, logs.shape[1]
+    (index, lengths, _), num_states, logs = rows, logs.shape[1], np.ascontiguousarray(logs)
     path, found, states = np.empty(index.shape, np.int64), np.empty(len(index)), states_of(num_states)
     final = np.empty((0, num_states)) if final is None else final
 

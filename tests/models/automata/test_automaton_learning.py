@@ -35,9 +35,7 @@ def validation(grammar, number=30, seed=0):
 @pytest.mark.parametrize("number", [1, pytest.param(2, marks=pytest.mark.slow), 6])
 def test_languages_are_learnt_exactly(number):
     grammar = tomita(number)
-    found = by_em(blocks=FEW, max_iterations=150).fit(
-        grammar.strings, grammar.labels, validation=validation(grammar)
-    )
+    found = by_em(blocks=FEW, max_iterations=150).fit(grammar.strings, grammar.labels, validation=validation(grammar))
     assert found.consistent
     assert found.automaton.equals(Automaton.from_regex(grammar.regex, "01"))
     assert [size.num_consistent for size in found.sizes][:-1] == [0] * (len(found.sizes) - 1)
@@ -154,9 +152,7 @@ def test_repaired_tables_are_probabilities_and_label_as_counted():
 def test_repair_finds_more_languages_that_fit():
     grammar = tomita(4)
     found = {
-        repaired: by_em(4, blocks=(RestartBlock(60),), max_iterations=80, repair=repaired).fit(
-            grammar.strings, grammar.labels
-        )
+        repaired: by_em(4, blocks=(RestartBlock(60),), max_iterations=80, repair=repaired).fit(grammar.strings, grammar.labels)
         for repaired in (False, True)
     }
     plain, better = (found[key].sizes[0] for key in (False, True))
@@ -178,10 +174,7 @@ def test_moore_machine_with_names_of_labels_and_words_as_symbols():
 
 def test_the_same_seed_gives_the_same():
     grammar = tomita(2)
-    runs = [
-        by_em(3, blocks=FEW, max_iterations=40, seed=seed).fit(grammar.strings, grammar.labels)
-        for seed in (3, 3, 5)
-    ]
+    runs = [by_em(3, blocks=FEW, max_iterations=40, seed=seed).fit(grammar.strings, grammar.labels) for seed in (3, 3, 5)]
     assert torch.equal(runs[0].tables.transition, runs[1].tables.transition)
     assert not torch.equal(runs[0].tables.transition, runs[2].tables.transition)
 

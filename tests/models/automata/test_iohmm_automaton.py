@@ -126,7 +126,5 @@ def test_em_over_prefixes_equals_em_on_padded_strings():
     model = model_of_tables(tables.restarts(0))
     inputs, lengths, x = padded(grammar.strings, [int(label) for label in grammar.labels])
     model.fit(x, inputs=inputs, lengths=lengths, method="em", warm_start=True, max_iterations=4, tolerance=0.0)
-    for network, table in zip(
-        (model.initial_network, model.transition_network, model.emission_network), expected, strict=True
-    ):
+    for network, table in zip((model.initial_network, model.transition_network, model.emission_network), expected, strict=True):
         torch.testing.assert_close(network.logits.detach().softmax(-1), table[..., 0], rtol=1e-7, atol=1e-9)

@@ -66,9 +66,7 @@ CHANGES = {
     "a parametrization": lambda model: torch.nn.utils.parametrize.register_parametrization(
         model.emissions, "logits", torch.nn.Tanh()
     ),
-    "another shape of the same memory": lambda model: setattr(
-        model.transition_logits, "data", model.transition_logits.data.T
-    ),
+    "another shape of the same memory": lambda model: setattr(model.transition_logits, "data", model.transition_logits.data.T),
     "another part": lambda model: setattr(model, "emissions", HMM(3, 7).emissions),
     "a part's parameter": lambda model: setattr(model.emissions, "logits", torch.nn.Parameter(torch.zeros(3, 7).double())),
     "a hook": lambda model: model.register_forward_hook(lambda *_: None),

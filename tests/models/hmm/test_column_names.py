@@ -56,7 +56,7 @@ def test_a_fit_learns_them_anew_and_an_error_keeps_them(frame):
 
 @pytest.mark.parametrize("covariance", ["diag", "spherical", "full", "tied"])
 def test_summaries_and_forecasts_name_them(frame, covariance):
-    model = HMM(2, num_features=2, covariance=covariance).fit(frame, method="lbfgs", num_steps=30)
+    model = HMM(2, num_features=2, covariance=covariance).fit(frame, method="lbfgs", num_steps=8)
     names = model.summary(frame).names
     assert {"transition[0][1]", "loc[1][temp]", "loc[0][wind]"} <= set(names)
     expected = {"diag": "precision[0][wind]", "spherical": "precision[0][0]", "full": "precision[1][temp][wind]"}

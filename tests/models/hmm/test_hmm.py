@@ -4,7 +4,6 @@ import copy
 import warnings
 
 import numpy as np
-import pyro
 import pytest
 import torch
 from hmmlearn import hmm as peer
@@ -28,7 +27,6 @@ from support.oracles.discrete import generic_log_prob
 
 from pplseq.distributions import dense
 from pplseq.distributions.state import MISSING
-from pplseq.infer.programs.blocked_enum import BlockedEnum
 from pplseq.models import HMM
 
 
@@ -235,16 +233,6 @@ def test_number_of_parameters():
     assert model.bic(x) - model.aic(x) == pytest.approx(model.num_free_parameters * (np.log(20) - 2))
 
 
-def test_queries_leave_pyros_parameter_store_alone():
-    model = words_model()
-    x, *_ = model.sample(4, 2)
-    model.fit(x, max_iterations=1)
-    model.predict(x)
-    assert not list(pyro.get_param_store().keys())
-    with BlockedEnum():
-        model.model(x)
-
-
 # ------------------------------------------------------------------------------------------------ bad input
 @pytest.mark.parametrize(
     "call, error, message",
@@ -287,12 +275,6 @@ def test_queries_leave_pyros_parameter_store_alone():
 def test_bad_input(call, error, message):
     with pytest.raises(error, match=message):
         call()
-
-
-def test_an_impossible_sequence_is_named():
-    model = words_model().set_parameters(emission=np.eye(Z, V))
-    with pytest.raises(ValueError, match="row 1, step 2"):
-        model.smooth([[0, 1], [0, 1, 4]])
 
 
 def test_what_comes_first_where_the_first_word_is_impossible():

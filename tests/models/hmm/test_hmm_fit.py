@@ -7,15 +7,7 @@ import pyro
 import pytest
 import torch
 from pyro.infer import SVI, Trace_ELBO
-from support.hmm_models import (
-    F64,
-    GOOD_SEED,
-    MODELS,
-    V,
-    Z,
-    close,
-    words_model,
-)
+from support.hmm_models import F64, GOOD_SEED, MODELS, V, Z, close, words_model
 
 from pplseq.data.builtin import generated_language
 from pplseq.infer.programs.blocked_enum import no_guide

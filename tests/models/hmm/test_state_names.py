@@ -62,9 +62,7 @@ NAMED = {
         lambda **told: IOHMM(2, num_symbols=3, num_outputs=2, mealy=True, **told), {"inputs": np.arange(40) % 3},
         ["emission[2][down][1]", "transition[2][up][down]"],
     ),
-    "clusters": (
-        lambda **told: MixtureIOHMM(1, 2, num_inputs=1, outputs="normal", **told), {"inputs": X}, ["scale.x0[down]"],
-    ),
+    "clusters": (lambda **told: MixtureIOHMM(1, 2, num_inputs=1, outputs="normal", **told), {"inputs": X}, ["scale.x0[down]"]),
 }  # fmt: skip
 
 

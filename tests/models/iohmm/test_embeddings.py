@@ -51,9 +51,7 @@ def test_as_numbers_0_and_1_under_the_product(outputs):
     for model, given in ((embedded, inputs), (plain, one_hot(inputs))):
         model.zero_grad()
         model.log_joint(x, lengths, inputs=given).sum().backward()
-    torch.testing.assert_close(
-        embedded.score(x, lengths, inputs=inputs), plain.score(x, lengths, inputs=one_hot(inputs))
-    )
+    torch.testing.assert_close(embedded.score(x, lengths, inputs=inputs), plain.score(x, lengths, inputs=one_hot(inputs)))
     for part in ("initial", "transition", "emission"):
         one, other = embedded.network(part), plain.network(part)
         whole, weight = other.weight.grad, one.top.weight.detach()
@@ -63,9 +61,7 @@ def test_as_numbers_0_and_1_under_the_product(outputs):
         )
         own = whole[..., 2:-1, :] @ weight[..., 2:4, :].mT  # summed over states, which share the vectors
         torch.testing.assert_close(one.tables[0].grad, own if own.dim() == 2 else own.sum(0))
-    torch.testing.assert_close(
-        embedded.one_step(x, inputs=inputs).outputs, plain.one_step(x, inputs=one_hot(inputs)).outputs
-    )
+    torch.testing.assert_close(embedded.one_step(x, inputs=inputs).outputs, plain.one_step(x, inputs=one_hot(inputs)).outputs)
 
 
 @pytest.mark.parametrize(

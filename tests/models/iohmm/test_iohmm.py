@@ -32,9 +32,7 @@ def test_likelihood_and_gradients_are_the_papers(model, missing):
         pytest.skip("symbols have no parts")
     x, inputs = data(model, missing=missing != "nothing", partly=missing == "parts")
     values = [model.log_joint(x, LENGTHS, inputs=inputs)]
-    values.append(
-        sum(Truth(model, x, inputs, row, length).likelihood().log() for row, length in enumerate(LENGTHS.tolist()))
-    )
+    values.append(sum(Truth(model, x, inputs, row, length).likelihood().log() for row, length in enumerate(LENGTHS.tolist())))
     values.append(generic_log_prob(model, x, LENGTHS, inputs=inputs))
     for vectorize in (True, False):
         trace = poutine.trace(BlockedEnum(vectorize=vectorize)(model.model)).get_trace(x, LENGTHS, inputs=inputs)

@@ -124,12 +124,7 @@ def test_one_batch_is_a_loop_over_single_fits_and_never_falls(case):
     assert float(gains[~gains.isnan()].min()) > -1e-9
     for restart in (1, 2):
         block = blocks[restart // 2].replaced(1)
-        alone = EMRun(
-            problem(**case, graph=graph),
-            take(start, torch.tensor([restart])),
-            blocks=[block],
-            **few,
-        ).run()
+        alone = EMRun(problem(**case, graph=graph), take(start, torch.tensor([restart])), blocks=[block], **few).run()
         assert alone.num_iterations[0] == together.num_iterations[restart]
         assert_close(alone.log_likelihoods[0], together.log_likelihoods[restart], rtol=1e-8, atol=1e-8)
         own = take(together.parameters, torch.tensor([restart]))
@@ -157,9 +152,7 @@ def test_gradients_against_finite_differences(case):
                 change = torch.zeros_like(flat)
                 change[k] = step
                 up, down = (
-                    one.expect(
-                        {**parameters, part: {**weights, name: own + sign * change.reshape(own.shape)}}
-                    ).log_prob.sum(0)
+                    one.expect({**parameters, part: {**weights, name: own + sign * change.reshape(own.shape)}}).log_prob.sum(0)
                     for sign in (1, -1)
                 )
                 assert_close(gradient[part][name].reshape(-1, 2)[k], (up - down) / (2 * step), rtol=1e-5, atol=1e-6)

@@ -221,10 +221,7 @@ def parity_data(rows=24, seed=0):
 def test_blocks_of_settings_and_the_smallest_consistent():
     x, u = parity_data()
     model = IOHMM(2, num_symbols=2, num_outputs=2, initial="transition")
-    blocks = [
-        RestartBlock(10, concentration=0.5, fixed_start=True),
-        dict(num_restarts=5, prior=1.5, prior_iterations=20),
-    ]
+    blocks = [RestartBlock(10, concentration=0.5, fixed_start=True), dict(num_restarts=5, prior=1.5, prior_iterations=20)]
     model.fit(x, inputs=u, num_restarts=blocks, select="smallest_consistent", seed=0, max_iterations=200)
     report = model.history.restarts
     assert report.block.tolist() == [0] * 10 + [1] * 5
@@ -249,9 +246,7 @@ def test_validation_and_sizes():
     fit = dict(num_restarts=10, seed=0, max_iterations=100)
     model = IOHMM(2, **options).fit(x, inputs=u, select="validation", validation=held_out, **fit)
     report = model.history.restarts
-    assert_close(
-        float(report.scores[report.chosen]), model.score(**held_out), rtol=1e-8, atol=1e-8
-    )
+    assert_close(float(report.scores[report.chosen]), model.score(**held_out), rtol=1e-8, atol=1e-8)
     assert float(report.scores[report.kept].max()) == float(report.scores[report.chosen])
     small = IOHMM.fit_sizes([1, 2, 3], x, inputs=u, model=options, select="smallest_consistent", **fit)
     assert small.num_states == 2 and [size for size, _ in small.history.sizes] == [1, 2]
@@ -272,9 +267,7 @@ def test_collapsed_restarts_are_dropped_and_told(monkeypatch):
 
     monkeypatch.setattr(fitting, "draw_parameters", broken)
     model = IOHMM(2, num_symbols=L, outputs="gaussian", num_outputs=2)
-    with pytest.warns(
-        RuntimeWarning, match="1 of 3 restarts collapsed and were dropped; restart 1: its log-likelihood is NaN"
-    ):
+    with pytest.warns(RuntimeWarning, match="1 of 3 restarts collapsed and were dropped; restart 1: its log-likelihood is NaN"):
         model.fit(x, inputs=u, num_restarts=3, seed=0, max_iterations=5)
     assert 1 in model.history.restarts.dropped and model.history.restarts.chosen != 1
     monkeypatch.setattr(
@@ -345,18 +338,13 @@ def test_no_inputs_are_like_one_constant_symbol():
     x = [(torch.arange(n) // 5 % 2 * 3.0 + 0.5 * torch.randn(n)).double().unsqueeze(-1) for n in (30, 17, 1)]
     symbols = [torch.zeros(len(row), dtype=torch.long) for row in x]
     fitted = [
-        IOHMM(2, outputs="gaussian", num_outputs=1, **size).fit(
-            x, inputs=inputs, num_restarts=5, seed=0, tolerance=1e-10
-        )
+        IOHMM(2, outputs="gaussian", num_outputs=1, **size).fit(x, inputs=inputs, num_restarts=5, seed=0, tolerance=1e-10)
         for size, inputs in ((dict(num_inputs=0), None), (dict(num_symbols=1), symbols))
     ]
     assert fitted[0].score(x) == pytest.approx(fitted[1].score(x, inputs=symbols), rel=1e-5)
     with pytest.raises(ValueError, match="num_steps must be at least 1"):
         fitted[0].forecast(x, -1)
-    ahead = [
-        fitted[0].forecast(x, 3),
-        fitted[1].forecast(x, inputs=symbols, future_inputs=torch.zeros(3, dtype=torch.long)),
-    ]
+    ahead = [fitted[0].forecast(x, 3), fitted[1].forecast(x, inputs=symbols, future_inputs=torch.zeros(3, dtype=torch.long))]
     torch.testing.assert_close(ahead[0].means, ahead[1].means, rtol=1e-2, atol=1e-2)
 
 
@@ -378,9 +366,7 @@ def test_outputs_in_large_units_are_fitted_as_well():
         )
         for scale in (1.0, 1e-4)
     ]
-    scores = [
-        model.score([scale * row for row in x], inputs=u) for model, scale in zip(fitted, (1.0, 1e-4), strict=True)
-    ]
+    scores = [model.score([scale * row for row in x], inputs=u) for model, scale in zip(fitted, (1.0, 1e-4), strict=True)]
     assert scores[1] == pytest.approx(scores[0] - 180 * torch.tensor(1e-4).log().item(), abs=0.1)
     starts = fitted[1].history.restarts.log_likelihoods
     assert float((starts > starts.max() - 1).double().mean()) >= 0.5

@@ -142,9 +142,7 @@ def test_tables_from_probabilities():
 
 def test_certain_outcomes_have_gradients():
     """Zeros in tables, as after EM: no NaN, neither here nor under Pyro's own enumeration."""
-    model = IOHMM(
-        2, num_symbols=2, outputs="bernoulli", num_outputs=1, initial="transition", start_states=[0], mealy=True
-    )
+    model = IOHMM(2, num_symbols=2, outputs="bernoulli", num_outputs=1, initial="transition", start_states=[0], mealy=True)
     model._set_tables(
         transition=[[[1.0, 0.0], [0.0, 1.0]], [[0.0, 1.0], [0.5, 0.5]]], emission=[[[1.0], [0.0]], [[0.5], [0.25]]]
     )
@@ -315,11 +313,7 @@ def test_bad_data():
         (lambda: symbols.log_prob(ids, inputs=v + 2), ValueError, "expected symbols 0..2"),
         (lambda: symbols.log_prob(ids, inputs=v.double()), TypeError, "inputs must hold integers"),
         (lambda: symbols.log_prob(ids, inputs=v.tolist()), TypeError, "inputs must be a tensor"),
-        (
-            lambda: symbols.score(ids.tolist(), inputs=[[0, 1], [0], [1]]),
-            ValueError,
-            "x: sequence 0 has 5 steps, but that of",
-        ),
+        (lambda: symbols.score(ids.tolist(), inputs=[[0, 1], [0], [1]]), ValueError, "x: sequence 0 has 5 steps, but that of"),
         (lambda: symbols.score(ids.tolist(), inputs=[[0, 1]]), ValueError, "x: 3 sequences, but inputs holds 1"),
         (
             lambda: symbols.score(ids.tolist(), LENGTHS, inputs=v.tolist()),

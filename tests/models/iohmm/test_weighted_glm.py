@@ -64,9 +64,7 @@ def test_each_problem_as_if_it_were_alone():
         assert_close(together.weights[one], alone.weights, rtol=1e-7, atol=1e-8)
     assert_close(together.weights[4], start[4])  # nothing to go by
     probs = (features @ together.weights).masked_fill(forbidden.unsqueeze(1), -torch.inf).softmax(-1)
-    assert_close(
-        (features.T @ counts)[:4], (features.T @ (counts.sum(-1, keepdim=True) * probs))[:4], rtol=1e-4, atol=1e-4
-    )
+    assert_close((features.T @ counts)[:4], (features.T @ (counts.sum(-1, keepdim=True) * probs))[:4], rtol=1e-4, atol=1e-4)
 
 
 def test_as_scikit_learn():

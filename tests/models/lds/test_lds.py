@@ -1,16 +1,13 @@
 """The linear dynamical system as a program: against one big Gaussian, Pyro's GaussianHMM and finite differences."""
 
 import numpy as np
-import pyro
 import pyro.distributions as dist
 import pytest
 import torch
 from pyro import poutine
-from pyro.infer import SVI, Trace_ELBO
 from support.dense_lds import dense, joint, values
 
 from pplseq.distributions.gaussian_types import GaussianBelief
-from pplseq.infer.programs.blocked_enum import no_guide
 from pplseq.models.lds.program import LDS
 
 F64 = torch.float64
@@ -166,16 +163,6 @@ def test_single_precision(holes):
     assert float(results[1][0][1]) == 0 and (holes == "none" or float(results[1][0][3]) == 0)
 
 
-def test_step_by_step_is_vectorised():
-    model = make(OPTIONS["inputs"])
-    x, inputs = data(model, "partly")
-    results = []
-    for model.vectorize in (True, False):
-        chain = model.posterior(x, LENGTHS, inputs=inputs)
-        results.append((chain.log_prob(), chain.smoothed_states().means[0]))
-    close(results[0], results[1])
-
-
 def test_as_pyros_gaussian_hmm():
     """Pyro's chain moves before its first observation, so ours must start with what one move makes of its start."""
     model = make(dict(offsets="none"))
@@ -264,17 +251,6 @@ def test_the_program_itself_has_the_same_joint_density(holes):
     covariance = truth.covariance.reshape(T * H, T * H)
     at_mean = -0.5 * (np.linalg.slogdet(covariance)[1] + T * H * np.log(2 * np.pi))
     assert float(log_joint) - at_mean == pytest.approx(truth.log_prob)
-
-
-def test_svi_trains_its_parameters():
-    model = make(OPTIONS["inputs"])
-    x, inputs = data(model, "partly")
-    before = {name: value.detach().clone() for name, value in model.named_parameters()}
-    svi = SVI(model, no_guide, pyro.optim.Adam({"lr": 0.02}), Trace_ELBO())
-    losses = [svi.step(x, LENGTHS, inputs=inputs) for _ in range(15)]
-    assert losses[-1] < losses[0] - 1
-    for name, value in model.named_parameters():
-        assert not torch.equal(value, before[name]), f"{name} was not trained"
 
 
 def test_a_mini_batch_stands_for_all():

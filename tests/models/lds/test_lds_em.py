@@ -92,13 +92,9 @@ def test_statistics_are_those_of_the_joint_gaussian():
 @every_option
 @pytest.mark.parametrize("initial", ["learned", "stationary"])
 def test_the_objective_never_falls(options, initial):
-    model = make(
-        options, initial=initial, state_prior=dict(count=1.0, strength=0.5), emission_prior=RegressionPrior(0.5, 2.0)
-    )
+    model = make(options, initial=initial, state_prior=dict(count=1.0, strength=0.5), emission_prior=RegressionPrior(0.5, 2.0))
     x, inputs = sequences()
-    history = model.fit(
-        x, **given(model, inputs), initialization="random", max_iterations=6, tolerance=0, seed=1
-    ).history
+    history = model.fit(x, **given(model, inputs), initialization="random", max_iterations=6, tolerance=0, seed=1).history
     gains = np.diff(history.log_posteriors)
     assert len(gains) == 5 and (gains > 0).all()
     assert all(bool(value.isfinite().all()) for value in model.parameters())
@@ -208,9 +204,7 @@ def test_collinear_regressors_leave_open_what_the_data_leave_open():
     e = y - r @ weights.T
     statistics = Regression(torch.tensor(30.0, dtype=F64), r.T @ r, e.T @ r, e.T @ e)
     four = torch.ones(4, dtype=torch.bool)
-    got, noise, _ = lds_em.regression_mode(
-        weights, torch.eye(2, dtype=F64), statistics, **PLAIN | dict(free=four, shrunk=four)
-    )
+    got, noise, _ = lds_em.regression_mode(weights, torch.eye(2, dtype=F64), statistics, **PLAIN | dict(free=four, shrunk=four))
     close(r @ got.T, r[:, :3] @ torch.linalg.lstsq(r[:, :3], y).solution)
     close(got[:, 0], got[:, 3])  # nothing tells the two apart
     assert torch.isfinite(noise).all()
@@ -220,9 +214,7 @@ def test_noise_has_a_floor():
     r, _, weights, _ = regression()
     y = r @ weights.T
     y[:, 1] = y[:, 0]
-    statistics = Regression(
-        torch.tensor(30.0, dtype=F64), r.T @ r, (y - r @ weights.T).T @ r, torch.zeros(2, 2).double()
-    )
+    statistics = Regression(torch.tensor(30.0, dtype=F64), r.T @ r, (y - r @ weights.T).T @ r, torch.zeros(2, 2).double())
     for diagonal in (False, True):
         _, noise, floored = lds_em.regression_mode(
             weights, torch.eye(2, dtype=F64), statistics, **PLAIN | dict(floor=1e-3, diagonal=diagonal)

@@ -229,16 +229,6 @@ def test_the_next_step_behind_rows_that_may_be_empty():
         model.predict_next(x, lengths, inputs=inputs)
 
 
-def test_paths_drawn_from_the_posterior(truth):
-    x, lengths = truth.sample(6, 2, seed=1).x, torch.tensor([6, 4])
-    draws, smoothed = truth.sample_states(x, 4000, lengths, seed=0), truth.smooth(x, lengths)
-    assert draws.shape == (4000, 2, 6, H) and not draws[:, 1, 4:].any()
-    close(draws.mean(0), smoothed.means, atol=0.05, rtol=0)
-    close(draws[:, 0, 3].T.cov(), smoothed.covariances[0, 3], atol=0.05, rtol=0)
-    assert draws.equal(truth.sample_states(x, 4000, lengths, seed=0))
-    close(truth.decode(x, lengths), smoothed.means)
-
-
 def test_random_starts_race(sequences):
     options = dict(initialization="random", max_iterations=6, tolerance=0.0)
     one = LDS(H, N).fit(sequences, seed=3, **options)

@@ -119,9 +119,7 @@ def test_em_finds_the_level_of_the_nile():
         assert model.state_noise.item() / scale**2 == pytest.approx(1469, rel=0.005)
         assert model.history.converged and (np.diff(model.history.log_likelihoods) >= 0).all()
         assert model.history.num_iterations < 25
-    assert model.score(x * scale) + 99 * np.log(scale) == pytest.approx(
-        -633.4646, abs=1e-4
-    )  # n - 1: Koopman's convention
+    assert model.score(x * scale) + 99 * np.log(scale) == pytest.approx(-633.4646, abs=1e-4)  # n - 1: Koopman's convention
 
 
 @pytest.mark.parametrize("dtype", (torch.float64, torch.float32))

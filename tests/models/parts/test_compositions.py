@@ -66,9 +66,7 @@ def test_models_with_moves_of_their_own_have_the_same_densities(name):
     )
     assert one.score(x) == pytest.approx(made(name).score(x), rel=1e-12)
     lasting = SemiMarkovHMM(2, num_features=4, emission=name, duration="geometric")
-    lasting.set_parameters(
-        initial=[0.7, 0.3], transition=[[0.0, 1.0], [1.0, 0.0]], duration=[0.8, 0.6], **dict([KINDS[name]])
-    )
+    lasting.set_parameters(initial=[0.7, 0.3], transition=[[0.0, 1.0], [1.0, 0.0]], duration=[0.8, 0.6], **dict([KINDS[name]]))
     assert lasting.score(x) == pytest.approx(made(name).score(x), rel=1e-12)
 
 

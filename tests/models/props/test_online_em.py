@@ -207,9 +207,7 @@ def test_vectors(full):
     loc = random.normal(size=(2, 3))
     tables = {"initial": np.ones(3) / 3, "transition": random.dirichlet(np.ones(3), 3), "loc": loc}
     tables["covariances"] = np.stack([np.eye(3), np.eye(3) * 2])
-    y = 100 + random.normal(size=(120, 3)) * (
-        1 + random.integers(0, 2, (120, 1))
-    )  # far from 0: digits must not be lost
+    y = 100 + random.normal(size=(120, 3)) * (1 + random.integers(0, 2, (120, 1)))  # far from 0: digits must not be lost
     tables["loc"] = tables["loc"] + 100
     densities = np.exp(-0.1 * random.random((120, 1)))
     options = OnlineEM(warm_up=30, transition_prior=0.0, initial_prior=None)
@@ -261,20 +259,14 @@ def test_moments_keep_their_digits_wherever_the_vectors_lie(full):
 
 def test_vectors_with_steps_1_over_t_are_weighted_moments():
     random = np.random.default_rng(1)
-    tables = {
-        "initial": np.ones(2) / 2,
-        "transition": random.dirichlet(np.ones(2), 2),
-        "loc": random.normal(size=(2, 2)),
-    }
+    tables = {"initial": np.ones(2) / 2, "transition": random.dirichlet(np.ones(2), 2), "loc": random.normal(size=(2, 2))}
     tables["covariances"] = np.stack([np.eye(2)] * 2)
     y = random.normal(size=(50, 2))
     dense = DenseGaussianStream(**tables, step_sizes=lambda t: 1 / t, warm_up=None)
     for vector in y:
         dense.step(vector)
     density = [-0.5 * ((y - m) ** 2).sum(1) for m in tables["loc"]]
-    emission = CategoricalEmission(
-        torch.tensor(np.stack(density)).log_softmax(-1)
-    )  # steps as words: any factor will do
+    emission = CategoricalEmission(torch.tensor(np.stack(density)).log_softmax(-1))  # steps as words: any factor will do
     transition = DenseTransition.from_probs(*(torch.as_tensor(tables[name]) for name in ("initial", "transition")))
     emission.log_probs = torch.tensor(np.stack(density))
     probs = build_chain(transition, emission, torch.arange(50).unsqueeze(-1)).marginals().probs[0].numpy()
@@ -294,10 +286,7 @@ def test_vectors_far_from_the_first_means_do_not_stop_the_stream(place):
     for t in range(200):
         stream.step(random.normal(size=2) * [1.0, 0.0] + (place if t % 50 else -place))
     assert np.linalg.eigvalsh(stream.covariances).min() > 0
-    with (
-        pytest.raises(ValueError, match="is impossible .*divide all vectors by their scale"),
-        np.errstate(over="ignore"),
-    ):
+    with (pytest.raises(ValueError, match="is impossible .*divide all vectors by their scale"), np.errstate(over="ignore")):
         stream.step([1e300, 0.0])
 
 

@@ -5,8 +5,6 @@ import pytest
 import torch
 from support.oracles.discrete import generic_log_prob
 
-from pplseq.infer.programs.blocked_enum import no_guide
-from pplseq.infer.programs.elbo import TraceBlockedEnum_ELBO
 from pplseq.models import PROPS, StreamingHMM
 from pplseq.models.props.online_em import start_stream
 from pplseq.models.props.queries import fixed_lag_smooth, membership
@@ -46,25 +44,7 @@ def test_probabilities_at_the_observed_words_are_enough():
 
 def test_pyro_itself_agrees():
     model, x, _, seen = whole(1)
-    close(
-        generic_log_prob(model, x, LENGTHS, source_log_probs=seen),
-        model.log_prob(x, LENGTHS, source_log_probs=seen).sum(),
-    )
-
-
-def test_svi_trains_it_and_sources_stay():
-    model, x, _, seen = whole()
-    elbo = TraceBlockedEnum_ELBO()(model, no_guide)
-    optimizer = torch.optim.Adam(elbo.parameters(), lr=0.1)
-    losses = []
-    for _ in range(20):
-        optimizer.zero_grad()
-        loss = elbo(x, LENGTHS, source_log_probs=seen)
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-    assert losses[-1] < losses[0] - 1
-    assert model.emission.shape == (2, 5)
+    close(generic_log_prob(model, x, LENGTHS, source_log_probs=seen), model.log_prob(x, LENGTHS, source_log_probs=seen).sum())
 
 
 def test_a_stream_with_fixed_parameters_is_the_chain():
@@ -149,9 +129,7 @@ def test_a_batch_of_users_of_a_model():
 
 def test_the_stream_of_a_model_is_start_stream():
     model = PROPS(7, num_sources=1, seed=0)
-    direct = start_stream(
-        initial=model.initial.numpy(), transition=model.transition.numpy(), emission=model.emission.numpy()
-    )
+    direct = start_stream(initial=model.initial.numpy(), transition=model.transition.numpy(), emission=model.emission.numpy())
     assert direct.step(3, [-1.0]).log_prob == model.start().step(3, [-1.0]).log_prob
 
 

@@ -138,9 +138,7 @@ def test_paths_of_deviations_are_those_of_regimes(initial, order):
     for path in paths:
         value = np.log(first[path[0]]) + sum(np.log(move[a, b]) for a, b in itertools.pairwise(path))
         for t in range(order, steps):
-            expected = mean[path[t]] + sum(
-                lags[path[t], i] * (x[t - 1 - i] - mean[path[t - 1 - i]]) for i in range(order)
-            )
+            expected = mean[path[t]] + sum(lags[path[t], i] * (x[t - 1 - i] - mean[path[t - 1 - i]]) for i in range(order))
             value += scipy.stats.norm.logpdf(x[t], expected, spread[path[t]])
         logs.append(value)
     logs = np.array(logs) - np.logaddexp.reduce(logs)
@@ -159,9 +157,7 @@ def test_a_forecast_needs_a_step():
 
 
 @pytest.mark.parametrize("lags_of", ["values", "deviations"])
-@pytest.mark.parametrize(
-    "switching", [pytest.param("mean", marks=pytest.mark.slow), ("mean", "inputs", "lags", "variance")]
-)
+@pytest.mark.parametrize("switching", [pytest.param("mean", marks=pytest.mark.slow), ("mean", "inputs", "lags", "variance")])
 def test_em_rises_to_where_the_gradient_is_zero(lags_of, switching):
     model = random_model(lags_of=lags_of, switching=switching, seed=1)
     x, inputs = model.sample(60, 2, seed=0, inputs=torch.randn(2, 60, 1).double()).x, torch.randn(2, 60, 1).double()

@@ -109,15 +109,15 @@ def test_arma_is_the_process_of_its_responses(ar, ma):
 def test_arma_around_a_constant_is_fitted_to_the_largest_likelihood():
     optimize = pytest.importorskip("scipy.optimize")
     rng = np.random.default_rng(4)
-    shocks, x = rng.normal(size=81), np.zeros(80)
-    for t in range(80):
+    shocks, x = rng.normal(size=51), np.zeros(50)
+    for t in range(50):
         x[t] = 0.6 * x[t - 1] + shocks[t + 1] + 0.5 * shocks[t]
-    x, ones = x * 3 + 50, np.ones(80)
+    x, ones = x * 3 + 50, np.ones(50)
     model = StructuralModel(level="none", ar=1, ma=1, num_inputs=1).set_parameters(noise=0).fit(x, inputs=ones, fixed=["noise"])
 
     def worse(values):
-        cov = np.exp(values[3]) * autocovariances([np.tanh(values[0])], [np.tanh(values[1])], 80)
-        around = torch.full((80,), values[2], dtype=torch.float64)
+        cov = np.exp(values[3]) * autocovariances([np.tanh(values[0])], [np.tanh(values[1])], 50)
+        around = torch.full((50,), values[2], dtype=torch.float64)
         return -float(torch.distributions.MultivariateNormal(around, cov).log_prob(torch.tensor(x)))
 
     best = optimize.minimize(worse, [0.5, 0.5, 50.0, 2.0], method="BFGS")

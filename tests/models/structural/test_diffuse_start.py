@@ -72,7 +72,7 @@ def test_gradients_fits_and_folders(tmp_path):
                 ends.append(float(model.log_joint(batch.x)))
                 parameter -= step
         assert float(slope) == pytest.approx((ends[0] - ends[1]) / 2e-5, rel=1e-6, abs=1e-6)
-    level = StructuralModel(initial="diffuse").fit(NILE)
+    level = StructuralModel(initial="diffuse").fit(NILE, initialization="still")
     assert level.summary(NILE).estimates.tolist() == pytest.approx([1469.18, 15098.5], rel=1e-4)
     assert level.score(NILE) == pytest.approx(-633.46456, abs=1e-5)
     again = SequenceModel.load(level.save(tmp_path / "model"))

@@ -78,7 +78,7 @@ def test_the_nile_is_that_of_the_textbook():
 
 def test_forecasts_go_on_and_pictures_are_drawn(tmp_path):
     x = seasons(48)
-    model = StructuralModel(trend="fixed", seasonal=4).fit(x[:40])
+    model = StructuralModel(trend="fixed", seasonal=4).fit(x[:40], initialization="still")
     found = model.forecast(x[:40], 8)
     low, high = found.intervals(0.99)
     assert ((torch.tensor(x[40:]) > low[0, :, 0]) & (torch.tensor(x[40:]) < high[0, :, 0])).all()
@@ -116,15 +116,15 @@ def test_what_stands_behind_the_end_of_a_row_is_not_fitted():
     lists = [NILE[:40], NILE[40:]]
     padded = np.full((2, 60, 1), 1e6)
     padded[0, :40, 0], padded[1, :, 0] = lists
-    model = StructuralModel().fit(lists, num_steps=3)
-    other = StructuralModel().fit(padded, lengths=[40, 60], num_steps=3)
+    model = StructuralModel().fit(lists, num_steps=3, initialization="still")
+    other = StructuralModel().fit(padded, lengths=[40, 60], num_steps=3, initialization="still")
     close(other.width, model.width)
     assert other.score(lists) == pytest.approx(model.score(lists))
     assert float(model.width) == pytest.approx(1e6 * np.mean(NILE**2))
 
 
 def test_a_variance_that_ends_at_zero_is_said_to_be_at_its_bound():
-    model = StructuralModel(trend="stochastic").fit(NILE)
+    model = StructuralModel(trend="stochastic").fit(NILE, initialization="still")
     with pytest.warns(RuntimeWarning, match="^variance of slope is at its bound 0: no standard error; those of the others"):
         found = model.summary(NILE)
     assert found.bounds == {"variance of slope": 0.0} and "at its bound 0: no standard error" in str(found)

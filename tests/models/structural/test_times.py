@@ -231,7 +231,7 @@ def test_padded_times_end_where_their_rows_do(form):
 
 def test_a_sequence_as_a_list_has_times_as_a_list():
     x, times = [1.0, 3.0, 2.0, 5.0], [0, 1, 3, 4]
-    model = StructuralModel().fit(np.array(x), times=np.array(times))
+    model = StructuralModel().fit(np.array(x), times=np.array(times), num_steps=3, initialization="still")
     expected = model.score(np.array(x), times=np.array(times))
     assert model.score(x, times=times) == model.score([x], times=[times]) == model.score(x, times=(0, 1, 3, 4)) == expected
     for rows in ([x], [x, x]):
@@ -271,20 +271,20 @@ def test_a_negative_autoregression_has_no_times():
     ):  # fmt: skip
         with pytest.raises(ValueError, match="times: a negative weight of ar has no continuous form"):
             call()
-    fitted = model.fit(x, times=times, num_steps=3)
+    fitted = model.fit(x, times=times, num_steps=3, initialization="still")
     with pytest.raises(ValueError, match="ar_weights: a negative weight"):
         fitted.set_parameters(ar_weights=[-0.5])
     with torch.no_grad():
         fitted.raw_ar.fill_(-0.4)  # as a search may leave it
     expected = fitted.estimates()["ar"].tolist()
     assert min(expected) > 0
-    assert fitted.fit(x, fixed="ar_weights", num_steps=1).estimates()["ar"].tolist() == expected
+    assert fitted.fit(x, fixed="ar_weights", num_steps=1, initialization="still").estimates()["ar"].tolist() == expected
 
 
 @pytest.mark.parametrize(("name", "other"), [("cycle", "damping"), ("ar", "ar_weights")])
 def test_a_variance_that_decays_is_held_with_what_it_decays_by(name, other):
     """Over a median step of 3 it is another share of what is learned: it moved while it was said to be held."""
-    x, times = np.random.default_rng(0).normal(size=30).cumsum(), 3.0 * np.arange(30)
+    x, times = np.random.default_rng(0).normal(size=12).cumsum(), 3.0 * np.arange(12)
     values = {name: 0.05} | ({"damping": 0.9} if name == "cycle" else {"ar_weights": [0.9]})
     model = StructuralModel(level="none", **({"cycle": True} if name == "cycle" else {"ar": 1})).set_parameters(**values)
     for known, message in (
@@ -293,7 +293,7 @@ def test_a_variance_that_decays_is_held_with_what_it_decays_by(name, other):
     ):
         with pytest.raises(ValueError, match=message):
             model.fit(x, times=times, **known)
-    model.fit(x, times=times, fixed=[name, other], num_steps=3)
+    model.fit(x, times=times, fixed=[name, other], num_steps=3, initialization="still")
     assert model.estimates()[f"variance of {name}"].item() == pytest.approx(0.05)
-    model.fit(x, times=times / 3, bounds={name: (0.01, 0.1)}, num_steps=30)
+    model.fit(x, times=times / 3, bounds={name: (0.01, 0.1)}, num_steps=10, initialization="still")
     assert model.estimates()[f"variance of {name}"].item() <= 0.1 + 1e-9

@@ -26,13 +26,7 @@ def order_one():
     return HMMTagger(order=1)
 
 
-TAGGERS = {
-    "bigrams": order_one,
-    "trigrams": HMMTagger,
-    "latent": lambda: LatentTagger(),
-    "crf": CRFTagger,
-    "memm": MEMMTagger,
-}
+TAGGERS = {"bigrams": order_one, "trigrams": HMMTagger, "latent": lambda: LatentTagger(), "crf": CRFTagger, "memm": MEMMTagger}
 
 
 @pytest.fixture(

@@ -173,9 +173,7 @@ def test_answers_are_those_of_enumeration():
     tagger = random_tagger()
     num_tags = len(tagger.tags)
     words = ("the", "cat", "barks", ".")
-    joint = all_scores(
-        tagger.weights.scores(tagger.encode([words])), tagger.weights.transition.expand(3, num_tags, num_tags)
-    )
+    joint = all_scores(tagger.weights.scores(tagger.encode([words])), tagger.weights.transition.expand(3, num_tags, num_tags))
     probs = torch.softmax(joint.detach().reshape(-1), 0).reshape(joint.shape)
     marginals = torch.stack([probs.sum([d for d in range(4) if d != t]) for t in range(4)])
     batch = [words, (), *NEW]
@@ -256,9 +254,7 @@ class WordLengths:
 @pytest.mark.parametrize("sparse", [False, True])
 def test_columns_are_features_with_values(sparse, tmp_path):
     settings = CRFSettings(l2=0.01)
-    tagger = CRFTagger(["shape[0]"], columns=WordLengths(sparse), settings=settings, dtype="float64", pairs="all").fit(
-        TRAIN
-    )
+    tagger = CRFTagger(["shape[0]"], columns=WordLengths(sparse), settings=settings, dtype="float64", pairs="all").fit(TRAIN)
     data = tagger.encode([("cats", "eel")])
     rows = WordLengths(sparse)([("cats", "eel")])
     table = tagger.weights.table()
@@ -356,9 +352,7 @@ def test_log_likelihood_is_that_of_crfsuite(tmp_path):
     assert int((table != 0).sum()) <= len(tagger.weights.pairs)
     tagger.weights.transition.data = transition
     data = tagger.encode([s.words for s in sentences], [s.tags for s in sentences])
-    assert math.isclose(
-        float(tagger.weights.loss(data, l2).detach()), loss, rel_tol=1e-5
-    )  # crfsuite tells six decimals
+    assert math.isclose(float(tagger.weights.loss(data, l2).detach()), loss, rel_tol=1e-5)  # crfsuite tells six decimals
     words = [*(s.words for s in sentences), *filter(None, NEW)]
     for sentence, features in zip(words, tagger.features.as_strings(words), strict=True):
         tags = outside.tag(features)

@@ -46,9 +46,7 @@ def untagged(sentences):
 
 def accuracy(tagger, sentences):
     found = tagger.tag([sentence.words for sentence in sentences])
-    return np.mean(
-        [a == b for tags, s in zip(found, sentences, strict=True) for a, b in zip(tags, s.tags, strict=True)]
-    )
+    return np.mean([a == b for tags, s in zip(found, sentences, strict=True) for a, b in zip(tags, s.tags, strict=True)])
 
 
 def test_words_that_are_written_as_classes_are(tmp_path):
@@ -65,15 +63,11 @@ def test_words_that_are_written_as_classes_are(tmp_path):
     "tagger",
     [
         DictionaryTagger.unsupervised(4, max_iterations=25, tolerance=0.0),
-        DictionaryTagger.unsupervised(
-            3, max_iterations=25, tolerance=0.0, pseudo_count=0.0, start="random", num_restarts=2
-        ),
+        DictionaryTagger.unsupervised(3, max_iterations=25, tolerance=0.0, pseudo_count=0.0, start="random", num_restarts=2),
         DictionaryTagger.from_dictionary(max_iterations=25, tolerance=0.0, pseudo_count=0.0),
         DictionaryTagger.from_dictionary(LEXICON, lexicon_strength=2.0, max_iterations=25, tolerance=0.0),
         DictionaryTagger.semi_supervised(max_iterations=25, tolerance=0.0, emission_pseudo_count=0.1),
-        DictionaryTagger.semi_supervised(
-            {"dog": ["N"]}, max_iterations=25, tolerance=0.0, min_count=3, tagged_weight=5.0
-        ),
+        DictionaryTagger.semi_supervised({"dog": ["N"]}, max_iterations=25, tolerance=0.0, min_count=3, tagged_weight=5.0),
     ],
 )
 def test_the_objective_never_falls(tagger):
@@ -99,9 +93,7 @@ def test_log_space_and_scaled_forward_backward_are_equal():
     factors = chain.factors
     assert factors.shared, "one matrix: the scaled kernel is the one that runs"
     with torch.enable_grad():
-        init, pair, emit = (
-            value.detach().clone().requires_grad_() for value in (factors.init, factors.pair, factors.emit)
-        )
+        init, pair, emit = (value.detach().clone().requires_grad_() for value in (factors.init, factors.pair, factors.emit))
         scaled = scan.chain_log_prob(init, pair, emit, factors.valid, shared=True)
         scaled = getattr(scaled, "log_prob", scaled)
         fast = torch.autograd.grad(scaled.sum(), (init, pair, emit))
@@ -163,9 +155,7 @@ def test_a_hard_lexicon_forbids_and_a_soft_one_does_not():
 
 def test_words_that_are_not_listed_have_the_open_tags():
     text = [TaggedSentence(("the", "zork"), (None, None))] * 4
-    tagger = DictionaryTagger.from_dictionary({"the": ["D"], "dog": ["N"], "sees": ["V"]}, open_tags=("N", "V")).fit(
-        text
-    )
+    tagger = DictionaryTagger.from_dictionary({"the": ["D"], "dog": ["N"], "sees": ["V"]}, open_tags=("N", "V")).fit(text)
     assert tagger.hmm.emission[tagger.tags.index("D"), tagger.words.index("zork")] < 1e-6
     with pytest.raises(ValueError, match="open_tags: 'Q' is no tag"):
         DictionaryTagger.from_dictionary({"the": ["D"]}, open_tags=("Q",)).fit(text)
@@ -218,9 +208,7 @@ def test_words_alone_from_clusters():
 def test_tables_of_clusters():
     lines = [np.array(row) for row in ([0, 2, 1], [1, 3, 0], [0, 3, 0], [1, 2, 0], [0], [2])] * 3
     tables = tables_of_clusters(lines, 4, 2)
-    assert {name: table.shape for name, table in tables.items()} == {
-        "initial": (2,), "transition": (2, 2), "emission": (2, 4)
-    }  # fmt: skip
+    assert {name: table.shape for name, table in tables.items()} == {"initial": (2,), "transition": (2, 2), "emission": (2, 4)}
     assert all((table > 0).all() and np.allclose(table.sum(-1), 1) for table in tables.values())
     owner = tables["emission"].argmax(0)
     assert owner[0] == owner[1] != owner[2] == owner[3]
@@ -232,9 +220,7 @@ def test_tables_of_clusters():
 
 # ---------------------------------------------------------------- unknown words, saving, generating
 def test_unknown_words_are_of_their_class():
-    odd = [
-        TaggedSentence(("the", f"{stem}ing", "runs"), ("D", "V", "N")) for stem in ("zab", "zeb", "zib", "zob", "zub")
-    ]
+    odd = [TaggedSentence(("the", f"{stem}ing", "runs"), ("D", "V", "N")) for stem in ("zab", "zeb", "zib", "zob", "zub")]
     tagger = DictionaryTagger.semi_supervised().fit(TEXT + odd)
     assert tagger._classes("gnarling") == "<x ing>" and tagger._classes("Q!") == "<any>"
     assert tagger.tag([("the", "gnarling"), ("Q!",), ()])[0] == ("D", "V")
@@ -244,9 +230,7 @@ def test_unknown_words_are_of_their_class():
 
 def test_saved_and_loaded(tmp_path):
     for tagger in (
-        DictionaryTagger.from_dictionary(
-            {"dog": {"N": 2.0, "V": 1.0}}, lexicon_strength=1.0, open_tags=("N", "V", "A", "D")
-        ),
+        DictionaryTagger.from_dictionary({"dog": {"N": 2.0, "V": 1.0}}, lexicon_strength=1.0, open_tags=("N", "V", "A", "D")),
         DictionaryTagger.unsupervised(3, max_iterations=5),
         DictionaryTagger.semi_supervised(min_count=2, decoder="posterior"),
     ):
@@ -259,6 +243,7 @@ def test_saved_and_loaded(tmp_path):
         assert again.fit(TEXT).tag(words) == tagger.tag(words)
 
 
+<<<<<<< HEAD
 def test_generated_sentences():
     tagger = DictionaryTagger.semi_supervised().fit(TEXT)
     text = tagger.sample(4, 20, seed=0)
@@ -269,6 +254,8 @@ def test_generated_sentences():
         tagger.sample(0)
 
 
+=======
+>>>>>>> u2
 def test_batches_change_nothing(monkeypatch):
     whole = DictionaryTagger.from_dictionary(max_iterations=3).fit(TEXT)
     monkeypatch.setattr("pplseq.models.taggers.dictionary.EM_CELLS", 60)
@@ -331,11 +318,7 @@ def test_classes_of_words():
 
 def test_scores_of_clusters():
     sklearn = pytest.importorskip("sklearn.metrics")
-    gold = [
-        TaggedSentence(("a", "b", "c"), ("N", "V", None)),
-        TaggedSentence((), ()),
-        TaggedSentence(("d", "e"), ("N", "D")),
-    ]
+    gold = [TaggedSentence(("a", "b", "c"), ("N", "V", None)), TaggedSentence((), ()), TaggedSentence(("d", "e"), ("N", "D"))]
     clusters = [(7, 2, 2), (), (7, 7)]
     assert names_of_clusters(gold, clusters) == {7: "N", 2: "V"}
     scores = score_clusters(gold, clusters)
@@ -355,9 +338,7 @@ def test_weight_of_tagged_words():
     copied = DictionaryTagger.semi_supervised(tagged_weight=1.0, **options).fit(4 * few + rest)
     for name in ("initial", "transition"):
         torch.testing.assert_close(getattr(weighted.hmm, name), getattr(copied.hmm, name), atol=1e-4, rtol=1e-3)
-    assert np.allclose(
-        weighted.smooth([s.words for s in MORE])[0], copied.smooth([s.words for s in MORE])[0], atol=1e-3
-    )
+    assert np.allclose(weighted.smooth([s.words for s in MORE])[0], copied.smooth([s.words for s in MORE])[0], atol=1e-3)
     once = DictionaryTagger.semi_supervised(tagged_weight=1.0, **options).fit(few + rest)
     assert not torch.allclose(once.hmm.transition, copied.hmm.transition, atol=1e-3)
 

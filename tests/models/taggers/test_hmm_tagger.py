@@ -116,11 +116,7 @@ def test_a_word_and_a_tag():
 
 
 def test_bad_settings():
-    for options, message in (
-        ({"order": 3}, "order must be"),
-        ({"smoothing": "x"}, "smoothing"),
-        ({"unknown": "x"}, "unknown"),
-    ):
+    for options, message in (({"order": 3}, "order must be"), ({"smoothing": "x"}, "smoothing"), ({"unknown": "x"}, "unknown")):
         with pytest.raises(ValueError, match=message):
             HMMTaggerSettings(**options)
     with pytest.raises(ValueError, match="word without a tag.*semi-supervised, partly-tagged"):
@@ -137,9 +133,7 @@ def test_tnt_is_as_good_as_nltks(data_folder, column, expected):
     folder = data_folder / "ud_english_ewt"
     train, test = (list(read_conllu(folder / f"en_ewt-ud-{part}.conllu", tag=column)) for part in ("train", "test"))
     found = HMMTagger.tnt().fit(train).tag([sentence.words for sentence in test])
-    pairs = [
-        (a, b) for tags, sentence in zip(found, test, strict=True) for a, b in zip(tags, sentence.tags, strict=True)
-    ]
+    pairs = [(a, b) for tags, sentence in zip(found, test, strict=True) for a, b in zip(tags, sentence.tags, strict=True)]
     assert abs(np.mean([a == b for a, b in pairs]) - expected) < 0.001
 
 

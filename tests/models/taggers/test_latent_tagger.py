@@ -30,9 +30,7 @@ def test_the_program_is_the_chain(tagger):
 
 def test_the_program_of_tagged_words(tagger):
     """With tags observed, p(words, tags) is p(words) p(tags | words)."""
-    sentences = [
-        TaggedSentence(("the", "walk", "walked"), tags) for tags in [("DET", "NOUN", "VERB"), ("DET", "VERB", "VERB")]
-    ]
+    sentences = [TaggedSentence(("the", "walk", "walked"), tags) for tags in [("DET", "NOUN", "VERB"), ("DET", "VERB", "VERB")]]
     symbols, lengths, emission, transition = tagger.tagged(sentences)
     with BlockedEnum() as posterior:
         tagger.model(symbols, lengths, emission, transition)

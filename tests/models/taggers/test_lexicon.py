@@ -16,24 +16,11 @@ from pplseq.models.taggers.tagger import load_tagger
 from pplseq.recipes.taggers.systems import LEXICON_SYSTEMS, make_tagger, train_tagger
 
 # words in -ing are verbs here, unless the lexicon says something else
-TEXT = [
-    TaggedSentence(("the", "dog", f"{stem}ing"), ("D", "N", "V")) for stem in "walk run bark jump sing read".split()
-]
-TEXT += [
-    TaggedSentence(("the", f"{stem}er", "sees", "dogs"), ("D", "N", "V", "N"))
-    for stem in "walk sing read teach".split()
-]
+TEXT = [TaggedSentence(("the", "dog", f"{stem}ing"), ("D", "N", "V")) for stem in "walk run bark jump sing read".split()]
+TEXT += [TaggedSentence(("the", f"{stem}er", "sees", "dogs"), ("D", "N", "V", "N")) for stem in "walk sing read teach".split()]
 TEXT += [TaggedSentence(("a", "dog", "sees"), ("D", "N", "V"))] * 4
 MISLEADING = "herring"
-LEXICON = {
-    MISLEADING: ["N"],
-    "dog": ["N"],
-    "reading": ["N"],
-    "walker": ["N"],
-    "the": ["D"],
-    "a": ["D"],
-    "singing": ["V"],
-}
+LEXICON = {MISLEADING: ["N"], "dog": ["N"], "reading": ["N"], "walker": ["N"], "the": ["D"], "a": ["D"], "singing": ["V"]}
 SMALL = {"num_substates": 2, "max_iterations": 3}
 SYSTEMS = {
     "hmm": {},
@@ -151,9 +138,7 @@ def test_words_of_substates(strength, form_count):
     tagger = LatentTagger(lexicon=lexicon, lexicon_strength=strength, **options).fit(train)
     words, states = ["qq", "dog"], without.tag_of_state()
     old, new = ((t.word_log_probs(words) + t._substate_words.log_norm).exp()[:, :-1] for t in (without, tagger))
-    by_tag = [
-        torch.stack([table[:, states[:-1] == k].sum(1) for k in range(len(without.tags))], 1) for table in (old, new)
-    ]
+    by_tag = [torch.stack([table[:, states[:-1] == k].sum(1) for k in range(len(without.tags))], 1) for table in (old, new)]
     listed = ListedTags(TagDictionary(lexicon).entries, tagger.tags, strength)
     expected = listed.tag_probs(["qq"], (by_tag[0][:1] / by_tag[0][:1].sum()).numpy())
     np.testing.assert_allclose(by_tag[1][:1] / by_tag[0][:1].sum(), expected, atol=1e-9)
@@ -225,9 +210,7 @@ def test_a_crf_sums_over_the_taggings_that_a_lexicon_allows():
     totals = {}
     for tags in itertools.product(*possible):
         path = [tagger.tags.index(tag) for tag in tags]
-        totals[tags] = sum(free[t, k] for t, k in enumerate(path)) + sum(
-            transition[i, k] for i, k in itertools.pairwise(path)
-        )
+        totals[tags] = sum(free[t, k] for t, k in enumerate(path)) + sum(transition[i, k] for i, k in itertools.pairwise(path))
     log_total = torch.stack(list(totals.values())).logsumexp(0)
     best = max(totals, key=totals.__getitem__)
     assert tagger.tag([words]) == [best]
@@ -238,9 +221,7 @@ def test_a_crf_sums_over_the_taggings_that_a_lexicon_allows():
     loss = tagger.weights.loss(given)
     slow = log_total - totals[best]
     parameters = [p for p in tagger.weights.parameters() if p.numel()]
-    for fast, by_enumeration in zip(
-        torch.autograd.grad(loss, parameters), torch.autograd.grad(slow, parameters), strict=True
-    ):
+    for fast, by_enumeration in zip(torch.autograd.grad(loss, parameters), torch.autograd.grad(slow, parameters), strict=True):
         torch.testing.assert_close(fast, by_enumeration)
         assert bool(fast.isfinite().all())
 
@@ -282,9 +263,7 @@ def test_semi_supervised_folds_may_lack_tags_of_the_lexicon():
 @pytest.mark.parametrize("system", ["hmm", "latent", "crf", "memm", "product", "latent-product", "semi-supervised"])
 def test_tags_that_the_text_lacks_are_refused(system):
     tagger = make_tagger(system, lexicon={"blah": ["UNHEARD"]}, **SYSTEMS[system])
-    with pytest.raises(
-        ValueError, match="lexicon: 'blah' has the tag 'UNHEARD', which no word of the training text has"
-    ):
+    with pytest.raises(ValueError, match="lexicon: 'blah' has the tag 'UNHEARD', which no word of the training text has"):
         tagger.fit(TEXT)
 
 

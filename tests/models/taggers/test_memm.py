@@ -70,11 +70,7 @@ def test_unknown_tags_are_summed_over(tagger):
     ]
     expected = []
     for words, tags in sentences:
-        agree = [
-            p
-            for path, p in joint(tagger, words).items()
-            if all(a in (None, b) for a, b in zip(tags, path, strict=True))
-        ]
+        agree = [p for path, p in joint(tagger, words).items() if all(a in (None, b) for a, b in zip(tags, path, strict=True))]
         expected.append(torch.stack(agree).logsumexp(0))
     expected = torch.stack(expected)
     np.testing.assert_allclose(tagger.log_prob(sentences), expected.detach().numpy(), atol=1e-12)

@@ -39,12 +39,7 @@ def test_a_system_that_fails_does_not_lose_the_others():
     makers = {"absent": absent, "first": MostFrequent, "broken": Broken, "second": MostFrequent}
     results = compare_taggers(makers, TRAIN, TEST, on_start=seen.append, on_result=lambda r: seen.append(r.name))
     assert seen == ["absent", "absent", "first", "first", "broken", "broken", "second", "second"]
-    assert [(r.missing, r.scores is None) for r in results] == [
-        (True, True),
-        (False, False),
-        (False, True),
-        (False, False),
-    ]
+    assert [(r.missing, r.scores is None) for r in results] == [(True, True), (False, False), (False, True), (False, False)]
     assert results[0].error == 'needs nltk: pip install "pplseq[tagging]"' and results[2].error == "KeyError: 'x'"
     assert results[0].tokens_per_second == 0.0
     scores = results[1].scores

@@ -68,9 +68,7 @@ def test_numbers_stand_for_what_a_loop_finds(min_count):
         ids = features.encode(sentences)
         assert ids.dtype == np.int64
         got = [[None if i < 0 else names[i] for i in row] for row in ids.tolist()]
-        assert got == [
-            [name if name in kept else None for name in row] for row in by_hand(DEFAULT_TEMPLATES, sentences)
-        ]
+        assert got == [[name if name in kept else None for name in row] for row in by_hand(DEFAULT_TEMPLATES, sentences)]
 
 
 def test_strings_are_the_known_features_by_sentence():
@@ -84,14 +82,7 @@ def test_strings_are_the_known_features_by_sentence():
 
 def test_attributes():
     assert word_shape("McDonald's-4") == "XxXxxxxx'x-d" and short_shape("McDonald's-4") == "XxXx'x-d"
-    assert [capitals(w) for w in ("USA", "A", "The", "iPod", "dog", "1")] == [
-        "all",
-        "first",
-        "first",
-        "some",
-        None,
-        None,
-    ]
+    assert [capitals(w) for w in ("USA", "A", "The", "iPod", "dog", "1")] == ["all", "first", "first", "some", None, None]
     assert [digits(w) for w in ("1990", "B52", "dog")] == ["all", "some", None]
     assert [hyphen(w) for w in ("well-known", "-", "--", "pre-")] == ["inside", None, None, None]
     assert (prefix("The", 2), prefix("A", 2), suffix("Running", 3), suffix("ab", 3)) == ("th", None, "ing", None)
@@ -105,9 +96,7 @@ def test_no_words_and_empty_sentences():
 
 
 def test_state_is_json_and_arrays_and_gives_the_same_numbers_again():
-    features = TagFeatures(["suffix12[0]", "lower[-1]|lower[0]|lower[1]"], min_count=1).fit(
-        [*SENTENCES, ["x" * 30] * 2]
-    )
+    features = TagFeatures(["suffix12[0]", "lower[-1]|lower[0]|lower[1]"], min_count=1).fit([*SENTENCES, ["x" * 30] * 2])
     header, arrays = features.state()
     again = TagFeatures.from_state(json.loads(json.dumps(header)), arrays)
     assert again.names() == features.names() and any("suffix12" in name for name in again.names())

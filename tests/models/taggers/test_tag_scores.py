@@ -9,13 +9,7 @@ import pytest
 
 from pplseq.data.columns import TaggedSentence
 from pplseq.models.taggers import scores as tag_scores
-from pplseq.models.taggers.scores import (
-    bootstrap_interval,
-    difference_interval,
-    mcnemar,
-    score_tags,
-    training_words,
-)
+from pplseq.models.taggers.scores import bootstrap_interval, difference_interval, mcnemar, score_tags, training_words
 
 GOLD = [
     TaggedSentence(("the", "dog", "barks"), ("DT", "NN", "VB")),

@@ -32,10 +32,7 @@ def all_taggings(chain):
     return sorted(found.items(), key=lambda entry: -entry[1])
 
 
-@grid({
-    "sparse": [False, True],
-    "num_steps, sizes": [(1, (2, 3)), (5, (3, 1, 4)), (7, (4, 4)), (4, (1, 1, 1, 1)), (3, (5,))],
-})
+@grid({"sparse": [False, True], "num_steps, sizes": [(1, (2, 3)), (5, (3, 1, 4)), (7, (4, 4)), (4, (1, 1, 1, 1)), (3, (5,))]})
 def test_against_all_taggings(num_steps, sizes, sparse):
     for seed in range(4):
         chain = random_chain(seed, num_steps, sizes, sparse)

@@ -21,7 +21,7 @@ V, H = 40, 3
 
 @pytest.fixture(scope="module")
 def ids():
-    return hmm_text(*hmm_tables(num_words=V), 200_000)
+    return hmm_text(*hmm_tables(num_words=V), 100_000)
 
 
 @pytest.fixture(scope="module")

@@ -4,16 +4,7 @@ import numpy as np
 import pytest
 import torch
 from support.grids import grid
-from support.text_lds_truth import (
-    LENGTHS,
-    NUM_STATES,
-    NUM_WORDS,
-    SENTENCES,
-    X,
-    make,
-    rebased,
-    smoothed,
-)
+from support.text_lds_truth import LENGTHS, NUM_STATES, NUM_WORDS, SENTENCES, X, make, rebased, smoothed
 
 from pplseq.data.text import Text
 from pplseq.data.vocabulary import Vocabulary

@@ -115,9 +115,7 @@ def test_restriction_to_a_subspace(sequences):
     for lag in range(4):
         np.testing.assert_allclose(inside.dense(lag), basis.T @ cov.dense(lag) @ basis, atol=1e-12)
     turn = np.linalg.qr(np.random.default_rng(5).normal(size=(4, 4)))[0]
-    np.testing.assert_allclose(
-        inside.restrict(turn[:, :2]).dense(2), cov.restrict(basis @ turn[:, :2]).dense(2), atol=1e-12
-    )
+    np.testing.assert_allclose(inside.restrict(turn[:, :2]).dense(2), cov.restrict(basis @ turn[:, :2]).dense(2), atol=1e-12)
 
 
 @pytest.mark.parametrize("normalize", ["tokens", "pairs"])

@@ -110,6 +110,4 @@ def test_impossible_models_are_refused(case):
     with pytest.raises(ValueError, match=r"transition: expected shape"):
         TextParameters(np.eye(h + 1), parameters.emission, np.eye(h), np.eye(h))
     with pytest.raises(ValueError, match=r"emission: expected finite numbers"):
-        SteadyState(
-            TextParameters(parameters.transition, parameters.emission * np.nan, np.eye(h), parameters.reduction)
-        )
+        SteadyState(TextParameters(parameters.transition, parameters.emission * np.nan, np.eye(h), parameters.reduction))

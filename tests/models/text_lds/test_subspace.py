@@ -90,9 +90,7 @@ def test_exact_covariances_give_the_system_back():
     system = system_covariances(truth, np.sqrt(probs))
     found = subspace_identification(system, 3)
     expected = np.linalg.eigvals(truth.transition)
-    np.testing.assert_allclose(
-        np.sort_complex(np.linalg.eigvals(found.transition)), np.sort_complex(expected), atol=1e-9
-    )
+    np.testing.assert_allclose(np.sort_complex(np.linalg.eigvals(found.transition)), np.sort_complex(expected), atol=1e-9)
     for lag in (1, 2, 6):
         product = found.emission @ np.linalg.matrix_power(found.transition, lag - 1) @ found.cross
         np.testing.assert_allclose(product, system.dense(lag), atol=1e-9)

@@ -205,9 +205,7 @@ def test_next_word_probabilities(model):
     words = SENTENCES[0]
     state = smoothed(model, words)[0][-1]
     vector = model.emission @ (model.transition @ state)
-    vector = (
-        model.probs + model.probs.sqrt() * (vector - model.probs.sqrt() * (model.probs.sqrt() @ vector))
-    ).clamp_min(0)
+    vector = (model.probs + model.probs.sqrt() * (vector - model.probs.sqrt() * (model.probs.sqrt() @ vector))).clamp_min(0)
     weight = float(model.mixture_weight)
     close(probs[0], (weight * vector / vector.sum() + (1 - weight) * model.probs).detach())
 
