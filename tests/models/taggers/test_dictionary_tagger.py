@@ -243,7 +243,6 @@ def test_saved_and_loaded(tmp_path):
         assert again.fit(TEXT).tag(words) == tagger.tag(words)
 
 
-<<<<<<< HEAD
 def test_generated_sentences():
     tagger = DictionaryTagger.semi_supervised().fit(TEXT)
     text = tagger.sample(4, 20, seed=0)
@@ -254,8 +253,6 @@ def test_generated_sentences():
         tagger.sample(0)
 
 
-=======
->>>>>>> u2
 def test_batches_change_nothing(monkeypatch):
     whole = DictionaryTagger.from_dictionary(max_iterations=3).fit(TEXT)
     monkeypatch.setattr("pplseq.models.taggers.dictionary.EM_CELLS", 60)
