@@ -40,8 +40,11 @@ def build_chain(transition: Transition, emission: Emission, obs: Tensor, **optio
             "parallel_in_time: only chains with full matrices (DenseTransition, StepTransition) go parallel in time, got "
             f"{type(transition).__name__}; leave it out for this model"
         )
-    parts = [value for spec in (transition, emission) for value in getattr(spec, "__dict__", {}).values()]
-    kinds = {value.dtype for value in parts if _is_real(value)}
+    parts = [*getattr(transition, "__dict__", {}).values(), *getattr(emission, "__dict__", {}).values()]
+    kinds = set()
+    for value in parts:
+        if isinstance(value, Tensor) and value.is_floating_point():
+            kinds.add(value.dtype)
     if len(kinds) > 1:
         kind = functools.reduce(torch.promote_types, kinds)
         transition, emission = _of_type(transition, kind), _of_type(emission, kind)

@@ -28,8 +28,8 @@ def test_errors_of_what_is_identified_are_those_of_the_model_with_fixed_coordina
     torch.manual_seed(0)
     x = system()
     options = dict(offsets="emission", initial="stationary")
-    model = LDS(2, 3, **options).fit(x, max_iterations=3)
-    model.fit(x, method="lbfgs", warm_start=True, num_steps=80, tolerance=1e-10)
+    model = LDS(2, 3, **options).fit(x, max_iterations=40)
+    model.fit(x, method="lbfgs", warm_start=True, num_steps=200, tolerance=1e-10)
     m = model.emission.detach()[:2]  # states M z are then what the first two columns see
     fixed = ConstrainedLDS(2, 3, {"emission": [[1, 0], [0, 1], [None, None]]}, **options)
     values = {"transition": m @ model.transition @ m.inverse(), "emission": model.emission @ m.inverse()}
