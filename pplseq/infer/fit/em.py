@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -392,7 +393,7 @@ def batch_iteration(
                               f"{history.num_iterations}: the parameters before are kept{advice(dtype, batches)}"])  # fmt: skip
                 return _stopped(history, "the objective fell", False)
             # one step may gain little by chance where steps are extrapolated
-            last = [gain] if acceleration is None else torch.tensor(history.log_posteriors[-3:]).diff().tolist()
+            last = [gain] if acceleration is None else np.diff(history.log_posteriors[-3:])
             if max(last) <= tolerance * history.num_tokens and (acceleration is None or len(last) > 1):
                 return _stopped(history, f"gain of {gain / history.num_tokens:.3g} nats per token", True)
         before.update({name: value.clone() for name, value in model.state_dict().items()})
