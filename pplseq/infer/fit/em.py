@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -229,7 +230,8 @@ class Acceleration:
         model: one that has ``_em_coordinates()``. depth: how many differences of iterates are combined.
 
     Attributes:
-        memory: "iterates" and "images", each (k, P), k <= depth + 1; what a checkpoint holds.
+        memory: "iterates" and "images", each (k, P), k <= depth + 1, and "ahead.NAME", the parameters of the point that was
+            extrapolated from them; what a checkpoint holds.
 
     Source: D. G. Anderson (1965), Iterative procedures for nonlinear integral equations; H. F. Walker and P. Ni (2011),
     Anderson acceleration for fixed-point iterations, eq. 2.3.
@@ -238,34 +240,50 @@ class Acceleration:
     def __init__(self, model: Any, depth: int = 5):
         self.model, self.depth = model, depth
         self.memory: dict[str, Tensor] = {}
+        self.here: dict[str, Tensor] = {}  # parameters of M of the last iterate
 
     def keep(self, iterate: Tensor) -> None:
-        """Remembers the iterate whose image M(iterate) the model stands at."""
-        pairs: dict[str, Tensor] = {"iterates": iterate, "images": self.model._em_coordinates()[0]}
+        """Remembers the iterate whose image M(iterate) the model stands at, and extrapolates."""
+        image, units = self.model._em_coordinates()
+        pairs: dict[str, Tensor] = {"iterates": iterate, "images": image}
         for name, value in pairs.items():
             known, last = self.memory.get(name), value.unsqueeze(0)
             self.memory[name] = last if known is None else torch.cat([known, last])[-self.depth - 1 :]
-
-    def go_ahead(self) -> bool:
-        """Moves the model from the last image to an extrapolated point, which may lose; whether it did."""
-        if len(self.memory.get("images", ())) < 2:
-            return False
-        images, units = self.memory["images"], self.model._em_coordinates()[1]
+        images = self.memory["images"]
+        if len(images) < 2:
+            return
         changes = (images - self.memory["iterates"]) / units
         weights = changes[-1] @ torch.linalg.pinv(changes.diff(dim=0), rtol=COLLINEAR)
         ahead = -weights @ images.diff(dim=0)
         ahead = ahead * (FARTHEST / (ahead / units).abs().amax().clamp_min(FARTHEST))
+        here = self._parameters()
         try:
             self.model._set_em_coordinates(images[-1] + ahead)
+            self.memory |= {f"ahead.{name}": value for name, value in self._parameters().items()}
         except FAILURES:
-            self.fall_back()
-            return False
-        return True
+            self.memory.clear()
+        self._put(here)
+
+    def go_ahead(self) -> bool:
+        """Moves the model to the extrapolated point, which may lose; whether there is one."""
+        ahead = {name.removeprefix("ahead."): value for name, value in self.memory.items() if name.startswith("ahead.")}
+        if ahead:
+            self.here = self._parameters()
+            self._put(ahead)
+        return bool(ahead)
 
     def fall_back(self) -> None:
         """Back to M of the last iterate; what was known is forgotten."""
-        self.model._set_em_coordinates(self.memory["images"][-1])
+        self._put(self.here)
         self.memory.clear()
+
+    def _parameters(self) -> dict[str, Tensor]:
+        return {name: value.detach().clone() for name, value in self.model.named_parameters()}
+
+    @torch.no_grad()
+    def _put(self, values: dict[str, Tensor]) -> None:
+        for name, value in self.model.named_parameters():
+            value.copy_(values[name])
 
 
 def accelerated(model: Fittable, depth: int) -> Acceleration | None:
@@ -375,7 +393,7 @@ def batch_iteration(
                               f"{history.num_iterations}: the parameters before are kept{advice(dtype, batches)}"])  # fmt: skip
                 return _stopped(history, "the objective fell", False)
             # one step may gain little by chance where steps are extrapolated
-            last = [gain] if acceleration is None else torch.tensor(history.log_posteriors[-3:]).diff().tolist()
+            last = [gain] if acceleration is None else np.diff(history.log_posteriors[-3:])
             if max(last) <= tolerance * history.num_tokens and (acceleration is None or len(last) > 1):
                 return _stopped(history, f"gain of {gain / history.num_tokens:.3g} nats per token", True)
         before.update({name: value.clone() for name, value in model.state_dict().items()})

@@ -1,10 +1,12 @@
 """EM of input-output HMMs, restarts as one batch: against single fits, finite differences and the M-step's own conditions."""
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 from torch.testing import assert_close
 
+from pplseq import IOHMM
 from pplseq.infer.fit.closed_forms import dirichlet_mode
 from pplseq.models.iohmm.networks import ConstantNetwork, LayeredNetwork, LinearNetwork, ModuleNetwork, TableNetwork
 from pplseq.models.iohmm.restarts.em import EMRun, RestartPriors
@@ -299,3 +301,17 @@ def test_a_restart_that_falls_keeps_the_parameters_before():
     mine, wanted = (take(run.parameters, torch.tensor([1])) for run in (found, before))
     assert_close(mine, wanted, rtol=0, atol=0)
     assert bool((found.log_likelihoods > before.log_likelihoods)[[0, 2]].all())
+
+
+@pytest.mark.parametrize("inputs", ["none", "symbols"])
+def test_priors_beside_what_is_forbidden(inputs):
+    torch.manual_seed(0)
+    kinds = {"num_inputs": 1} if inputs == "none" else {"num_symbols": {"transition": 2, "initial": 2}, "initial": "inputs"}
+    x, u = [torch.randint(0, 3, (12,))], [torch.randint(0, 2, (12,))]
+    known = {"inputs": [u[0].double().unsqueeze(-1)] if inputs == "none" else u}
+    for method in ("em", "gem", "sgd"):
+        model = IOHMM(3, outputs="categorical", num_outputs=3, graph="left_right", priors=True, **kinds)
+        model.fit(x, method=method, **{"num_steps" if method == "sgd" else "max_iterations": 30}, **known)
+        assert model.log_prior() > -100 and model.history.log_posteriors[-1] > -100
+        rise = np.diff(model.history.log_posteriors)
+        assert method == "sgd" or (rise > -1e-9).all()

@@ -108,6 +108,16 @@ def test_a_fit_that_is_cut_short_ends_where_the_objective_has_not_fallen(folder,
         options = {"folder": tmp_path / str(most)} if folder and most % 9 == 3 else {}
         model = LDS(2, 2).fit(x, max_iterations=most, tolerance=0, **options)
         assert model.score(x) > model.history.log_likelihoods[-1] - 1e-9
+    if folder:
+        again = LDS(2, 2).fit(x, max_iterations=39, tolerance=0, folder=tmp_path / "12", resume=True)
+        assert all(torch.equal(one, other) for one, other in zip(model.parameters(), again.parameters(), strict=True))
+
+
+def test_a_fit_ends_where_the_gain_is_as_small_as_was_asked_for():
+    torch.manual_seed(0)
+    x = 100 + 0.3 * torch.randn(2, 30, 2, dtype=torch.float64).cumsum(1) + torch.randn(2, 30, 2, dtype=torch.float64)
+    history = LDS(2, 2).fit(x, max_iterations=300, tolerance=1e-8).history
+    assert not history.converged or np.diff(history.log_posteriors)[-1] <= 1e-8 * history.num_tokens
 
 
 def test_em_in_a_stationary_start_ends_where_the_gradient_vanishes():

@@ -88,7 +88,10 @@ def _network(
         logits = _log_gamma(block.concentration, (*shape[:-1], count, shape[-1]), like)
         if network.forbidden is not None:
             logits = logits.masked_fill(network.forbidden.unsqueeze(-2), -torch.inf)
-        return {"logits": torch.log_softmax(logits, -1).transpose(-1, -2).contiguous()}
+        logits = torch.log_softmax(logits, -1)
+        if network.forbidden is not None:  # of which nothing depends but their priors, highest at 0
+            logits = logits.masked_fill(network.forbidden.unsqueeze(-2), 0.0)
+        return {"logits": logits.transpose(-1, -2).contiguous()}
     if network.kind == "linear":
         shape = network.network.weight.shape
         weight = block.scale * torch.randn(*shape, count, dtype=like.dtype, device=like.device)
