@@ -170,26 +170,6 @@ def undisturbed(function: Callable[Given, Value]) -> Callable[Given, Value]:
 
 
 # ------------------------------------------------------------------------------------------------ one at a time
-def parsing(function: Callable[Given, Value]) -> Callable[Given, Value]:
-    """A function that parses Python, as numpy does the headers of its files, and may do so again.
-
-    CPython 3.11 counts how deep a parsed tree is for all threads together: where another one parses meanwhile, a tree that is
-    right ends with a SystemError.
-    """
-
-    @functools.wraps(function)
-    def inside(*args: Given.args, **kwargs: Given.kwargs) -> Value:
-        for _ in range(100):
-            try:
-                return function(*args, **kwargs)
-            except SystemError as error:
-                if "AST constructor recursion depth" not in str(error):
-                    raise
-        return function(*args, **kwargs)
-
-    return inside
-
-
 LOCK = threading.RLock()
 _outermost: tuple[int, _OfProcess] | None = None  # the thread that holds the lock, and how things were before
 precisions: dict[Any, str] = {}  # of products of torch's backends, before the thread that holds the lock set others
@@ -263,6 +243,27 @@ def _put_back(before: tuple[_OfThread, _OfProcess], outer: Any) -> None:
     for part in before:
         part.put_back()
     _outermost = outer
+
+
+# ------------------------------------------------------------------------------------------------ what threads disturb
+def parsing(function: Callable[Given, Value]) -> Callable[Given, Value]:
+    """A function that parses Python, as numpy does the headers of its files, and may do so again.
+
+    CPython 3.11 counts how deep a parsed tree is for all threads together: where another one parses meanwhile, a tree that is
+    right ends with a SystemError.
+    """
+
+    @functools.wraps(function)
+    def inside(*args: Given.args, **kwargs: Given.kwargs) -> Value:
+        for _ in range(100):
+            try:
+                return function(*args, **kwargs)
+            except SystemError as error:
+                if "AST constructor recursion depth" not in str(error):
+                    raise
+        return function(*args, **kwargs)
+
+    return inside
 
 
 # ------------------------------------------------------------------------------------------------ networks that are shared

@@ -192,8 +192,8 @@ def keep(dispatcher, options: dict[str, Any], folders: Callable[[], list[Path]])
 def _uncollected() -> Iterator[None]:
     """Inside, no garbage is looked for: numba's trees of code, which are none, would be walked again and again."""
     collects = gc.isenabled()
-    gc.disable()
     try:
+        gc.disable()
         yield
     finally:
         if collects:

@@ -40,9 +40,8 @@ def build_chain(transition: Transition, emission: Emission, obs: Tensor, **optio
             "parallel_in_time: only chains with full matrices (DenseTransition, StepTransition) go parallel in time, got "
             f"{type(transition).__name__}; leave it out for this model"
         )
-    parts = [*getattr(transition, "__dict__", {}).values(), *getattr(emission, "__dict__", {}).values()]
     kinds = set()
-    for value in parts:
+    for value in (*getattr(transition, "__dict__", {}).values(), *getattr(emission, "__dict__", {}).values()):
         if isinstance(value, Tensor) and value.is_floating_point():
             kinds.add(value.dtype)
     if len(kinds) > 1:
@@ -70,15 +69,11 @@ def build_chain(transition: Transition, emission: Emission, obs: Tensor, **optio
     )
 
 
-def _is_real(value: Any) -> bool:
-    return isinstance(value, Tensor) and value.is_floating_point()
-
-
 def _of_type(spec: Any, kind: torch.dtype) -> Any:
     """A transition or an emission, and the emission of its resets, in another precision."""
     found = copy.copy(spec)
     for name, value in vars(spec).items():
-        if _is_real(value):
+        if isinstance(value, Tensor) and value.is_floating_point():
             vars(found)[name] = value.to(kind)
         elif isinstance(value, Emission):
             vars(found)[name] = _of_type(value, kind)

@@ -6,8 +6,10 @@ from __future__ import annotations
 import contextlib
 import gc
 import sys
+import threading
 from collections import deque
 from collections.abc import Iterator, Mapping
+from contextvars import Context, ContextVar
 from functools import partial
 from types import CellType, CodeType, FunctionType, GeneratorType, MemberDescriptorType, MethodType, ModuleType
 from typing import Any
@@ -80,6 +82,12 @@ def _tensors(value: Any, deep: int, seen: dict[int, int]) -> Iterator[Tensor]:
             inside = (*inside, *_named(value.__code__, value.__globals__))
     elif issubclass(kind, partial):
         inside = (value.func, *value.args, *value.keywords.values())
+    elif kind is ContextVar:
+        inside = (value.get(None),)
+    elif kind is Context:
+        inside = value.values()
+    elif issubclass(kind, threading.local):
+        inside = threading.local.__getattribute__(value, "__dict__").values()
     elif kind is MethodType:
         inside = (value.__self__,)
     elif kind is GeneratorType:
