@@ -116,6 +116,7 @@ class Kept(_Cache):
         name, folder = self._file_name(sig), _writable(tuple(self.folders())) if self._is_enabled else None
         began = time.monotonic()
         with ExitStack() as held:
+            held.callback(self._stop_timer)  # also where nothing comes of it
             while folder is not None and not any((each / name).exists() for each in self.folders()):
                 try:
                     held.enter_context(files.locked(folder / f"{name}.lock", "busy"))
@@ -148,9 +149,11 @@ class Kept(_Cache):
         self._timer.start()
         return None
 
-    def save_overload(self, sig, data) -> None:
+    def _stop_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
+
+    def save_overload(self, sig, data) -> None:
         folder = _writable(tuple(self.folders())) if self._is_enabled else None
         if folder is None:
             return

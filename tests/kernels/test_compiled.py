@@ -189,6 +189,12 @@ def test_waiting_is_said_once(monkeypatch):
     assert said == [machine_code.MESSAGE]
 
 
+def test_nobody_is_told_of_compiling_that_came_to_nothing(fresh):
+    with pytest.raises(Exception, match="nothing"):
+        compiled.jit(entry=True)(lambda x: x.nothing())(1)
+    assert not any(isinstance(each, threading.Timer) and not each.finished.is_set() for each in threading.enumerate())
+
+
 def test_a_function_of_no_file_is_compiled_all_the_same(fresh):
     assert compiled.jit(entry=True)(eval("lambda x: 2 * x", {"__name__": "nowhere"}))(21) == 42
 
