@@ -210,7 +210,7 @@ MUTANTS = [
     ),
     Mutant(
         "shared matrix: what lies behind the end of a row counts", "pplseq/kernels/shared_matrix.py",
-        "                ops.keep(message, 1.0, padded[t])\n", "                pass\n", ("tests/kernels/test_shared_matrix.py", "tests/infer/discrete/test_chain.py"),
+        "                ops.keep(message, 1.0, padded[t])\n", "                pass\n", ("tests/kernels/test_chain_recursions.py",),
     ),
     Mutant(
         "shared matrix: totals of steps that are not rescaled count twice", "pplseq/kernels/shared_matrix.py",
